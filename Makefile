@@ -1,0 +1,43 @@
+# Two commands do everything: `make run` and `make test`. The rest are parts of them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUN_OUT ?= runs/split-mnist
+
+.PHONY: help run test lint types pytest test-slow clean
+
+help:
+	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
+	@echo "make test       ruff, mypy --strict and all tests"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make clean      remove the environment and caches (data and runs stay)"
+
+# uv when it can be had, pip otherwise; pip's find-links are handed on so that both see the same wheels.
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d: set PYTHON=" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@if $(BIN)/python -m pip install --quiet uv && UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'; \
+	then :; else echo "uv is not to be had here, installing with pip"; $(BIN)/python -m pip install --quiet -e '.[dev]'; fi
+	@touch $@
+
+run: $(STAMP)
+	@$(BIN)/ibpwf run split-mnist --preset paper --seed 0 --fallback split-digits --out $(RUN_OUT) --overwrite
+
+test: lint types pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+pytest: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,0 +1,318 @@
+"""Describes a network as JSON and builds it again, without pickle.
+
+A description is one of `{"builder": name, "arguments": {...}}` for networks made by a registered builder,
+`{"sequential": [[name, description], ...]}`, and `{"module": name, "arguments": {...}}` for the leaf
+modules of torch.nn listed below. `describe` gives one only after rebuilding the network from it and
+comparing; `build` knows nothing but these names, so a hostile description can import or run nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ibpwf.errors import InputError, StoreError
+
+_LEAVES: dict[str, type[nn.Module]] = {
+    leaf.__name__: leaf
+    for leaf in (
+        *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding),
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm),
+        *(nn.InstanceNorm1d, nn.InstanceNorm2d),
+        *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus),
+        *(nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
+    )
+}
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
+_STAMP = "_ibpwf_built_by"  # the attribute in which a builder leaves its name and arguments
+_DEEPEST = 50  # nesting allowed in a description; more is damage or malice
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=nn.Module)
+Spec = dict[str, Any]
+
+
+class _NotPlain(Exception):
+    """A value that JSON would not give back as it was."""
+
+
+# --------------------------------------------------------------------------------------------- builders
+
+
+def register_builder(name: str) -> Callable[[Callable[P, M]], Callable[P, M]]:
+    """Makes a function that returns a network known to `describe` and `build` under a name.
+
+    Its arguments must be plain (numbers, text, booleans, None, lists of those). To load a model whose
+    network was made by your own builder, import the module that registers it first.
+    """
+
+    def register(function: Callable[P, M]) -> Callable[P, M]:
+        known = _BUILDERS.get(name)
+        if known is not None and _origin(known) != _origin(function):
+            raise InputError(f"builder '{name}' is registered already, by {_origin(known)}. Use another name.")
+        parameters = inspect.signature(function).parameters.values()
+        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
+            raise InputError(f"builder '{name}' takes *args, **kwargs or positional-only arguments. Name them.")
+
+        @functools.wraps(function)
+        def stamped(*args: P.args, **kwargs: P.kwargs) -> M:
+            network = function(*args, **kwargs)
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound.apply_defaults()
+            try:
+                arguments = {key: _to_json(value) for key, value in bound.arguments.items()}
+            except _NotPlain:
+                network.__dict__.pop(_STAMP, None)  # an inner builder's stamp would not describe this one
+            else:
+                network.__dict__[_STAMP] = {"builder": name, "arguments": arguments}
+            return network
+
+        _BUILDERS[name] = stamped
+        return stamped
+
+    return register
+
+
+def builder(function: Callable[P, M]) -> Callable[P, M]:
+    """`register_builder` under the function's own name."""
+    return register_builder(function.__name__)(function)
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _to_json(value: object) -> Any:
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):  # NumPy's whole numbers too
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    raise _NotPlain
+
+
+# ------------------------------------------------------------------------------------------- describing
+
+
+def describe(net: nn.Module) -> Spec | None:
+    """The network as JSON, or None where no description would bring back the same one."""
+    try:
+        spec = _describe(net, 0)
+        # A builder's stamp has been compared by then; a walked network is compared as a whole.
+        return spec if spec is not None and ("builder" in spec or _rebuilds(spec, net)) else None
+    except RecursionError:
+        return None
+
+
+def _describe(net: nn.Module, depth: int) -> Spec | None:
+    if depth > _DEEPEST:
+        return None
+    stamp = net.__dict__.get(_STAMP)
+    # Checked here and not only at the end: a stamped Sequential that was changed can still be walked.
+    if stamp is not None and _rebuilds(stamp, net):
+        return {"builder": stamp["builder"], "arguments": dict(stamp["arguments"])}
+    if type(net) is nn.Sequential:
+        children = []
+        for name, child in net._modules.items():
+            inner = None if child is None else _describe(child, depth + 1)
+            if inner is None:
+                return None
+            children.append([name, inner])
+        return {"sequential": children}
+    if _LEAVES.get(type(net).__name__) is type(net):
+        try:
+            return {"module": type(net).__name__, "arguments": _leaf_arguments(net)}
+        except _NotPlain:
+            return None
+    return None
+
+
+def _leaf_parameters(leaf: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(leaf).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and name not in ("device", "dtype")
+        and not name.startswith("_")
+    }
+
+
+def _leaf_arguments(net: nn.Module) -> dict[str, Any]:
+    """The arguments that made a module. Those left at their defaults are left out, so that a description
+    written with a newer torch can still be built with an older one that lacks a new argument."""
+    arguments = {}
+    for name, parameter in _leaf_parameters(type(net)).items():
+        try:
+            value = getattr(net, name)
+        except AttributeError:
+            raise _NotPlain from None
+        if name == "bias":  # asked for as a flag, kept as a parameter
+            value = value is not None
+        if type(value) is not type(parameter.default) or value != parameter.default:
+            arguments[name] = _to_json(value)
+    return arguments
+
+
+def _rebuilds(spec: Spec, net: nn.Module) -> bool:
+    """Whether the description gives a network that looks and is tied like this one."""
+    for module in net.modules():
+        # A hook or a replaced forward changes what is computed, and no description can carry it.
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+            return False
+    # Describing a network must not shift the user's random numbers.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        try:
+            again = build(spec)
+        except StoreError:
+            return False
+    same_form = signature(again) == signature(net) and _ties(again) == _ties(net)
+    return same_form and _printed(again) == _printed(net)
+
+
+def _printed(net: nn.Module) -> str:
+    return repr(net).replace("[", "(").replace("]", ")")  # torch takes lists for tuples, and prints them
+
+
+def _ties(net: nn.Module) -> list[int]:
+    """For each parameter, the index of the first one that is the same object: shared weights show here."""
+    first: dict[int, int] = {}
+    named = net.named_parameters(remove_duplicate=False)
+    return [first.setdefault(id(parameter), index) for index, (_, parameter) in enumerate(named)]
+
+
+# --------------------------------------------------------------------------------------------- building
+
+
+def build(spec: object) -> nn.Module:
+    """The network of a description, freshly initialised; an unsound description is a `StoreError`."""
+    from ibpwf import models as _models  # noqa: F401  (registers the builders that come with the library)
+
+    return _build(spec, "network", 0)
+
+
+def _build(spec: object, where: str, depth: int) -> nn.Module:
+    if depth > _DEEPEST:
+        raise StoreError(f"{where} is nested more than {_DEEPEST} deep. Restore the model from a copy.")
+    if not isinstance(spec, dict):
+        raise _refused(where, f"is a {type(spec).__name__} instead of an object")
+    keys = set(spec)
+    if keys == {"sequential"}:
+        return _build_sequential(spec["sequential"], where, depth)
+    if keys == {"module", "arguments"}:
+        return _build_leaf(spec["module"], spec["arguments"], where)
+    if keys == {"builder", "arguments"}:
+        return _build_registered(spec["builder"], spec["arguments"], where)
+    names = ", ".join(sorted(map(repr, keys)))
+    raise _refused(where, f"has the fields {names or '(none)'}; it needs a module, a builder or a sequential")
+
+
+def _refused(where: str, what: str) -> StoreError:
+    return StoreError(f"{where} {what}. The description was damaged or is not ours; restore it from a copy.")
+
+
+def _build_sequential(children: object, where: str, depth: int) -> nn.Module:
+    if not isinstance(children, list):
+        raise _refused(f"{where}.sequential", f"is a {type(children).__name__} instead of a list")
+    network = nn.Sequential()
+    for index, child in enumerate(children):
+        place = f"{where}.sequential[{index}]"
+        if not isinstance(child, list) or len(child) != 2 or not isinstance(child[0], str):
+            raise _refused(place, "is not a pair of a name and a description")
+        name = child[0]
+        if name in network._modules:
+            raise _refused(place, f"has the name '{name}' a second time")
+        module = _build(child[1], f"{where}.{name}", depth + 1)
+        try:
+            network.add_module(name, module)
+        except (KeyError, TypeError) as error:  # empty, with a dot, or an attribute of every module
+            raise _refused(place, f"has the name '{name}', which no module can have") from error
+    return network
+
+
+def _checked_arguments(arguments: object, allowed: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(arguments, dict):
+        raise _refused(f"{where}.arguments", f"is a {type(arguments).__name__} instead of an object")
+    extra = [str(name) for name in arguments if name not in allowed]
+    if extra:
+        raise _refused(f"{where}.arguments", f"has the unknown field '{extra[0]}'; known: {', '.join(allowed)}")
+    try:
+        return {name: _to_json(value) for name, value in arguments.items()}
+    except (_NotPlain, RecursionError):
+        raise _refused(f"{where}.arguments", "holds something else than numbers, text and lists") from None
+
+
+def _build_leaf(name: object, arguments: object, where: str) -> nn.Module:
+    leaf = _LEAVES.get(name) if isinstance(name, str) else None
+    if leaf is None:
+        raise _refused(f"{where}.module", f"is {name!r}; known: {', '.join(_LEAVES)}")
+    given = _checked_arguments(arguments, _leaf_parameters(leaf), where)
+    try:
+        return leaf(**{key: _tuples(value) for key, value in given.items()})
+    except Exception as error:  # torch refuses bad arguments with many kinds of error
+        raise _refused(f"{where}.arguments", f"do not make a {name} ({error})") from error
+
+
+def _build_registered(name: object, arguments: object, where: str) -> nn.Module:
+    function = _BUILDERS.get(name) if isinstance(name, str) else None
+    if function is None:
+        raise StoreError(
+            f"{where}.builder is {name!r}, which is not registered; known: {', '.join(_BUILDERS)}. "
+            "Import the module that registers it, then load again."
+        )
+    given = _checked_arguments(arguments, inspect.signature(function).parameters, where)
+    try:
+        return function(**given)
+    except Exception as error:
+        raise _refused(f"{where}.arguments", f"do not make a '{name}' ({error})") from error
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, which is what torch.nn keeps and prints."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+# ------------------------------------------------------------------------------------------ comparisons
+
+
+def signature(net: nn.Module) -> list[list[Any]]:
+    """Name, shape and dtype of everything in the state dict, in order, as JSON holds it."""
+    return [
+        [name, list(value.shape), str(value.dtype).removeprefix("torch.")]
+        if isinstance(value, Tensor)
+        else [name, [], type(value).__name__]  # what a module's get_extra_state gave
+        for name, value in net.state_dict().items()
+    ]
+
+
+def check_same(net: nn.Module, expected: Sequence[Any]) -> None:
+    """Raises a `StoreError` that names the first difference between a network and a stored signature."""
+    wanted: dict[str, list[Any]] = {}
+    for index, item in enumerate(expected if isinstance(expected, list | tuple) else [expected]):
+        if not isinstance(item, list | tuple) or len(item) != 3 or not isinstance(item[0], str):
+            raise _refused(f"signature[{index}]", f"is {item!r} instead of a name, a shape and a dtype")
+        wanted[item[0]] = [item[0], list(item[1]) if isinstance(item[1], list | tuple) else item[1], item[2]]
+    remedy = "Give a network built exactly as the one that was saved."
+    found = {item[0]: item for item in signature(net)}
+    for name, (_, shape, dtype) in wanted.items():
+        if name not in found:
+            raise StoreError(f"the saved network has '{name}' and the given one has not. {remedy}")
+        if found[name][1:] != [shape, dtype]:
+            raise StoreError(
+                f"'{name}' has shape {found[name][1]} and dtype {found[name][2]} in the given network, "
+                f"{shape} and {dtype} in the saved one. {remedy}"
+            )
+    for name in found:
+        if name not in wanted:
+            raise StoreError(f"the given network has '{name}' and the saved one has not. {remedy}")

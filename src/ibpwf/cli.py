@@ -1,0 +1,59 @@
+"""The command line: parses, calls, prints. Errors are one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ibpwf.errors import IBPWFError
+
+app = typer.Typer(
+    name="ibpwf",
+    help="Continual learning that forgets nothing: tasks share a growing dictionary of weight factors (IBP-WF).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from ibpwf import __version__
+
+        typer.echo(f"ibpwf {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show the whole traceback of an error."),
+) -> None:
+    pass
+
+
+def _add_commands() -> None:
+    from ibpwf.commands import data, run
+
+    app.add_typer(data.app, name="data")
+    app.command("run")(run.run_command)
+
+
+def main() -> None:
+    """Entry point of `ibpwf` and `python -m ibpwf`."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")  # accepted anywhere on the line
+    _add_commands()
+    try:
+        app()
+    except IBPWFError as error:
+        if debug:
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted.\n")
+        sys.exit(130)

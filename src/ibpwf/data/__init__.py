@@ -1,0 +1,23 @@
+"""Data sets, where they come from, and the scenarios made of them."""
+
+from ibpwf.data.arrays import scenario_from_arrays, split_by_class
+from ibpwf.data.fetching import fetch, verify
+from ibpwf.data.scenarios import describe, scenario, scenario_names
+from ibpwf.data.sets import ArrayDataset, data_set_names, load
+from ibpwf.data.tasks import Scenario, Split, Task
+
+__all__ = [
+    "ArrayDataset",
+    "Scenario",
+    "Split",
+    "Task",
+    "data_set_names",
+    "describe",
+    "fetch",
+    "load",
+    "scenario",
+    "scenario_from_arrays",
+    "scenario_names",
+    "split_by_class",
+    "verify",
+]

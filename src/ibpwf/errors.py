@@ -1,0 +1,35 @@
+"""The errors a user can meet. Each message names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class IBPWFError(Exception):
+    """Base of every error this library raises on purpose; the command line exits with code 2."""
+
+
+class InputError(IBPWFError, ValueError):
+    """Data, a setting or a name given by the user does not fit."""
+
+
+class DataError(IBPWFError):
+    """A data set could not be had, or what was had is not what it should be."""
+
+
+class StoreError(IBPWFError):
+    """A file or folder of ours cannot be read or written."""
+
+
+class TrainingError(IBPWFError):
+    """Training had to stop; what was learnt before is kept."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
+    """An `InputError` for an unknown name, with the nearest known one suggested."""
+    names = list(known)
+    near = difflib.get_close_matches(str(given).lower(), [name.lower() for name in names], n=1, cutoff=0.5)
+    closest = next((name for name in names if near and name.lower() == near[0]), None)
+    hint = f" Did you mean '{closest}'?" if closest else ""
+    return InputError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,61 @@
+"""Accuracy of every task after every task, and what follows from it.
+
+Rows of a matrix are moments (after task i), columns are tasks j; entries above the diagonal are None, because
+task j > i has not been learnt. Accuracies are percentages.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+Matrix = list[list[float | None]]
+
+
+def learnt(row: Sequence[float | None]) -> list[float]:
+    return [value for value in row if value is not None]
+
+
+def average_accuracy(matrix: Matrix) -> float:
+    """Mean accuracy over all tasks after the last one (the paper's tables)."""
+    return statistics.fmean(learnt(matrix[-1]))
+
+
+def forgetting(matrix: Matrix) -> float:
+    """Mean over tasks but the last of the best accuracy a task ever had minus its last (Chaudhry et al., 2018)."""
+    tasks = len(matrix)
+    if tasks < 2:
+        return 0.0
+    drops = []
+    for j in range(tasks - 1):
+        column = learnt([row[j] for row in matrix])
+        drops.append(max(column) - column[-1])
+    return statistics.fmean(drops)
+
+
+def backward_transfer(matrix: Matrix) -> float:
+    """Mean over tasks but the last of the last accuracy minus the one right after learning (Lopez-Paz, 2017)."""
+    tasks = len(matrix)
+    if tasks < 2:
+        return 0.0
+    gains = []
+    for j in range(tasks - 1):
+        column = learnt([row[j] for row in matrix])
+        gains.append(column[-1] - column[0])
+    return statistics.fmean(gains)
+
+
+def forward_transfer(before: Sequence[float | None], chance: Sequence[float]) -> float | None:
+    """Mean over tasks but the first of the accuracy just before learning minus chance (Lopez-Paz, 2017)."""
+    gains = [value - base for value, base in zip(before, chance, strict=True) if value is not None]
+    return statistics.fmean(gains) if gains else None
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation (n−1; None for one seed) and the values themselves."""
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "per_seed": list(values),
+    }

@@ -1,0 +1,46 @@
+"""The numbers in the paper's tables (`targets.csv` beside this file), to print next to ours."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+
+@dataclass(frozen=True)
+class Target:
+    """One number of the paper."""
+
+    table: str
+    benchmark: str
+    setting: str
+    method: str
+    uses_replay: bool
+    mean: float
+    std: float | None
+    note: str
+
+
+@cache
+def targets() -> tuple[Target, ...]:
+    """Every number of tables 1 to 4."""
+    text = resources.files("ibpwf.experiments").joinpath("targets.csv").read_text(encoding="utf-8")
+    return tuple(
+        Target(
+            row["table"],
+            row["benchmark"],
+            row["setting"],
+            row["method"],
+            row["uses_replay"] == "yes",
+            float(row["mean"]),
+            float(row["std"]) if row["std"] else None,
+            row["note"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def target(benchmark: str, setting: str, method: str) -> Target | None:
+    """The paper's figure for a benchmark, setting ('task', 'class', 'task-inference') and method, if any."""
+    return next((t for t in targets() if (t.benchmark, t.setting, t.method) == (benchmark, setting, method)), None)

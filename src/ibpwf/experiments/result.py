@@ -1,0 +1,124 @@
+"""`result.json`: the record of a run (fields documented in docs/results-format.md)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ibpwf.data.tasks import Scenario
+from ibpwf.evaluation.metrics import (
+    Matrix,
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
+    spread,
+)
+from ibpwf.experiments.paper import target
+
+if TYPE_CHECKING:
+    from ibpwf.experiments.run import RunConfig
+
+SCHEMA = 1
+
+
+def _matrix(rows: Sequence[dict[str, Any]], key: str) -> Matrix:
+    """Rows of growing length, filled up with None to a square."""
+    return [[*row[key], *([None] * (len(rows) - len(row[key])))] for row in rows]
+
+
+def make_result(
+    config: RunConfig, stream: Scenario, records: Sequence[dict[str, Any]], command: str
+) -> dict[str, Any]:
+    """All numbers of a run from its per-seed rows."""
+    rows = [record["rows"] for record in records]
+    matrices = {key: [_matrix(r, f"{key}_accuracy") for r in rows] for key in ("task", "class")}
+    inference = [statistics.fmean(r[-1]["task_inference"]) for r in rows]
+    chance = [100.0 / len(task.classes) for task in stream]
+    train = sum(row["seconds"]["train"] for r in rows for row in r)
+    evaluation = sum(row["seconds"]["eval"] for r in rows for row in r)
+    settings = config.settings()
+    passes = settings.epochs + settings.finetune_epochs
+    samples = sum(row["examples"] * passes for r in rows for row in r)
+    transfers = [forward_transfer([row["before"] for row in r], chance) for r in rows]
+    return {
+        "schema": SCHEMA,
+        "scenario": config.scenario,
+        "method": config.method,
+        "preset": config.preset,
+        "changes": config.changes,
+        "settings": settings.to_json(),
+        "network": config.chosen().network,
+        "note": config.chosen().note,
+        "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],
+        "seeds": [record["seed"] for record in records],
+        "accuracy": {key: spread([average_accuracy(m) for m in matrices[key]]) for key in ("task", "class")},
+        "task_inference": spread(inference),
+        "matrix": [
+            {"seed": record["seed"], "task": matrices["task"][i], "class": matrices["class"][i]}
+            for i, record in enumerate(records)
+        ],
+        "forgetting": spread([forgetting(m) for m in matrices["task"]]),
+        "backward_transfer": spread([backward_transfer(m) for m in matrices["task"]]),
+        "forward_transfer": spread([t for t in transfers if t is not None]) if any(transfers) else None,
+        "factors": [
+            {"seed": record["seed"], "per_task": [row["factors"] for row in r]}
+            for record, r in zip(records, rows, strict=True)
+        ],
+        "parameters": spread([float(r[-1]["parameters"]) for r in rows]),
+        "paper": {key: _paper(config, key) for key in ("task", "class", "task-inference")},
+        "seconds": {"train": train, "eval": evaluation},
+        "samples_per_second": samples / train if train else None,
+        "environment": environment(config.device),
+        "command": command,
+        "commit": commit(),
+    }
+
+
+def _paper(config: RunConfig, setting: str) -> dict[str, float | None] | None:
+    found = target(config.scenario, setting, config.method) if config.tasks is None else None
+    return None if found is None else {"mean": found.mean, "std": found.std}
+
+
+def environment(device: str = "auto") -> dict[str, Any]:
+    """What the numbers were made with."""
+    from ibpwf import __version__
+    from ibpwf.learner import choose_device
+
+    chosen = choose_device(device)
+    return {
+        "ibpwf": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else "cpu",
+    }
+
+
+def commit() -> str | None:
+    """The git commit of this source tree, marked if it has changes; None when it is not a checkout."""
+    here = Path(__file__).resolve().parents[3]
+    if not (here / ".git").exists():
+        return os.environ.get("IBPWF_COMMIT")
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("IBPWF_COMMIT")
+    return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")

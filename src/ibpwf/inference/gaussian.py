@@ -1,0 +1,126 @@
+"""Whose task is this input? One Gaussian over φ per group (paper, eq. task_inf).
+
+    t̂ = argmin_t  ½ log|Σ_t| − log N_t + ½ (φ−μ_t)ᵀ Σ_t⁻¹ (φ−μ_t)
+
+A group is a task (the paper) or a class of a task. Only first and second moments are kept, in float64. φ is
+usually rank-deficient, so every Σ gets the same absolute ridge: directions φ never takes then add the same
+constant to every group and cancel, where a ridge relative to each group's own variance would not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ibpwf.errors import InputError
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and covariance (about the mean) of φ over one group's training data."""
+
+    count: int
+    mean: Tensor
+    covariance: Tensor
+
+    def to(self, device: torch.device) -> Moments:
+        return Moments(self.count, self.mean.to(device), self.covariance.to(device))
+
+
+class MomentAccumulator:
+    """Collects moments batch by batch, about a fixed shift so that nothing cancels."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.shift: Tensor | None = None
+        self.first: Tensor | None = None
+        self.second: Tensor | None = None
+
+    def add(self, phi: Tensor) -> None:
+        phi = phi.double()
+        if self.shift is None or self.first is None or self.second is None:
+            self.shift = phi.mean(0)
+            self.first = torch.zeros_like(self.shift)
+            self.second = phi.new_zeros(phi.shape[1], phi.shape[1])
+        centred = phi - self.shift
+        self.count += len(phi)
+        self.first = self.first + centred.sum(0)
+        self.second = self.second + centred.T @ centred
+
+    def finish(self) -> Moments:
+        if self.shift is None or self.first is None or self.second is None:
+            raise InputError("no examples to take feature statistics from.")
+        offset = self.first / self.count
+        covariance = self.second / self.count - torch.outer(offset, offset)
+        return Moments(self.count, self.shift + offset, (covariance + covariance.T) / 2)
+
+
+class GaussianTaskInference:
+    """P(t | φ(x)) from stored moments.
+
+    `ridge` is relative to the first task's mean variance and becomes one absolute number for all groups.
+    Groups may be added at any time; `owner` says which task each belongs to.
+    """
+
+    def __init__(self, ridge: float = 1e-4) -> None:
+        if not ridge > 0:
+            raise InputError(f"ridge is {ridge}; it must be above 0.")
+        self.ridge = ridge
+        self.absolute_ridge: float | None = None
+        self.groups: list[Moments] = []
+        self.owner: list[int] = []
+        self._whitening: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def add(self, task: int, moments: Moments) -> None:
+        if self.absolute_ridge is None:
+            raise ValueError("set_scale first")
+        self.groups.append(moments)
+        self.owner.append(task)
+        self._whitening = None
+
+    def set_scale(self, groups: list[Moments]) -> None:
+        """Fix the absolute ridge from the first task's data, whatever its grouping."""
+        total = sum(group.count for group in groups)
+        mean = sum((g.mean * (g.count / total) for g in groups), torch.zeros_like(groups[0].mean))
+        within = sum(float(g.covariance.trace()) * g.count / total for g in groups)
+        between = sum(float(((g.mean - mean) ** 2).sum()) * g.count / total for g in groups)
+        variance = (within + between) / len(mean)
+        self.absolute_ridge = self.ridge * (variance if variance > 0 else 1.0)
+
+    def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Per group: mean, L⁻ᵀ with LLᵀ = Σ + ρI, and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
+        if self._whitening is None:
+            assert self.absolute_ridge is not None
+            means, whiten, constant = [], [], []
+            eye = torch.eye(len(self.groups[0].mean), dtype=torch.float64, device=self.groups[0].mean.device)
+            for group in self.groups:
+                factor = torch.linalg.cholesky(group.covariance + self.absolute_ridge * eye)
+                whiten.append(torch.linalg.solve_triangular(factor, eye, upper=False).T)
+                constant.append(torch.log(torch.tensor(float(group.count))) - factor.diagonal().log().sum())
+                means.append(group.mean)
+            self._whitening = torch.stack(means), torch.stack(whiten), torch.stack(constant).to(eye)
+        return self._whitening
+
+    def group_scores(self, phi: Tensor) -> Tensor:
+        """log N_g + log N(φ | μ_g, Σ_g + ρI) up to one constant, for every row and group: N×G."""
+        means, whiten, constant = self._prepared()
+        phi = phi.double()
+        # (φ − μ)W = φW − μW: one batched product for all groups.
+        z = phi.unsqueeze(0) @ whiten - means.unsqueeze(1) @ whiten
+        return constant - 0.5 * z.square().sum(-1).T
+
+    def task_log_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
+        """log P(t | φ(x)), N×T; a task's probability is the sum over its groups (eq. phi_task_inference)."""
+        owner = torch.tensor(self.owner, device=phi.device)
+        rows = []
+        for part in torch.split(phi, chunk):
+            scores = self.group_scores(part)
+            per_task = [scores[:, owner == task].logsumexp(1) for task in range(tasks)]
+            rows.append(torch.stack(per_task, 1).log_softmax(1))
+        return torch.cat(rows) if rows else phi.new_zeros(0, tasks).double()
+
+    def to(self, device: torch.device) -> None:
+        self.groups = [group.to(device) for group in self.groups]
+        self._whitening = None

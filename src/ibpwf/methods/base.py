@@ -1,0 +1,108 @@
+"""What every continual-learning method is to the rest of the program.
+
+A method learns one task at a time: `begin_task` names the phases to train, the loop in `training/` then calls
+`parameters` and `loss`, and `end_task` stores what is to be kept. Nothing of a task counts before `end_task`
+has returned, so training may be broken off anywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ibpwf.inference.prediction import Prediction
+from ibpwf.training.loop import Phase
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """One task's training data on the training device; `y` counts the task's classes from 0."""
+
+    name: str
+    index: int
+    classes: tuple[int, ...]
+    x: Tensor
+    y: Tensor
+    seed: int
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """A stream of random numbers that depends on seed, task and purpose alone: a learner that was stored
+        and loaded draws the same numbers as one that never stopped."""
+        key = f"{self.seed}/{self.index}/{purpose}".encode()
+        number = 1469598103934665603
+        for byte in key:
+            number = ((number ^ byte) * 1099511628211) % (1 << 63)
+        return torch.Generator(device).manual_seed(number)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Factors in use while a task trains; zero for methods without factors."""
+
+    active: int = 0
+    new: int = 0
+
+    @property
+    def reused(self) -> int:
+        return self.active - self.new
+
+
+class Method(ABC):
+    """A way to learn task after task."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @abstractmethod
+    def begin_task(self, data: TaskData) -> Sequence[Phase]:
+        """Prepare for a task and say what to train."""
+
+    @abstractmethod
+    def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
+        """What moves in this phase; asked for again after `after_epoch` returns True."""
+
+    @abstractmethod
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The mini-batch loss, and a term worth showing beside it (a KL, a penalty)."""
+
+    def generators(self) -> Sequence[torch.Generator]:
+        """Random streams the loss draws from (a captured CUDA graph must know them)."""
+        return ()
+
+    def buffers(self) -> Sequence[Tensor]:
+        """State the loss changes besides parameters, such as running statistics."""
+        return ()
+
+    def after_step(self) -> None:  # noqa: B027 (most methods have nothing to do here)
+        """Called after every optimiser step."""
+
+    def after_epoch(self, phase: Phase, epoch: int) -> bool:
+        """Called after every epoch; True when the parameters to train are new ones."""
+        return False
+
+    def counts(self) -> Counts:
+        return Counts()
+
+    @abstractmethod
+    def end_task(self, data: TaskData) -> None:
+        """Keep what the task taught; the only place where a method's lasting state changes."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+        """Answer inputs, for a task per row, or inferring it when `task` is None."""
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """What to store: JSON, and named files of tensors (one per task where it can be)."""
+
+    @abstractmethod
+    def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """The inverse of `state`, on a fresh method."""

@@ -1,0 +1,281 @@
+"""IBP-WF: each task selects rank-1 weight factors from a shared, growing dictionary (Mehta et al., 2021).
+
+Per task: (1) maximise the ELBO over the selection, the strengths and the free factors; (2) fix the selection to
+the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the first task's weights; (4) lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ibpwf.factors.dictionary import FactorBlock
+from ibpwf.factors.model import FactorModel, LearntTask
+from ibpwf.factors.posterior import LayerVectors
+from ibpwf.factors.task_network import TaskNetwork
+from ibpwf.inference.features import check_layers, features, first_layer
+from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
+from ibpwf.inference.prediction import Prediction
+from ibpwf.inference.uncertainty import draw_probabilities, entropy
+from ibpwf.methods.base import Counts, Method, TaskData
+from ibpwf.settings import Settings
+from ibpwf.training.loop import Phase
+
+ELBO, FINETUNE = "elbo", "finetune"
+ROWS_AT_ONCE = 4096
+
+
+def negative_elbo(logits: Tensor, y: Tensor, kl: Tensor, examples: int, kl_weight: float = 1.0) -> Tensor:
+    """−L_t / N_t = mean cross-entropy + KL / N_t  (eq. ELBO), a mini-batch standing for the task."""
+    return F.cross_entropy(logits, y) + kl * (kl_weight / examples)
+
+
+class IBPWF(Method):
+    """The method on a factorised model."""
+
+    name: ClassVar[str] = "ibpwf"
+
+    def __init__(self, model: FactorModel, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        layers = settings.inference_layers
+        self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
+        check_layers(model.net, self.inference_layers)
+        self.inference = GaussianTaskInference(settings.ridge)
+        self.classes: list[tuple[int, ...]] = []
+        self.network: TaskNetwork | None = None
+        self._phase = ELBO
+        self._examples = 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    # Learning
+
+    def begin_task(self, data: TaskData) -> Sequence[Phase]:
+        s = self.settings
+        start = s.temperature_start or s.temperature
+        network = self.model.start_task(len(data.classes), data.generator("init"), start, s.kl_terms)
+        network.noise = data.generator("noise", self.device)
+        self.network, self._phase, self._examples = network, ELBO, len(data.y)
+        phases = [self._phase_of(ELBO, s.epochs, s.learning_rate)]
+        if s.finetune_epochs:
+            rate = s.finetune_learning_rate or s.learning_rate
+            phases.append(self._phase_of(FINETUNE, s.finetune_epochs, rate))
+        return phases
+
+    def _phase_of(self, name: str, epochs: int, rate: float) -> Phase:
+        s = self.settings
+        return Phase(
+            name,
+            epochs,
+            s.batch_size,
+            rate,
+            weight_decay=s.weight_decay,
+            clip=s.clip,
+            schedule=s.schedule,
+        )
+
+    @property
+    def _training(self) -> TaskNetwork:
+        if self.network is None:
+            raise RuntimeError("no task has begun")
+        return self.network
+
+    def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
+        self._phase = phase.name
+        if phase.name == FINETUNE:
+            self._training.fix_selection(self.settings.kappa)
+        return self._training.trainable(posterior=phase.name == ELBO)
+
+    def generators(self) -> Sequence[torch.Generator]:
+        noise = self._training.noise
+        return (noise,) if noise is not None else ()
+
+    def buffers(self) -> Sequence[Tensor]:
+        return [self._training.posterior.temperature, *self._training.network.buffers()]
+
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        network = self._training
+        if self._phase == FINETUNE:
+            loss = F.cross_entropy(network(x), y)
+            return loss, torch.zeros_like(loss)
+        kl = network.kl()
+        return negative_elbo(network(x), y, kl, self._examples, self.settings.kl_weight), kl
+
+    def after_step(self) -> None:
+        s = self.settings
+        if self._phase == ELBO and s.temperature_start is not None:
+            self._training.posterior.temperature.mul_(s.temperature_decay).clamp_(min=s.temperature)
+
+    def after_epoch(self, phase: Phase, epoch: int) -> bool:
+        """Grow while there is still an epoch left to train what was added."""
+        if phase.name != ELBO or epoch + 1 >= phase.epochs:
+            return False
+        return self._training.grow(self.settings.kappa) > 0
+
+    def counts(self) -> Counts:
+        network = self._training
+        if network.selected:
+            layers = network.factor_layers
+            new = sum(len(layer.free_at) for layer in layers.values())
+            return Counts(sum(len(layer.locked_at) for layer in layers.values()) + new, new)
+        table = network.active(self.settings.kappa).values()
+        return Counts(sum(active for active, _ in table), sum(new for _, new in table))
+
+    def end_task(self, data: TaskData) -> None:
+        network = self._training
+        self.model.finish_task(network, self.settings.kappa)
+        try:
+            groups = self._statistics(data)
+        except BaseException:
+            self.model.drop_last_task()
+            raise
+        if self.inference.absolute_ridge is None:
+            self.inference.set_scale(groups)
+        for group in groups:
+            self.inference.add(data.index, group)
+        self.classes.append(data.classes)
+        self.network = None
+
+    def _statistics(self, data: TaskData) -> list[Moments]:
+        """Moments of φ under the first task's weights (eq. parameter_est), per task or per class."""
+        per_class = self.settings.gaussians == "class"
+        sums = [MomentAccumulator() for _ in (data.classes if per_class else [0])]
+        for x, y in zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True):
+            phi = self.features(x)
+            for number, accumulator in enumerate(sums):
+                rows = phi[y == number] if per_class else phi
+                if len(rows):
+                    accumulator.add(rows)
+        return [accumulator.finish() for accumulator in sums]
+
+    # Answering
+
+    def features(self, x: Tensor) -> Tensor:
+        """φ(x), always under the first task's weights."""
+        return features(self.model.net, self.model.state(0), self.inference_layers, x)
+
+    def task_log_probabilities(self, x: Tensor) -> Tensor:
+        """log P(t | φ(x)) for every row and task."""
+        parts = [
+            self.inference.task_log_probabilities(self.features(rows), len(self.classes))
+            for rows in torch.split(x, ROWS_AT_ONCE)
+        ]
+        return torch.cat(parts)
+
+    def class_columns(self) -> tuple[tuple[int, int], ...]:
+        return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
+
+    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+        tasks = len(self.classes)
+        if task is None:
+            task_probabilities = self.task_log_probabilities(x).exp()
+            task = task_probabilities.argmax(1)
+        else:
+            task_probabilities = F.one_hot(task, tasks).double()
+            marginal = False
+        columns = self.class_columns()
+        first = [sum(len(labels) for labels in self.classes[:t]) for t in range(tasks)]
+        probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
+        own = torch.zeros_like(probabilities)
+        single = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        # Grouped by task: every row runs through its own task's network once (all tasks' when marginal).
+        for t in range(tasks):
+            rows = torch.arange(len(x), device=x.device) if marginal else (task == t).nonzero().flatten()
+            if not len(rows):
+                continue
+            here = slice(first[t], first[t] + len(self.classes[t]))
+            p, spread = self._task_probabilities(x[rows], t, draws, seed)
+            weight = task_probabilities[rows, t] if marginal else torch.ones_like(single[rows])
+            probabilities[rows, here] = p * weight.unsqueeze(1)
+            own[rows, here] = p
+            single[rows] += weight * spread
+        # The label is the inferred task's own best class (the paper's rule), also when marginal.
+        owner = torch.tensor([t for t, _ in columns], device=x.device)
+        best = own.masked_fill(owner != task.unsqueeze(1), -1.0).argmax(1)
+        labels = torch.tensor([label for _, label in columns], device=x.device)[best]
+        total = entropy(probabilities)
+        return Prediction(
+            labels=labels,
+            probabilities=probabilities,
+            classes=columns,
+            task=task,
+            task_probabilities=task_probabilities,
+            entropy=total,
+            mutual_information=(total - single).clamp(min=0) if draws else None,
+        )
+
+    def _task_probabilities(self, x: Tensor, task: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+        """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
+        if draws:
+            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + task)
+            stacked = self.model.drawn_states(task, draws, generator)
+            return draw_probabilities(self.model.net, stacked, x)
+        parts = [self.model.logits(rows, task).double().softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)]
+        p = torch.cat(parts)
+        return p, entropy(p)
+
+    # Storing
+
+    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        content = {
+            "inference_layers": list(self.inference_layers),
+            "absolute_ridge": self.inference.absolute_ridge,
+            "tasks": [
+                {
+                    "classes": list(classes),
+                    "outputs": self.model.tasks[t].outputs,
+                    "groups": [g.count for g, owner in self._groups() if owner == t],
+                }
+                for t, classes in enumerate(self.classes)
+            ],
+        }
+        return content, {f"task-{t:04d}": self._task_file(t) for t in range(len(self.classes))}
+
+    def _groups(self) -> list[tuple[Moments, int]]:
+        return list(zip(self.inference.groups, self.inference.owner, strict=True))
+
+    def _task_file(self, t: int) -> dict[str, Tensor]:
+        """All of one task: the factors it locked, its vectors, its own parameters, φ's moments."""
+        task = self.model.tasks[t]
+        tensors = {f"own/{name}": tensor for name, tensor in task.own.items()}
+        for name, dictionary in self.model.layers.items():
+            block, vectors = dictionary.blocks[t], task.vectors[name]
+            tensors |= {
+                f"factors/{name}/a": block.a,
+                f"factors/{name}/b": block.b,
+                f"factors/{name}/positions": block.positions,
+                f"posterior/{name}/strength": vectors.strength,
+                f"posterior/{name}/logit": vectors.logit,
+                f"posterior/{name}/c": vectors.c,
+                f"posterior/{name}/d": vectors.d,
+                f"posterior/{name}/selected": task.selected[name],
+            }
+        mine = [group for group, owner in self._groups() if owner == t]
+        for number, group in enumerate(mine):
+            tensors[f"moments/{number}/mean"] = group.mean
+            tensors[f"moments/{number}/covariance"] = group.covariance
+        return tensors
+
+    def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.inference_layers = tuple(content["inference_layers"])
+        self.inference.absolute_ridge = content["absolute_ridge"]
+        for t, entry in enumerate(content["tasks"]):
+            tensors = {name: tensor.to(self.device) for name, tensor in files[f"task-{t:04d}"].items()}
+            vectors, selected, blocks = {}, {}, {}
+            for name in self.model.layers:
+                parts = ("strength", "logit", "c", "d")
+                vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{part}"] for part in parts))
+                selected[name] = tensors[f"posterior/{name}/selected"]
+                blocks[name] = FactorBlock(*(tensors[f"factors/{name}/{p}"] for p in ("a", "b", "positions")))
+            own = {key.removeprefix("own/"): v for key, v in tensors.items() if key.startswith("own/")}
+            self.model.add_task(LearntTask(int(entry["outputs"]), vectors, selected, own), blocks)
+            self.classes.append(tuple(entry["classes"]))
+            for number, count in enumerate(entry["groups"]):
+                mean, covariance = (tensors[f"moments/{number}/{part}"] for part in ("mean", "covariance"))
+                self.inference.add(t, Moments(int(count), mean, covariance))
