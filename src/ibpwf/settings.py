@@ -72,7 +72,7 @@ class Settings:
     `heads` ("shared" factorised head or a dense one "per-task"), `strength_std` (spread of the initial r).
     ELBO phase: `epochs`, `batch_size`, `learning_rate`, `temperature` (of the Concrete distribution, reached
     from `temperature_start` by a factor `temperature_decay` a step), `kl_weight`, `kl_terms` (of the series in
-    appendix B), `clip` (gradient values), `weight_decay`, `schedule`.
+    appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`.
     End of a task: `kappa` (factors with π̄ ≥ κ are locked), `finetune_epochs` with the selection fixed.
     Task inference: `gaussians` per "task" (the paper) or per "class", `inference_layers` ("auto": the first
     layer before its activation), `ridge` (relative to the first task's variance, the same for all tasks).
@@ -81,7 +81,7 @@ class Settings:
     alpha: float | Literal["auto"] | dict[str, float] = "auto"
     max_factors: int | dict[str, int] | None = None
     heads: Literal["shared", "per-task"] = "shared"
-    strength_std: float = 0.1
+    strength_std: float = 0.316
     epochs: int = 10
     finetune_epochs: int = 5
     batch_size: int = 32
@@ -94,7 +94,7 @@ class Settings:
     temperature_start: float | None = None
     temperature_decay: float = 0.99
     kl_weight: float = 1.0
-    kl_terms: int = 10
+    kl_terms: int | None = None
     kappa: float = 0.5
     gaussians: Literal["task", "class"] = "task"
     inference_layers: Literal["auto"] | tuple[str, ...] = "auto"
@@ -112,10 +112,10 @@ class Settings:
         require(0 < self.kappa < 1, "kappa", self.kappa, "it is a probability strictly between 0 and 1")
         for name in ("strength_std", "learning_rate", "temperature", "ridge"):
             require(getattr(self, name) > 0, name, getattr(self, name), "it must be above 0")
-        for name in ("finetune_learning_rate", "clip", "temperature_start"):
+        for name in ("finetune_learning_rate", "clip", "temperature_start", "kl_terms"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "it must be above 0, or none")
-        for name in ("epochs", "batch_size", "kl_terms"):
+        for name in ("epochs", "batch_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
         for name in ("finetune_epochs", "weight_decay", "kl_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative")

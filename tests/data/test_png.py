@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 import zlib
@@ -45,7 +46,7 @@ def encode(
 ) -> bytes:
     packed = zlib.compress(filtered(image, filters))
     cuts = np.linspace(0, len(packed), pieces + 1).astype(int)
-    data = b"".join(chunk(b"IDAT", packed[start:stop]) for start, stop in zip(cuts[:-1], cuts[1:], strict=True))
+    data = b"".join(chunk(b"IDAT", packed[start:stop]) for start, stop in itertools.pairwise(cuts))
     ihdr = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], *header)
     comment = chunk(b"tEXt", b"Comment\0passed over")
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", ihdr) + comment + data + chunk(b"IEND", b"")

@@ -43,12 +43,18 @@ def list_sets() -> None:
         shape = "×".join(map(str, known.shape))
         if known.files:
             cached = "yes" if fetching.is_cached(name) else "no"
-            table.add_row(name, images, shape, f"{known.size / 1e6:.0f} MB", cached, str(fetching.folder_of(name)))
+            table.add_row(name, images, shape, f"{known.size / 1e6:.0f} MB", cached, _short(fetching.folder_of(name)))
         else:
             table.add_row(name, images, shape, "—", "yes", "comes with scikit-learn")
     console = Console()
     console.print(table)
     console.print(f"Cache: {cache_folder()} (set IBPWF_DATA to change it)", highlight=False)
+
+
+def _short(path: Path) -> str:
+    """The path with the home folder as ~, so that the table fits a terminal."""
+    home = Path.home()
+    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
 @app.command()

@@ -155,6 +155,12 @@ def scratch(folder: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def check_space(folder: Path, needed: int) -> None:
+    """Raise the error of a full disk if `needed` bytes more cannot fit: better before a download than after."""
+    if shutil.disk_usage(folder).free < needed:
+        raise disk_error(OSError(errno.ENOSPC, "disk full"), f"write {needed / 1e6:.0f} MB to {folder}")
+
+
 def disk_error(error: OSError, action: str) -> DataError:
     """A sentence for an error of the disk met while trying to `action`."""
     if error.errno in _FULL:

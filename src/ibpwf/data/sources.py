@@ -65,16 +65,16 @@ class UserFiles:
         self, wanted: Collection[DataFile], scratch: Path, progress: Progress
     ) -> Iterator[tuple[DataFile, bytes]]:
         try:
-            places = self._places(wanted)
+            places = self.places(wanted)
         except UNREADABLE as error:
             raise Unavailable(reason(error)) from error
         for done, file in enumerate(wanted):
             progress(f"reading {file.name}", done, len(wanted))
-            data = _best(file, places)
+            data = best(file, places)
             if data is not None:
                 yield file, data
 
-    def _places(self, wanted: Collection[DataFile]) -> list[Path]:
+    def places(self, wanted: Collection[DataFile]) -> list[Path]:
         """The files worth opening: those with a wanted name, and archives."""
         names = {name for file in wanted for name in file.names}
         if self.path.is_dir():
@@ -108,7 +108,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         yield from (Path(here, name) for name in sorted(names))
 
 
-def _best(file: DataFile, places: Sequence[Path]) -> bytes | None:
+def best(file: DataFile, places: Sequence[Path]) -> bytes | None:
     """The candidate with the right digest, else the first: MNIST and Fashion-MNIST share file names."""
     first: bytes | None = None
     trouble: Exception | None = None
@@ -186,7 +186,7 @@ class MirrorArchive:
 
     @property
     def label(self) -> str:
-        return self.url
+        return self.url.rsplit("/", 1)[0]
 
     def files(
         self, wanted: Collection[DataFile], scratch: Path, progress: Progress

@@ -41,6 +41,7 @@ _SPLIT_MNIST: dict[str, Any] = {
     "alpha": 200.0,
     "max_factors": 400,
     "heads": "shared",
+    "kl_terms": 10,
     "epochs": 10,
     "finetune_epochs": 5,
     "batch_size": 32,
@@ -52,6 +53,7 @@ _PERMUTED_MNIST: dict[str, Any] = {
     "alpha": 700.0,
     "max_factors": 1000,
     "heads": "per-task",
+    "kl_terms": 10,
     "epochs": 15,
     "finetune_epochs": 5,
     "batch_size": 64,
@@ -60,7 +62,7 @@ _PERMUTED_MNIST: dict[str, Any] = {
     "kappa": 0.6,
     "clip": 0.5,
 }
-_GROWING: dict[str, Any] = {"max_factors": None, "gaussians": "class"}
+_GROWING: dict[str, Any] = {"max_factors": None, "kl_terms": None, "gaussians": "class"}
 
 
 def _mlp(hidden: list[int]) -> dict[str, Any]:
@@ -84,7 +86,7 @@ FAMILIES: dict[str, Family] = {
             _PERMUTED_MNIST,
             "kappa 0.6 and gradients clipped at 0.5 as in the authors' released settings (paper text: 0.5, none)",
         ),
-        default=Preset(_mlp([1000, 1000]), {**_PERMUTED_MNIST, "max_factors": None}),
+        default=Preset(_mlp([1000, 1000]), {**_PERMUTED_MNIST, "max_factors": None, "kl_terms": None}),
         quick=Preset(
             _mlp([400]),
             {**_PERMUTED_MNIST, "alpha": 200.0, "max_factors": None, "epochs": 2, "finetune_epochs": 1},

@@ -262,8 +262,8 @@ def kl_concrete_temperatures(q_logits: Tensor, q_tau: Tensor, p_logits: Tensor, 
     r = p_tau / q_tau
     s = r * q_logits - p_logits
     scale = r.clamp(min=1)
-    z = torch.linspace(-36, 36, 97, dtype=r.dtype, device=r.device).view(-1, *[1] * r.dim())
-    weight = 0.75 * torch.sigmoid(z) * torch.sigmoid(-z)
+    z = torch.linspace(-36, 36, 145, dtype=r.dtype, device=r.device).view(-1, *[1] * r.dim())
+    weight = 0.5 * torch.sigmoid(z) * torch.sigmoid(-z)
     softplus = -F.logsigmoid(-((r / scale.square()) * z + s / scale))
     return 2 * scale * (weight * softplus).sum(0) - s - 2 - r.log()
 

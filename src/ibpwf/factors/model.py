@@ -93,7 +93,7 @@ class FactorModel:
         return self
 
     def start_task(
-        self, outputs: int, generator: torch.Generator, temperature: float = 2 / 3, kl_terms: int = 10
+        self, outputs: int, generator: torch.Generator, temperature: float = 2 / 3, kl_terms: int | None = None
     ) -> TaskNetwork:
         """A trainable network for the next task with `outputs` classes."""
         width = self._head(self.net).out_features
@@ -277,7 +277,7 @@ def factorize(
     head: str | None = None,
     include: str | list[str] | None = None,
     exclude: str | list[str] | None = None,
-    strength_std: float = 0.1,
+    strength_std: float = 0.316,
 ) -> FactorModel:
     """Turn a network into a continual learner's model; `net` itself is copied, not changed.
 

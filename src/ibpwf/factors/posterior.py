@@ -100,7 +100,7 @@ class TaskPosterior(nn.Module):
         start: Sequence[LayerVectors],
         prior: Sequence[LayerVectors],
         temperature: float,
-        kl_terms: int = 10,
+        kl_terms: int | None = None,
     ) -> None:
         super().__init__()
         self.widths = [len(vectors) for vectors in start]
@@ -131,7 +131,7 @@ class TaskPosterior(nn.Module):
         """KL(q‖p) = Σ_layers E_q(v)[KL(q(b)‖p(b|v))] + KL(q(v)‖p(v))  (eq. online_inference).
 
         The first term takes one sample of v; given v it is exact. The second is closed for the Beta prior of
-        the first task and the series of appendix B with `kl_terms` terms afterwards.
+        the first task and the series of appendix B afterwards: its first `kl_terms` terms, or all of them if None.
         """
         c, d = self.log_c.exp(), self.log_d.exp()
         exponential = torch.rand(c.shape, generator=generator, device=c.device).clamp(1e-7, 1 - 1e-7)
@@ -141,7 +141,9 @@ class TaskPosterior(nn.Module):
         if self._beta_prior:
             sticks = kl_kumaraswamy_beta(c, d, self.prior_c)
         else:
-            sticks = kl_kumaraswamy(c, d, self.prior_c, self.prior_d, terms=self.kl_terms)
+            terms = self.kl_terms
+            whole = terms is None
+            sticks = kl_kumaraswamy(c, d, self.prior_c, self.prior_d, terms=terms or 10, tail=whole)
         return ((selection + sticks) * self.mask).sum()
 
     def vectors(self, row: int) -> LayerVectors:

@@ -65,7 +65,7 @@ def expected_probabilities(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The prior mean `E[π_k] = (α / (α + 1))^k` for k = start+1, ..., start+count; never 0, so it has a log."""
+    """The prior mean `E[π_k] = (α / (α + 1))^k` for k = start+1, ..., start+count; never quite 0."""
     alpha, start, count = check_alpha(alpha), _check_count("start", start, 0), _check_count("count", count, 0)
     k = torch.arange(start + 1, start + count + 1, dtype=torch.float64)
     dtype = dtype or torch.get_default_dtype()

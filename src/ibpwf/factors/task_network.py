@@ -33,7 +33,7 @@ class TaskNetwork(nn.Module):
         previous: Mapping[str, LayerVectors],
         generator: torch.Generator,
         temperature: float,
-        kl_terms: int,
+        kl_terms: int | None,
     ) -> None:
         super().__init__()
         self.outputs = outputs
