@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ibpwf.inputs import check_inputs, check_labels, from_dataset
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.ibpwf import IBPWF
 from ibpwf.settings import Settings
-from ibpwf.training.loop import Progress, train_task
+from ibpwf.training.loop import Progress, task_steps
 
 KIND = "ibpwf-model"
 SCHEMA = 1
@@ -113,6 +113,18 @@ class Learner:
 
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before.
         """
+        for _ in self.learn_steps(x, y, name, progress):
+            pass
+        return self.tasks[-1]
+
+    def learn_steps(
+        self,
+        x: Data | torch.utils.data.Dataset[Any],
+        y: Data | None = None,
+        name: str | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Generator[None, None, None]:
+        """`learn`, pausing after every optimisation step; the task counts once the last step is done."""
         if isinstance(x, torch.utils.data.Dataset):
             if y is not None:
                 raise InputError("y was given beside a Dataset, which brings its own labels; leave y out.")
@@ -140,10 +152,9 @@ class Learner:
             y=local.to(self.device),
             seed=self.seed,
         )
-        train_task(self.method, data, progress)
+        yield from task_steps(self.method, data, progress)
         self._input_shape = tuple(inputs.shape[1:])
         self.tasks.append(TaskInfo(name, data.index, data.classes, len(inputs)))
-        return self.tasks[-1]
 
     def _check_fits(self, x: Tensor) -> None:
         """Run one example through the network, so that a wrong shape is named here and not deep inside torch."""

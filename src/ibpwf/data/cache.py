@@ -157,7 +157,9 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 def check_space(folder: Path, needed: int) -> None:
     """Raise the error of a full disk if `needed` bytes more cannot fit: better before a download than after."""
-    if shutil.disk_usage(folder).free < needed:
+    usage = shutil.disk_usage(folder)
+    # Some network file systems answer zero for everything.
+    if usage.total and usage.free < needed:
         raise disk_error(OSError(errno.ENOSPC, "disk full"), f"write {needed / 1e6:.0f} MB to {folder}")
 
 

@@ -69,6 +69,7 @@ class Split:
     Without a permutation `x` is `base`, made once. With one, `x` is gathered from `base` when asked for
     and is freed when nobody holds it: bind it to a name, or gather mini-batches with `batch`, or on
     another device do `base[i].flatten(1)[:, permutation]` (tasks of one scenario share one `base`).
+    Tensors are shared, so treat them as read-only.
     """
 
     def __init__(self, rows: Rows, y: Tensor, permutation: Tensor | None = None) -> None:

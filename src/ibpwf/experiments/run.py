@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ibpwf.experiments.result import make_result
 from ibpwf.learner import Learner, choose_device
 from ibpwf.settings import Settings
 from ibpwf.training.loop import Progress
+from ibpwf.training.replicas import take_turns
 
 METHODS = ("ibpwf",)
 
@@ -147,57 +148,83 @@ def run(
     events = events or Events()
     prepare_folder(out, config, resume=resume, overwrite=overwrite)
     with store.lock_folder(out):
-        seeds = []
-        for seed in config.seeds:
-            events.phase(f"seed {seed}: data")
-            stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed)
-            seeds.append(_run_seed(config, seed, stream, out, events, writer))
-        result = make_result(config, stream, seeds, command)
+        events.phase(f"{config.scenario}: reading the data")
+        seeds = [_SeedRun(config, seed, out, events, writer) for seed in config.seeds]
+        for number in range(len(seeds[0].stream)):
+            behind = [one for one in seeds if len(one.rows) == number]
+            take_turns([one.learn_steps(number) for one in behind], choose_device(config.device))
+            for one in behind:
+                one.finish(number)
+        result = make_result(config, seeds[0].stream, [one.record for one in seeds], command)
         store.write_json(out / "result.json", result)
     return result
 
 
-def _run_seed(
-    config: RunConfig, seed: int, stream: Scenario, out: Path, events: Events, writer: Any
-) -> dict[str, Any]:
-    """One seed, task after task, storing model and rows after each."""
-    folder = out / f"seed-{seed}"
-    learner, record = _resume_or_start(config, seed, stream, folder)
-    for task in stream[len(record["rows"]) :]:
+class _SeedRun:
+    """One seed's learner, its rows so far and its folder."""
+
+    def __init__(self, config: RunConfig, seed: int, out: Path, events: Events, writer: Any) -> None:
+        self.config, self.seed, self.out, self.events, self.writer = config, seed, out, events, writer
+        self.stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed)
+        self.folder = out / f"seed-{seed}"
+        self.learner, self.rows = self._resume_or_start()
+        self.before: float | None = None
+        self.seconds = 0.0
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"seed": self.seed, "rows": self.rows}
+
+    def _resume_or_start(self) -> tuple[Learner, list[dict[str, Any]]]:
+        if (self.folder / "model" / store.MANIFEST).exists():
+            learner = Learner.load(self.folder / "model", device=self.config.device)
+            rows_file = self.folder / "rows.json"
+            rows = store.read_json(rows_file)["rows"][: len(learner.tasks)] if rows_file.exists() else []
+            if len(learner.tasks) - len(rows) <= 1:
+                return learner, rows
+        net = build_network(self.config.chosen().network, self.stream, self.seed)
+        return Learner(net, self.config.settings(), seed=self.seed, device=self.config.device), []
+
+    def learn_steps(self, number: int) -> Generator[None, None, None]:
+        """Learn task `number`, unless a killed run had stored the model already and only the row is missing."""
+        task = self.stream[number]
         started = time.perf_counter()
-        train, test = task.train, task.test
-        before = zero_shot(learner, task.classes, test.x, test.y)
+        if len(self.learner.tasks) == number:
+            self.before = zero_shot(self.learner, task.classes, task.test.x, task.test.y)
+            yield from self.learner.learn_steps(task.train.x, task.train.y, name=task.name, progress=self._told)
+        self.seconds = time.perf_counter() - started
 
-        def told(progress: Progress, number: int = task.index) -> None:
-            events.epoch(seed, progress)
-            line = {"seed": seed, "task_number": number, **asdict(progress)}
-            store.append_jsonl(out / "metrics.jsonl", line)
-            if writer is not None:
-                step = _step_of(progress, number, config)
-                for key in ("loss", "extra", "active", "new", "reused"):
-                    writer.add_scalar(f"seed-{seed}/{key}", getattr(progress, key), step)
+    def _told(self, progress: Progress) -> None:
+        number = len(self.learner.tasks)
+        self.events.epoch(self.seed, progress)
+        line = {"seed": self.seed, "task_number": number, **asdict(progress)}
+        store.append_jsonl(self.out / "metrics.jsonl", line)
+        if self.writer is not None:
+            step = _step_of(progress, number, self.config)
+            for key in ("loss", "extra", "active", "new", "reused"):
+                self.writer.add_scalar(f"seed-{self.seed}/{key}", getattr(progress, key), step)
 
-        if len(learner.tasks) == len(record["rows"]):  # else: killed between storing the model and the row
-            learner.learn(train.x, train.y, name=task.name, progress=told)
-        trained = time.perf_counter()
-        scores = [score(learner, other.index, other.test.x, other.test.y) for other in stream[: task.index + 1]]
+    def finish(self, number: int) -> None:
+        """Evaluate all tasks learnt so far, then store the model, then the row."""
+        started = time.perf_counter()
+        seen = self.stream[: number + 1]
+        scores = [score(self.learner, task.index, task.test.x, task.test.y) for task in seen]
         row = {
-            "task": task.name,
+            "task": seen[-1].name,
             "task_accuracy": [s.task for s in scores],
             "class_accuracy": [s.class_ for s in scores],
             "task_inference": [s.task_inference for s in scores],
-            "before": before,
-            "factors": {name: asdict(use) for name, use in learner.model.use(task.index).items()},
-            "parameters": learner.model.parameters(),
-            "examples": len(train),
-            "seconds": {"train": trained - started, "eval": time.perf_counter() - trained},
+            "before": self.before,
+            "factors": {name: asdict(use) for name, use in self.learner.model.use(number).items()},
+            "parameters": self.learner.model.parameters(),
+            "examples": len(seen[-1].train),
+            "seconds": {"train": self.seconds, "eval": time.perf_counter() - started},
         }
-        record["rows"].append(row)
-        learner.save(folder / "model")
-        store.write_json(folder / "rows.json", record)
-        store.append_jsonl(out / "metrics.jsonl", {"seed": seed, "task_number": task.index, "finished": row})
-        events.task(seed, row)
-    return record
+        self.rows.append(row)
+        self.learner.save(self.folder / "model")
+        store.write_json(self.folder / "rows.json", self.record)
+        store.append_jsonl(self.out / "metrics.jsonl", {"seed": self.seed, "task_number": number, "finished": row})
+        self.events.task(self.seed, row)
 
 
 def _step_of(progress: Progress, number: int, config: RunConfig) -> int:
@@ -205,14 +232,3 @@ def _step_of(progress: Progress, number: int, config: RunConfig) -> int:
     settings = config.settings()
     done = number * (settings.epochs + settings.finetune_epochs)
     return done + progress.epoch + (settings.epochs if progress.phase == "finetune" else 0)
-
-
-def _resume_or_start(config: RunConfig, seed: int, stream: Scenario, folder: Path) -> tuple[Learner, dict[str, Any]]:
-    if (folder / "model" / store.MANIFEST).exists():
-        learner = Learner.load(folder / "model", device=config.device)
-        record = store.read_json(folder / "rows.json") if (folder / "rows.json").exists() else None
-        rows = (record or {}).get("rows", [])[: len(learner.tasks)]
-        if len(learner.tasks) - len(rows) <= 1:
-            return learner, {"seed": seed, "rows": rows}
-    net = build_network(config.chosen().network, stream, seed)
-    return Learner(net, config.settings(), seed=seed, device=config.device), {"seed": seed, "rows": []}

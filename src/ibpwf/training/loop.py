@@ -7,7 +7,7 @@ which parameters move, is the method's affair.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -144,9 +144,11 @@ class Step:
             self.out = self._eager(self.x, self.y)
 
 
-def run_epoch(step: Step, x: Tensor, y: Tensor, order: Tensor, batch_size: int, describe: str) -> tuple[float, float]:
-    """One pass in the given order; the mean loss and extra term. A rest smaller than a batch is left out
-    (another order next epoch), so that every step has the same shape."""
+def epoch_steps(
+    step: Step, x: Tensor, y: Tensor, order: Tensor, batch_size: int, describe: str
+) -> Generator[None, None, tuple[float, float]]:
+    """One pass in the given order, pausing after every step; returns the mean loss and extra term. A rest smaller
+    than a batch is left out (another order next epoch), so that every step has the same shape."""
     size = min(batch_size, len(order))
     count = len(order) // size
     log = torch.empty(count, 2, device=x.device)
@@ -157,6 +159,7 @@ def run_epoch(step: Step, x: Tensor, y: Tensor, order: Tensor, batch_size: int, 
         for i in range(len(rows) // size):
             here = slice(i * size, (i + 1) * size)
             log[first + i].copy_(step.run(part_x[here], part_y[here]))
+            yield
         check_finite(log[: first + len(rows) // size], describe)
     mean = log.mean(0)
     return float(mean[0]), float(mean[1])
@@ -178,8 +181,11 @@ def learning_rate_at(phase: Phase, epoch: int) -> float:
     return phase.learning_rate
 
 
-def train_task(method: Method, data: TaskData, progress: Callable[[Progress], None] | None = None) -> None:
-    """Train one task from `begin_task` to `end_task`. Nothing is kept if it does not get to the end."""
+def task_steps(
+    method: Method, data: TaskData, progress: Callable[[Progress], None] | None = None
+) -> Generator[None, None, None]:
+    """Train one task from `begin_task` to `end_task`, pausing after every step so that several learners can take
+    turns. Nothing is kept if it does not get to the end."""
     shuffle = data.generator("shuffle")
     for phase in method.begin_task(data):
         step: Step | None = None
@@ -190,7 +196,7 @@ def train_task(method: Method, data: TaskData, progress: Callable[[Progress], No
             set_learning_rate(step.optimizer, learning_rate_at(phase, epoch))
             order = torch.randperm(len(data.y), generator=shuffle)
             describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
-            loss, extra = run_epoch(step, data.x, data.y, order, phase.batch_size, describe)
+            loss, extra = yield from epoch_steps(step, data.x, data.y, order, phase.batch_size, describe)
             if progress is not None:
                 counts = method.counts()
                 progress(
