@@ -152,9 +152,11 @@ def run(
         seeds = [_SeedRun(config, seed, out, events, writer) for seed in config.seeds]
         for number in range(len(seeds[0].stream)):
             behind = [one for one in seeds if len(one.rows) == number]
+            started = time.perf_counter()
             take_turns([one.learn_steps(number) for one in behind], choose_device(config.device))
+            seconds = (time.perf_counter() - started) / max(len(behind), 1)
             for one in behind:
-                one.finish(number)
+                one.finish(number, seconds)
         result = make_result(config, seeds[0].stream, [one.record for one in seeds], command)
         store.write_json(out / "result.json", result)
     return result
@@ -169,7 +171,6 @@ class _SeedRun:
         self.folder = out / f"seed-{seed}"
         self.learner, self.rows = self._resume_or_start()
         self.before: float | None = None
-        self.seconds = 0.0
 
     @property
     def record(self) -> dict[str, Any]:
@@ -188,11 +189,9 @@ class _SeedRun:
     def learn_steps(self, number: int) -> Generator[None, None, None]:
         """Learn task `number`, unless a killed run had stored the model already and only the row is missing."""
         task = self.stream[number]
-        started = time.perf_counter()
         if len(self.learner.tasks) == number:
             self.before = zero_shot(self.learner, task.classes, task.test.x, task.test.y)
             yield from self.learner.learn_steps(task.train.x, task.train.y, name=task.name, progress=self._told)
-        self.seconds = time.perf_counter() - started
 
     def _told(self, progress: Progress) -> None:
         number = len(self.learner.tasks)
@@ -204,8 +203,9 @@ class _SeedRun:
             for key in ("loss", "extra", "active", "new", "reused"):
                 self.writer.add_scalar(f"seed-{self.seed}/{key}", getattr(progress, key), step)
 
-    def finish(self, number: int) -> None:
-        """Evaluate all tasks learnt so far, then store the model, then the row."""
+    def finish(self, number: int, seconds: float) -> None:
+        """Evaluate all tasks learnt so far, then store the model, then the row. `seconds` is this seed's share of
+        the time that all seeds trained together."""
         started = time.perf_counter()
         seen = self.stream[: number + 1]
         scores = [score(self.learner, task.index, task.test.x, task.test.y) for task in seen]
@@ -218,7 +218,7 @@ class _SeedRun:
             "factors": {name: asdict(use) for name, use in self.learner.model.use(number).items()},
             "parameters": self.learner.model.parameters(),
             "examples": len(seen[-1].train),
-            "seconds": {"train": self.seconds, "eval": time.perf_counter() - started},
+            "seconds": {"train": seconds, "eval": time.perf_counter() - started},
         }
         self.rows.append(row)
         self.learner.save(self.folder / "model")
