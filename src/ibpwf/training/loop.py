@@ -117,17 +117,21 @@ class Step:
         return torch.stack([loss.detach(), extra.detach()])
 
     def _capture(self, x: Tensor, y: Tensor) -> None:
-        """Warm up on a side stream with all state put back afterwards, then record."""
+        """Warm up with all state put back afterwards, then record, both on a stream no other learner records on:
+        matrix products keep their workspace per stream, and graphs that shared one would overwrite each other's
+        results when they run at the same time."""
         self.x, self.y = x.clone(), y.clone()
         tensors = [*(p.detach() for p in self.parameters), *self.buffers]
         kept = [t.clone() for t in tensors]
         states = [g.get_state() for g in self.generators]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        here = torch.cuda.current_stream()
+        alone = here == torch.cuda.default_stream()
+        stream = torch.cuda.Stream() if alone else here  # type: ignore[no-untyped-call]
+        stream.wait_stream(here)
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self._eager(self.x, self.y)
-        torch.cuda.current_stream().wait_stream(stream)
+        here.wait_stream(stream)
         for tensor, old in zip(tensors, kept, strict=True):
             tensor.copy_(old)
         for state in self.optimizer.state.values():
@@ -140,7 +144,7 @@ class Step:
         for generator in self.generators:
             self.graph.register_generator_state(generator)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=stream):
             self.out = self._eager(self.x, self.y)
 
 

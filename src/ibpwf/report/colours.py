@@ -1,0 +1,80 @@
+"""The report's colours: Okabe and Ito's palette for categories, cividis for quantities.
+
+Both are made for colour-blind readers. A quantity is drawn in one of `LEVELS` steps as a CSS class, `v0`
+(little) to `v31` (much), so that a page can turn the scale round on a dark background; `w0` … `w31` are the
+text colours that read well on them.
+"""
+
+from __future__ import annotations
+
+BLUE, ORANGE, GREEN, VERMILION = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+LEVELS = 32
+
+_CIVIDIS = (
+    "#00224e #002e6a #1a386f #32436d #434e6c #535a6d #61656f #6f7073 #7d7c78 "
+    "#8c8878 #9b9476 #aba072 #bcae6c #cdbb63 #dec958 #f0d846 #fee838"
+).split()
+
+RGB = tuple[float, float, float]
+
+
+def to_rgb(colour: str) -> RGB:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def to_hex(rgb: RGB) -> str:
+    return "#" + "".join(f"{round(min(max(part, 0), 255)):02x}" for part in rgb)
+
+
+def mix(first: str, second: str, share: float) -> str:
+    """A colour between two, `share` of the way to the second."""
+    a, b = to_rgb(first), to_rgb(second)
+    return to_hex((a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share, a[2] + (b[2] - a[2]) * share))
+
+
+def cividis(share: float) -> str:
+    """The map at 0 (dark blue) to 1 (yellow)."""
+    place = min(max(share, 0.0), 1.0) * (len(_CIVIDIS) - 1)
+    below = min(int(place), len(_CIVIDIS) - 2)
+    return mix(_CIVIDIS[below], _CIVIDIS[below + 1], place - below)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG defines it."""
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in (channel / 255 for channel in to_rgb(colour))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours, 1 to 21."""
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def text_on(colour: str) -> str:
+    """Black or white, whichever reads better on a colour."""
+    return "#ffffff" if contrast("#ffffff", colour) >= contrast("#111111", colour) else "#111111"
+
+
+def level(value: float, low: float, high: float) -> int:
+    """The step of the scale from `low` to `high` that a value falls on."""
+    share = (value - low) / (high - low) if high > low else 1.0
+    return min(max(int(share * LEVELS), 0), LEVELS - 1)
+
+
+def level_colour(step: int, *, dark: bool = False) -> str:
+    """Much is dark on a light page and light on a dark one; the very ends of the map are left out."""
+    share = step / (LEVELS - 1)
+    return cividis(0.08 + 0.9 * share) if dark else cividis(0.98 - 0.94 * share)
+
+
+def scale_css(*, dark: bool = False) -> str:
+    """The classes of the quantity scale."""
+    rules = []
+    for step in range(LEVELS):
+        colour = level_colour(step, dark=dark)
+        rules.append(f".v{step}{{fill:{colour}}}.w{step}{{fill:{text_on(colour)}}}")
+    return "".join(rules)
