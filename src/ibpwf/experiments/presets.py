@@ -41,6 +41,7 @@ _SPLIT_MNIST: dict[str, Any] = {
     "alpha": 200.0,
     "max_factors": 400,
     "heads": "shared",
+    "strength_std": 0.316,
     "kl_terms": 10,
     "epochs": 10,
     "finetune_epochs": 5,
@@ -53,6 +54,7 @@ _PERMUTED_MNIST: dict[str, Any] = {
     "alpha": 700.0,
     "max_factors": 1000,
     "heads": "per-task",
+    "strength_std": 0.1,
     "kl_terms": 10,
     "epochs": 15,
     "finetune_epochs": 5,
@@ -74,7 +76,8 @@ FAMILIES: dict[str, Family] = {
         paper=Preset(
             _mlp([400]),
             _SPLIT_MNIST,
-            "alpha 200 and Concrete temperature 0.6 as in the authors' released settings (paper text: 100 and 2/3)",
+            "alpha 200 and Concrete temperature 0.6 as in the authors' released settings (paper text: 100 and 2/3); "
+            "their r ~ N(0, 0.1) is read as a variance",
         ),
         default=Preset(_mlp([400]), {**_SPLIT_MNIST, **_GROWING}),
         quick=Preset(_mlp([400]), {**_SPLIT_MNIST, **_GROWING, "epochs": 2, "finetune_epochs": 1, "batch_size": 64}),
@@ -84,7 +87,8 @@ FAMILIES: dict[str, Family] = {
         paper=Preset(
             _mlp([1000, 1000]),
             _PERMUTED_MNIST,
-            "kappa 0.6 and gradients clipped at 0.5 as in the authors' released settings (paper text: 0.5, none)",
+            "kappa 0.6 and gradients clipped at 0.5 as in the authors' released settings (paper text: 0.5, none); "
+            "their r ~ N(0, 0.1) is read as a standard deviation",
         ),
         default=Preset(_mlp([1000, 1000]), {**_PERMUTED_MNIST, "max_factors": None, "kl_terms": None}),
         quick=Preset(
