@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
-.PHONY: help run test lint types pytest test-slow clean
+.PHONY: help run test lint types pytest test-slow results clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
 	@echo "make test       ruff, mypy --strict and all tests"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make results    rewrite the result tables from docs/results"
 	@echo "make clean      remove the environment and caches (data and runs stay)"
 
 # uv when it can be had, pip otherwise; pip's find-links are handed on so that both see the same wheels.
@@ -38,6 +39,9 @@ pytest: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+results: $(STAMP)
+	$(BIN)/python -m ibpwf.experiments.results_page docs README.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -35,10 +35,11 @@ def top(
 
 
 def _add_commands() -> None:
-    from ibpwf.commands import data, run
+    from ibpwf.commands import data, report, run
 
     app.add_typer(data.app, name="data")
     app.command("run")(run.run_command)
+    app.command("report")(report.report_command)
 
 
 def main() -> None:
@@ -48,12 +49,18 @@ def main() -> None:
         sys.argv.remove("--debug")  # accepted anywhere on the line
     _add_commands()
     try:
-        app()
+        app(prog_name="ibpwf")
     except IBPWFError as error:
         if debug:
             raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except OSError as error:
+        if debug:
+            raise
+        where = f"'{error.filename}': " if error.filename else ""
+        sys.stderr.write(f"error: {where}{error.strerror or error}. Check the path, its rights and the disk.\n")
+        sys.exit(2)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted.\n")
+        sys.stderr.write("Interrupted.\n")
         sys.exit(130)

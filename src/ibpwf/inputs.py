@@ -19,8 +19,12 @@ def _tensor(field: str, value: object) -> Tensor:
     except ValueError as error:
         raise InputError(f"{field} cannot be made an array ({error}); give rows of equal length.") from None
     if array.dtype.kind not in "biuf":
-        raise InputError(f"{field} holds {array.dtype}; give numbers (a tensor or a numpy array).")
-    return torch.from_numpy(np.ascontiguousarray(array))
+        kind = {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(array.dtype.kind, array.dtype)
+        remedy = "encode the labels as whole numbers" if field == "y" else "give numbers (a tensor or a numpy array)"
+        raise InputError(f"{field} holds {kind}; {remedy}.")
+    # torch has neither the other byte order nor longer floats, nor strides that run backwards.
+    native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.ascontiguousarray(array, native)).reshape(array.shape)
 
 
 def check_inputs(x: object, shape: tuple[int, ...] | None, *, empty_ok: bool = False) -> Tensor:
@@ -39,10 +43,9 @@ def check_inputs(x: object, shape: tuple[int, ...] | None, *, empty_ok: bool = F
     inputs = given.float()
     finite = torch.isfinite(inputs)
     if not bool(finite.all()):
-        row = int((~finite).flatten(1).any(1).nonzero()[0])
-        raise InputError(
-            f"x has a NaN or infinite value in row {row}; remove or replace such values before learning."
-        )
+        row = int((~finite).flatten(1).any(1).nonzero()[0, 0])
+        value = float(inputs[row][~finite[row]][0])
+        raise InputError(f"x holds {value} in row {row}; remove or replace NaN and infinite values.")
     return inputs
 
 
@@ -53,25 +56,35 @@ def check_labels(y: object, examples: int) -> Tensor:
         raise InputError(f"y has shape {tuple(given.shape)}; give one integer label per example, shape (N,).")
     if len(given) != examples:
         raise InputError(f"x has {examples} examples but y has {len(given)} labels; they must be as many.")
-    if given.is_floating_point():
-        if not bool((given == given.round()).all()):
-            bad = float(given[(given != given.round()).nonzero()[0, 0]])
-            raise InputError(f"y holds {bad}, which is not an integer; encode the labels as whole numbers.")
-        given = given.long()
     if given.dtype == torch.bool or given.is_complex():
         raise InputError(f"y holds {given.dtype}; encode the labels as whole numbers.")
-    return given.long()
+    labels = given.long()
+    # What does not come back from int64 as it was: fractions, NaN, infinities, numbers too large.
+    wrong = (labels.to(given.dtype) != given) | ((labels < 0) != (given.double() < 0))
+    if bool(wrong.any()):
+        bad = given[wrong.nonzero()[0, 0]].item()
+        raise InputError(f"y holds {bad}, which is not a 64-bit integer; encode the labels as whole numbers.")
+    return labels
 
 
 def from_dataset(dataset: torch.utils.data.Dataset[Any]) -> tuple[Tensor, Tensor]:
     """All pairs of a map-style or iterable Dataset as two tensors."""
     items = dataset if hasattr(dataset, "__iter__") else (dataset[i] for i in range(len(dataset)))  # type: ignore[arg-type]
-    xs, ys = [], []
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
     for number, item in enumerate(items):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise InputError(f"item {number} of the Dataset is not an (example, label) pair.")
-        xs.append(torch.as_tensor(item[0]))
-        ys.append(int(item[1]))
+            raise InputError(f"item {number} of the Dataset is not an (example, label) pair; give such pairs.")
+        x, y = _tensor("x", item[0]), _tensor("y", item[1])
+        if xs and x.shape != xs[0].shape:
+            raise InputError(
+                f"item {number} of the Dataset has an example of shape {tuple(x.shape)}, item 0 of "
+                f"{tuple(xs[0].shape)}; give examples of one shape."
+            )
+        if y.numel() != 1:
+            raise InputError(f"item {number} of the Dataset has a label of shape {tuple(y.shape)}; give one integer.")
+        xs.append(x)
+        ys.append(y.reshape(()))
     if not xs:
         raise InputError("the Dataset is empty; a task needs examples.")
-    return torch.stack(xs), torch.tensor(ys)
+    return torch.stack(xs), torch.stack(ys)

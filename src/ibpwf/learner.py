@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import contextlib
+import operator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,11 +15,12 @@ from torch import Tensor, nn
 
 from ibpwf import store
 from ibpwf.architecture import build, check_same, describe, signature
-from ibpwf.errors import InputError, StoreError, unknown
+from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.factors.model import FactorModel, factorize
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels, from_dataset
-from ibpwf.methods.base import TaskData
+from ibpwf.methods import method_named
+from ibpwf.methods.base import Method, TaskData
 from ibpwf.methods.ibpwf import IBPWF
 from ibpwf.settings import Settings
 from ibpwf.training.loop import Progress, task_steps
@@ -52,49 +55,23 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-class Learner:
-    """Learns task after task, forgets nothing, and infers the task of an input by itself.
+def _whole(field: str, value: int) -> int:
+    """A whole number from 0, NumPy's included."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 63:
+        raise InputError(f"{field} is {value!r}; give a whole number from 0.")
+    return number
 
-    Given a plain network, it is factorised with the settings' `alpha`, `max_factors`, `heads` and
-    `strength_std`; given the result of `factorize`, that keeps its own. The same seed on the same machine gives
-    the same bits, whether or not the learner was stored and loaded between tasks.
-    """
 
-    def __init__(
-        self,
-        model: FactorModel | nn.Module,
-        settings: Settings | None = None,
-        *,
-        seed: int = 0,
-        device: str | torch.device = "auto",
-    ) -> None:
-        settings = settings or Settings()
-        if isinstance(model, nn.Module):
-            model = factorize(
-                model,
-                alpha=settings.alpha,
-                max_factors=settings.max_factors,
-                heads=settings.heads,
-                strength_std=settings.strength_std,
-            )
-        if not isinstance(model, FactorModel):
-            raise InputError(
-                f"model is a {type(model).__name__}; give a torch.nn.Module or the result of ibpwf.factorize."
-            )
-        if model.tasks:
-            raise InputError("this factorised model already belongs to a learner; factorize the network again.")
-        caps = {n: d.max_factors for n, d in model.layers.items() if d.max_factors is not None}
-        self.settings = settings.replace(
-            alpha={name: dictionary.alpha for name, dictionary in model.layers.items()},
-            max_factors=caps or None,
-            heads=model.heads,
-            strength_std=model.strength_std,
-        )
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InputError(f"seed is {seed!r}; give a whole number from 0.")
-        self.seed = seed
-        self.model = model.to(choose_device(device))
-        self.method = IBPWF(model, self.settings)
+class TaskLearner:
+    """Any method as a learner: checks what comes in, names tasks, trains, answers, stores."""
+
+    def __init__(self, method: Method, *, seed: int = 0) -> None:
+        self.method: Method = method
+        self.seed = _whole("seed", seed)
         self.tasks: list[TaskInfo] = []
         self._input_shape: tuple[int, ...] | None = None
 
@@ -160,15 +137,17 @@ class Learner:
         """Run one example through the network, so that a wrong shape is named here and not deep inside torch."""
         if self._input_shape is not None:
             return
-        net = self.model.net.eval()
         try:
-            with torch.no_grad():
-                net(x[:1].to(self.device))
-        except (RuntimeError, ValueError, IndexError) as error:
+            out = self.method.trial(x[:1].to(self.device))
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise InputError(
                 f"x has examples of shape {tuple(x.shape[1:])}, which does not fit the network: "
-                f"{str(error).splitlines()[0]}. Reshape x or change the network's first layer."
-            ) from None
+                f"{next(iter(str(error).splitlines()), type(error).__name__)}. "
+                "Reshape x or change the network's first layer."
+            ) from error
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            raise InputError(f"the network gives {what} for one example; it must give one row of class scores.")
 
     def task_number(self, task: int | str) -> int:
         """A task's number from its name or number."""
@@ -177,7 +156,10 @@ class Learner:
             if task not in names:
                 raise unknown("task", task, names)
             return names.index(task)
-        number = int(task)
+        try:
+            number = operator.index(task)
+        except TypeError:
+            raise InputError(f"task is {task!r}; give a task's name or number.") from None
         if not -len(self.tasks) <= number < len(self.tasks):
             raise InputError(
                 f"task is {number}, but {len(self.tasks)} tasks have been learnt; "
@@ -188,10 +170,11 @@ class Learner:
     def _task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
         if task is None:
             return None
-        if isinstance(task, (str, int, np.integer)):
-            numbers = [self.task_number(task)] * rows
+        given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            numbers = [self.task_number(given)] * rows
         else:
-            given: list[Any] = task.tolist() if isinstance(task, Tensor) else list(task)
+            given = list(given)
             if len(given) != rows:
                 raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
             numbers = [self.task_number(t) for t in given]
@@ -213,8 +196,7 @@ class Learner:
         """
         if not self.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
-        if draws < 0:
-            raise InputError(f"draws is {draws}; give 0 for the point estimate or a number such as 100.")
+        draws, seed = _whole("draws", draws), _whole("seed", seed)
         inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
         rows = self._task_rows(task, len(inputs))
         return self.method.predict(inputs, rows, marginal=marginal, draws=draws, seed=seed)
@@ -224,7 +206,103 @@ class Learner:
         if not self.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
-        return self.model.logits(inputs, self.task_number(task))
+        return self.method.logits(inputs, self.task_number(task))
+
+    def save(self, path: str | Path) -> None:
+        """Write the model folder; what an earlier save wrote of older tasks is left as it is."""
+        configuration, fixed = self._configuration()
+        state, files = self.method.state()
+        content = {
+            "method": self.method.name,
+            "configuration": configuration,
+            "seed": self.seed,
+            "input_shape": None if self._input_shape is None else list(self._input_shape),
+            "tasks": [{"name": t.name, "classes": list(t.classes), "examples": t.examples} for t in self.tasks],
+            "state": state,
+        }
+        store.save_folder(path, kind=KIND, schema=SCHEMA, content=content, files={**fixed, **files})
+
+    def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """What makes the untrained method again: JSON, and tensors."""
+        return self.method.configuration(), {}
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
+        """Read a model folder of any method but IBP-WF (see `Learner.load`)."""
+        opened = store.open_folder(path, kind=KIND)
+        with _whole_folder(path):
+            method = method_named(opened.content["method"]).create(
+                opened.content["configuration"], choose_device(device)
+            )
+            return cls(method, seed=opened.content["seed"])._restored(opened)
+
+    def _restored(self, opened: store.Opened) -> Self:
+        """Take up the state of an opened folder."""
+        content = opened.content
+        parts = {name: opened.tensors(name) for name in opened.files}
+        self.method.load_state(content["state"], parts)
+        shape = content["input_shape"]
+        self._input_shape = None if shape is None else tuple(shape)
+        self.tasks = [
+            TaskInfo(t["name"], number, tuple(t["classes"]), t["examples"])
+            for number, t in enumerate(content["tasks"])
+        ]
+        return self
+
+
+@contextlib.contextmanager
+def _whole_folder(path: str | Path) -> Iterator[None]:
+    """What a manifest of the right form but wrong content runs into, as one clear error."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (IBPWFError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise StoreError(
+            f"{path} is not a whole model folder ({type(error).__name__}: {error}); restore it from a copy."
+        ) from None
+
+
+class Learner(TaskLearner):
+    """Learns task after task, forgets nothing, and infers the task of an input by itself.
+
+    Given a plain network, it is factorised with the settings' `alpha`, `max_factors`, `heads` and
+    `strength_std`; given the result of `factorize`, that keeps its own. The same seed on the same machine gives
+    the same bits, whether or not the learner was stored and loaded between tasks.
+    """
+
+    def __init__(
+        self,
+        model: FactorModel | nn.Module,
+        settings: Settings | None = None,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "auto",
+    ) -> None:
+        settings = settings or Settings()
+        if isinstance(model, nn.Module):
+            model = factorize(
+                model,
+                alpha=settings.alpha,
+                max_factors=settings.max_factors,
+                heads=settings.heads,
+                strength_std=settings.strength_std,
+            )
+        if not isinstance(model, FactorModel):
+            raise InputError(
+                f"model is a {type(model).__name__}; give a torch.nn.Module or the result of ibpwf.factorize."
+            )
+        if model.tasks:
+            raise InputError("this factorised model already belongs to a learner; factorize the network again.")
+        caps = {n: d.max_factors for n, d in model.layers.items() if d.max_factors is not None}
+        self.settings = settings.replace(
+            alpha={name: dictionary.alpha for name, dictionary in model.layers.items()},
+            max_factors=caps or None,
+            heads=model.heads,
+            strength_std=model.strength_std,
+        )
+        self.model = model.to(choose_device(device))
+        super().__init__(IBPWF(model, self.settings), seed=seed)
 
     def merge(self, task: int | str) -> nn.Module:
         """One task as an ordinary network, its outputs in the order of the task's classes."""
@@ -232,60 +310,47 @@ class Learner:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         return self.model.merge(self.task_number(task))
 
-    def save(self, path: str | Path) -> None:
-        """Write the model folder; what an earlier save wrote of older tasks is left as it is."""
-        method, files = self.method.state()
-        content = {
-            "method": self.method.name,
+    def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        configuration = {
             "settings": self.settings.to_json(),
-            "seed": self.seed,
             "network": describe(self.model.net),
             "signature": signature(self.model.net),
             "head": self.model.head,
             "layers": list(self.model.layers),
-            "input_shape": None if self._input_shape is None else list(self._input_shape),
-            "tasks": [{"name": t.name, "classes": list(t.classes), "examples": t.examples} for t in self.tasks],
-            "state": method,
         }
-        template = {"template": dict(self.model.net.state_dict())}
-        store.save_folder(path, kind=KIND, schema=SCHEMA, content=content, files={**template, **files})
+        return configuration, {"template": dict(self.model.net.state_dict())}
 
     @classmethod
     def load(cls, path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto") -> Learner:
         """Read a model folder. A network of your own class must be given again as `net` (its weights do not
         matter); networks from `ibpwf.models` and `nn.Sequential` ones are rebuilt from the folder."""
         opened = store.open_folder(path, kind=KIND)
-        content = opened.content
-        try:
+        with _whole_folder(path):
+            if opened.content["method"] != IBPWF.name:
+                raise StoreError(f"{path} holds a '{opened.content['method']}' model; read it with ibpwf.load(path).")
+            configuration = opened.content["configuration"]
             if net is None:
-                if content["network"] is None:
+                if configuration["network"] is None:
                     raise StoreError(
                         f"{path} holds a network of your own class; pass it again: Learner.load(path, net=MyNet())."
                     )
-                net = build(content["network"])
-            check_same(net, content["signature"])
+                net = build(configuration["network"])
+            check_same(net, configuration["signature"])
             net.load_state_dict(opened.tensors("template"))
-            settings = Settings.from_json(content["settings"])
+            settings = Settings.from_json(configuration["settings"])
             model = factorize(
                 net,
                 alpha=settings.alpha,
                 max_factors=settings.max_factors,
                 heads=settings.heads,
-                head=content["head"],
-                include=list(content["layers"]),
+                head=configuration["head"],
+                include=list(configuration["layers"]),
                 strength_std=settings.strength_std,
             )
-            learner = cls(model, settings, seed=content["seed"], device=device)
-            names = [f"task-{t:04d}" for t in range(len(content["tasks"]))]
-            learner.method.load_state(content["state"], {name: opened.tensors(name) for name in names})
-            shape = content["input_shape"]
-            learner._input_shape = None if shape is None else tuple(shape)
-            learner.tasks = [
-                TaskInfo(t["name"], number, tuple(t["classes"]), t["examples"])
-                for number, t in enumerate(content["tasks"])
-            ]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StoreError(
-                f"{path} is not a whole model folder ({type(error).__name__}: {error}); restore it from a copy."
-            ) from None
-        return learner
+            return cls(model, settings, seed=opened.content["seed"], device=device)._restored(opened)
+
+
+def load(path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
+    """Read the model folder of any method."""
+    method = store.open_folder(path, kind=KIND).content.get("method")
+    return Learner.load(path, device=device) if method == IBPWF.name else TaskLearner.load(path, device=device)

@@ -10,7 +10,9 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+import numpy as np
 
 from ibpwf.errors import InputError, unknown
 
@@ -32,7 +34,9 @@ def _fits(value: object, hint: Any) -> bool:
         return any(_fits(value, option) for option in typing.get_args(hint))
     if origin in (dict, Mapping) or hint is dict:
         options = typing.get_args(hint)
-        return isinstance(value, dict) and all(_fits(v, options[1]) for v in value.values())
+        return isinstance(value, dict) and all(
+            isinstance(key, str) and _fits(item, options[1]) for key, item in value.items()
+        )
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(v, typing.get_args(hint)[0]) for v in value)
     if hint is type(None):
@@ -64,7 +68,39 @@ def require(ok: bool, field: str, value: object, remedy: str) -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FrozenSettings:
+    """A frozen dataclass whose fields are checked against their types and that goes to JSON and back."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):  # a sweep over a NumPy array hands in NumPy's numbers
+                object.__setattr__(self, field.name, value.item())
+            elif isinstance(value, list):
+                object.__setattr__(self, field.name, tuple(value))
+        check_fields(self)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            field.name: list(value) if isinstance(value := getattr(self, field.name), tuple) else value
+            for field in dataclasses.fields(self)
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        return cls().replace(**values)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed; an unknown name is refused with the nearest one suggested."""
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in names:
+                raise unknown("setting", name, names)
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Settings(FrozenSettings):
     """How IBP-WF factorises, trains and infers. Names follow the paper.
 
     Factorisation: `alpha` (IBP's expected factors per task, per layer pattern if a mapping, "auto" for half of
@@ -101,9 +137,7 @@ class Settings:
     ridge: float = 1e-4
 
     def __post_init__(self) -> None:
-        if isinstance(self.inference_layers, list):
-            object.__setattr__(self, "inference_layers", tuple(self.inference_layers))
-        check_fields(self)
+        super().__post_init__()
         for number in self.alpha.values() if isinstance(self.alpha, dict) else [self.alpha]:
             require(number == "auto" or number > 0, "alpha", number, "it must be above 0")
         caps = self.max_factors.values() if isinstance(self.max_factors, dict) else [self.max_factors]
@@ -119,25 +153,12 @@ class Settings:
             require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
         for name in ("finetune_epochs", "weight_decay", "kl_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative")
-        require(0 < self.temperature_decay <= 1, "temperature_decay", self.temperature_decay, "give 0 to 1")
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            field.name: list(value) if isinstance(value := getattr(self, field.name), tuple) else value
-            for field in dataclasses.fields(self)
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Settings:
-        return cls().replace(**values)
-
-    def replace(self, **changes: Any) -> Settings:
-        """A copy with some settings changed; an unknown name is refused with the nearest one suggested."""
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in names:
-                raise unknown("setting", name, names)
-        return dataclasses.replace(self, **changes)
+        require(
+            0 < self.temperature_decay <= 1,
+            "temperature_decay",
+            self.temperature_decay,
+            "give more than 0 and at most 1",
+        )
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

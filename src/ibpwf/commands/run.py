@@ -5,23 +5,33 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ibpwf.errors import DataError, InputError
 from ibpwf.settings import parse_assignment
 
 if TYPE_CHECKING:
+    from ibpwf.experiments.run import RunConfig
     from ibpwf.training.loop import Progress as EpochProgress
 
 
 def run_command(
-    scenario: Annotated[str, typer.Argument(help="What to learn, such as split-mnist or permuted-mnist.")],
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="What to learn, such as split-mnist, permuted-mnist or split-digits (which needs no download).",
+        ),
+    ],
     method: Annotated[str, typer.Option(help="How to learn it.")] = "ibpwf",
     preset: Annotated[str, typer.Option(help="Settings to start from: paper, default or quick.")] = "paper",
     seed: Annotated[int | None, typer.Option(help="Run this one seed.", show_default="0")] = None,
@@ -51,6 +61,7 @@ def run_command(
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
     from ibpwf.experiments.run import Events, RunConfig, run
+    from ibpwf.report import write_report
 
     if seed is not None and seeds is not None:
         raise InputError("--seed and --seeds were both given; choose one.")
@@ -60,126 +71,184 @@ def run_command(
     changes = dict(parse_assignment(text) for text in set_ or [])
     console = Console(stderr=json_)
     command = "ibpwf " + shlex.join(sys.argv[1:])
+    names = [scenario] if fallback is None else [scenario, fallback]
+    # All of them now: a mistake in the fallback's name should not show only when it is needed.
+    configs = [RunConfig(name, method, preset, chosen, changes, tasks, device) for name in names]
+    open_writer = _summary_writer() if tensorboard else None
 
-    def go(name: str) -> dict[str, Any]:
-        config = RunConfig(name, method, preset, chosen, changes, tasks, device)
-        folder = out or Path("runs") / f"{name}-{method}-{preset}"
-        writer = _tensorboard(folder) if tensorboard else None
-        display = Display(console, config.settings().epochs + config.settings().finetune_epochs)
+    def go(config: RunConfig) -> dict[str, Any]:
+        display = Display(console, config.settings().epochs + config.settings().finetune_epochs, len(chosen))
+        folder = _folder(out, config)
         with display.bar:
-            events = Events(display.epoch, display.task, display.say)
             result = run(
                 config,
                 folder,
                 command=command,
-                events=events,
+                events=Events(display.epoch, display.task, display.say, display.fetched),
                 resume=resume,
                 overwrite=overwrite,
-                writer=writer,
+                open_writer=open_writer,
             )
-        if writer is not None:
-            writer.close()
         summary(console, result)
-        console.print(f"Run folder: {folder}")
+        page = write_report([folder], folder / "report.html")
+        console.print(f"Run folder: {folder}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"Report: {page}", highlight=False, markup=False, soft_wrap=True)
         return result
 
+    config = configs[0]
     try:
-        result = go(scenario)
-    except DataError as error:
-        if fallback is None:
-            raise
-        console.print(f"[yellow]{scenario} cannot be had here, running {fallback} instead.[/] {error}")
-        result = go(fallback)
+        try:
+            result = go(config)
+        except DataError as error:
+            if fallback is None:
+                raise
+            console.print(f"{error}\n", style="dim", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{scenario} cannot be had here; running {fallback} instead.", style="yellow")
+            config = configs[1]
+            result = go(config)
     except KeyboardInterrupt:
-        console.print("Interrupted. Finished tasks are kept: add --resume to go on.")
-        raise
+        typer.echo(_interrupted(_folder(out, config), overwrite), err=True)
+        raise typer.Exit(130) from None
     if json_:
         typer.echo(json.dumps(result, indent=2))
 
 
-def _tensorboard(folder: Path) -> Any:
+def _folder(out: Path | None, config: RunConfig) -> Path:
+    return out or Path("runs") / f"{config.scenario}-{config.method}-{config.preset}"
+
+
+def _interrupted(folder: Path, overwrite: bool) -> str:
+    if not (folder / "config.json").exists():
+        return "Interrupted. Nothing has been written yet."
+    how = "--resume instead of --overwrite" if overwrite else "--resume"
+    return f"Interrupted. Finished tasks are kept in {folder}; the same command with {how} goes on."
+
+
+def _summary_writer() -> Callable[[Path], Any]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError("--tensorboard needs the tensorboard package: pip install 'ibpwf[tensorboard]'.") from None
-    return SummaryWriter(log_dir=str(folder / "tensorboard"))
+    return lambda folder: SummaryWriter(log_dir=str(folder))
+
+
+NAME = 13
+"""Columns for a task's name; longer ones are cut."""
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME else name[: NAME - 1] + "…"
 
 
 class Display:
-    """A progress bar per task and a table row per finished task."""
+    """A progress bar for each task that is being learnt and a line per finished task. Fits 80 columns, and leaves
+    the less important columns out where there are fewer than that."""
 
-    def __init__(self, console: Console, epochs: int) -> None:
-        self.console, self.epochs = console, epochs
-        self.bar = Progress(
+    def __init__(self, console: Console, epochs: int, seeds: int = 1) -> None:
+        self.console, self.epochs, self.seeds = console, epochs, seeds
+        self.wide = console.width >= 80
+        columns: list[ProgressColumn] = [
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[detail]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self.current: Any = None
-        self.name = ""
+        ]
+        if self.wide:
+            columns.insert(1, BarColumn(bar_width=10))
+        if self.wide and seeds == 1:
+            columns.append(TimeElapsedColumn())
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.bars: dict[int, TaskID] = {}  # one per seed: on a GPU they take turns
+        self.fetching: TaskID | None = None
+        self.head_printed = False
 
     def say(self, text: str) -> None:
-        self.console.print(f"[dim]{text}[/]")
+        self.console.print(text, style="dim", highlight=False, markup=False)
+
+    def fetched(self, label: str, done: int, total: int | None) -> None:
+        """Data on its way: megabytes, or a handful of steps."""
+        unit = 1e6 if total is None or total >= 1000 else 1
+        if self.fetching is None:
+            self.fetching = self.bar.add_task("", total=1, detail="")
+        detail = "MB" if unit > 1 else ""
+        whole = max(total or done, 1) / unit
+        self.bar.update(
+            self.fetching, description=escape(label[:50]), completed=done / unit, total=whole, detail=detail
+        )
 
     def epoch(self, seed: int, progress: EpochProgress) -> None:
-        if self.current is None or self.name != progress.task:
-            if self.current is not None:
-                self.bar.remove_task(self.current)
-            self.name = progress.task
-            self.current = self.bar.add_task(f"task {progress.task}", total=self.epochs, detail="")
-        detail = f"loss {progress.loss:.4f}  KL {progress.extra:.1f}  factors {progress.active}"
-        detail += f" ({progress.new} new, {progress.reused} reused)  {progress.phase}"
-        self.bar.update(self.current, advance=1, detail=detail)
+        if self.fetching is not None:
+            self.bar.remove_task(self.fetching)
+            self.fetching = None
+        if seed not in self.bars:
+            named = _cut(progress.task) + (f" seed {seed}" if self.seeds > 1 else "")
+            self.bars[seed] = self.bar.add_task(escape(named), total=self.epochs, detail="")
+        phase = "fine-tune" if progress.phase == "finetune" else f"KL {progress.extra:.0f}"
+        new = f" (+{progress.new})" if self.wide else ""
+        detail = f"loss {progress.loss:.3f} {phase} factors {progress.active}{new}"
+        self.bar.update(self.bars[seed], advance=1, detail=detail)
 
     def task(self, seed: int, row: dict[str, Any]) -> None:
-        if self.current is not None:
-            self.bar.remove_task(self.current)
-            self.current = None
-        shown = Table(box=None, pad_edge=False, title=f"after task {row['task']} (seed {seed})", title_justify="left")
-        shown.add_column("accuracy of task")
-        for number in range(len(row["task_accuracy"])):
-            shown.add_column(str(number + 1), justify="right")
-        shown.add_column("mean", justify="right")
-        names = (
-            ("task given", "task_accuracy"),
-            ("task inferred", "class_accuracy"),
-            ("task inference", "task_inference"),
-        )
-        for label, key in names:
-            values = row[key]
-            mean = sum(values) / len(values)
-            shown.add_row(label, *(f"{v:.2f}" for v in values), f"[bold]{mean:.2f}[/]")
-        self.console.print(shown)
-        use = ", ".join(
-            f"{name}: {u['active']} active = {u['reused']} reused + {u['new']} new, {u['total']} in all"
-            for name, u in row["factors"].items()
-        )
-        self.console.print(f"[dim]factors  {use}[/]\n")
+        """One line: accuracy of the newest task, means over all so far, factors in use and how many are new."""
+        if seed in self.bars:
+            self.bar.remove_task(self.bars.pop(seed))
+        if not self.head_printed:
+            self.head_printed = True
+            newest = f"{'newest task':>16}" if self.wide else ""
+            self._line("", "", f"{newest}  {'mean of all tasks so far':>26}", "", style="bold")
+            newest = f"{'given':>7}{'inferred':>9}" if self.wide else ""
+            means = f"  {'given':>7}{'inferred':>9}{'inference':>10}"
+            self._line("seed", "task", newest + means, "factors (new)", style="bold")
+        given, inferred, inference = row["task_accuracy"], row["class_accuracy"], row["task_inference"]
+        newest = f"{given[-1]:7.2f}{inferred[-1]:9.2f}" if self.wide else ""
+        means = f"  {fmean(given):7.2f}{fmean(inferred):9.2f}{fmean(inference):10.2f}"
+        active, new = (sum(use[key] for use in row["factors"].values()) for key in ("active", "new"))
+        self._line(str(seed), _cut(row["task"]), newest + means, f"{active} (+{new})")
+
+    def _line(self, seed: str, task: str, numbers: str, factors: str, style: str = "") -> None:
+        first = f"{seed:<5}" if self.seeds > 1 else ""
+        text = f"{first}{task:<{NAME}}{numbers}{factors:>14}"
+        self.console.print(text, style=style, highlight=False, markup=False)
 
 
-def _with_spread(entry: dict[str, Any] | None, digits: int = 2) -> str:
+def _with_spread(entry: dict[str, Any] | None) -> str:
     if entry is None:
         return "–"
     std = entry.get("std")
-    return f"{entry['mean']:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+    return f"{entry['mean']:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+
+
+def per_task(console: Console, result: dict[str, Any]) -> None:
+    """Every task's accuracy, right after it was learnt and after the last task, as a mean over seeds."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("accuracy, %")
+    for head in ("when learnt", "at the end", "task inferred"):
+        shown.add_column(head, justify="right")
+    columns = []
+    for number in range(len(result["tasks"])):
+        learnt = fmean(matrix["task"][number][number] for matrix in result["matrix"])
+        end = fmean(matrix["task"][-1][number] for matrix in result["matrix"])
+        inferred = fmean(matrix["class"][-1][number] for matrix in result["matrix"])
+        columns.append((learnt, end, inferred))
+        shown.add_row(escape(result["tasks"][number]["name"]), *(f"{value:.2f}" for value in columns[-1]))
+    shown.add_row("mean", *(f"{fmean(values):.2f}" for values in zip(*columns, strict=True)), style="bold")
+    console.print()
+    console.print(shown)
 
 
 def summary(console: Console, result: dict[str, Any]) -> None:
-    """The final table: ours beside the paper's."""
+    """The final tables: every task's accuracy, and the averages beside the paper's where it has any."""
+    per_task(console, result)
     seeds = len(result["seeds"])
     title = f"{result['scenario']}, {result['method']}, preset {result['preset']}, {seeds} seed{'s' * (seeds > 1)}"
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("%")
-    shown.add_column("ours", justify="right")
-    shown.add_column("paper", justify="right")
-    shown.add_column("difference", justify="right")
+    console.print(f"\n{title}", style="bold", highlight=False)
+    compared = any(result["paper"].values())
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("average over tasks, %")
+    for head in ("ours", "paper", "difference") if compared else ("ours",):
+        shown.add_column(head, justify="right")
     rows = (
-        ("average accuracy, task given (incremental task)", result["accuracy"]["task"], "task"),
-        ("average accuracy, task inferred (incremental class)", result["accuracy"]["class"], "class"),
+        ("task given (incremental task)", result["accuracy"]["task"], "task"),
+        ("task inferred (incremental class)", result["accuracy"]["class"], "class"),
         ("task inference", result["task_inference"], "task-inference"),
         ("forgetting", result["forgetting"], None),
         ("backward transfer", result["backward_transfer"], None),
@@ -188,13 +257,15 @@ def summary(console: Console, result: dict[str, Any]) -> None:
     for label, ours, key in rows:
         paper = result["paper"].get(key) if key else None
         difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper else ""
-        shown.add_row(label, _with_spread(ours), _with_spread(paper) if paper else "–", difference)
+        shown.add_row(label, _with_spread(ours), *([_with_spread(paper), difference] if compared else []))
     console.print(shown)
-    seconds = result["seconds"]
+    seconds, rate = result["seconds"], result["samples_per_second"]
     console.print(
-        f"{result['parameters']['mean']:,.0f} parameters stored; {seconds['train']:.1f} s training, "
-        f"{seconds['eval']:.1f} s evaluation, {result['samples_per_second']:,.0f} samples/s "
-        f"on {result['environment']['device']}"
+        f"\n{result['parameters']['mean']:,.0f} parameters stored; {seconds['train']:.1f} s training"
+        + (f" ({rate:,.0f} samples/s)" if rate else "")
+        + f", {seconds['eval']:.1f} s evaluation on {result['environment']['device']}.",
+        highlight=False,
+        markup=False,
     )
     if result["note"]:
-        console.print(f"[dim]Preset: {result['note']}.[/]")
+        console.print(f"Preset: {result['note']}.", style="dim", highlight=False, markup=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ibpwf.data.scenarios import scenario_names
 from ibpwf.errors import InputError, unknown
 from ibpwf.settings import Settings
 
@@ -131,6 +132,8 @@ def preset(scenario: str, name: str) -> Preset:
     for key, family in FAMILIES.items():
         if scenario == key or scenario in family.also:
             return {"paper": family.paper, "default": family.default, "quick": family.quick}[name]
+    if scenario not in scenario_names():
+        raise unknown("scenario", scenario, scenario_names())
     known = [n for key, family in FAMILIES.items() for n in (key, *family.also)]
     raise InputError(
         f"scenario '{scenario}' has no preset yet, so `ibpwf run` cannot train it; "

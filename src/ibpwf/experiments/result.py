@@ -48,6 +48,7 @@ def make_result(
     passes = settings.epochs + settings.finetune_epochs
     samples = sum(row["examples"] * passes for r in rows for row in r)
     transfers = [forward_transfer([row["before"] for row in r], chance) for r in rows]
+    known = [transfer for transfer in transfers if transfer is not None]
     return {
         "schema": SCHEMA,
         "scenario": config.scenario,
@@ -67,7 +68,7 @@ def make_result(
         ],
         "forgetting": spread([forgetting(m) for m in matrices["task"]]),
         "backward_transfer": spread([backward_transfer(m) for m in matrices["task"]]),
-        "forward_transfer": spread([t for t in transfers if t is not None]) if any(transfers) else None,
+        "forward_transfer": spread(known) if known else None,
         "factors": [
             {"seed": record["seed"], "per_task": [row["factors"] for row in r]}
             for record, r in zip(records, rows, strict=True)

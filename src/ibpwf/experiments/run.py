@@ -6,14 +6,16 @@
     DIR/seed-S/model/          the model after the last finished task
     DIR/result.json            the whole result, written last
 
-A run that was interrupted goes on after the last finished task.
+A task is finished once its model is stored; its row and its metrics are written before that. A run that was
+interrupted goes on after the last finished task, and drops what it had written of the next one.
 """
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from ibpwf.experiments.presets import Preset, preset
 from ibpwf.experiments.result import make_result
 from ibpwf.learner import Learner, choose_device
 from ibpwf.settings import Settings
-from ibpwf.training.loop import Progress
+from ibpwf.training.loop import Phase, Progress, make_optimizer
 from ibpwf.training.replicas import take_turns
 
 METHODS = ("ibpwf",)
@@ -80,6 +82,7 @@ class Events:
     epoch: Callable[[int, Progress], None] = lambda seed, progress: None
     task: Callable[[int, dict[str, Any]], None] = lambda seed, row: None
     phase: Callable[[str], None] = lambda text: None
+    fetched: Callable[[str, int, int | None], None] = lambda label, done, total: None
 
 
 def build_network(spec: dict[str, Any], stream: Scenario, seed: int) -> nn.Module:
@@ -97,41 +100,63 @@ def build_network(spec: dict[str, Any], stream: Scenario, seed: int) -> nn.Modul
         return models.resnet20(classes=outputs)
 
 
-def prepare_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
-    """Make the run folder, or check that the one there may be used."""
-    there = out / "config.json"
-    if overwrite and there.exists():
-        remove_run(out)
-    elif there.exists():
-        if not resume:
-            raise InputError(
-                f"{out} holds a run already; choose another --out, go on with --resume, "
-                "or replace it with --overwrite."
-            )
-        old = store.read_json(there)
-        new = config.to_json()
-        for key in ("scenario", "method", "preset", "settings", "tasks"):
-            if old.get(key) != new[key]:
-                raise InputError(
-                    f"{out} was started with {key} = {old.get(key)!r}, now {key} = {new[key]!r}; "
-                    "resume with the same choices or use another --out."
-                )
-    elif out.exists() and any(out.iterdir()):
-        raise InputError(f"{out} is not empty and holds no run; choose another --out.")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder {out}: {error.strerror}; choose another --out.") from None
-    store.write_json(there, config.to_json())
+def new_learner(config: RunConfig, seed: int, stream: Scenario) -> Learner:
+    """A learner that has learnt nothing yet."""
+    net = build_network(config.chosen().network, stream, seed)
+    return Learner(net, config.settings(), seed=seed, device=config.device)
+
+
+def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that the run may not use. Nothing is written or removed."""
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite were both given; choose one.")
+    if not out.exists() or (overwrite and (out / "config.json").exists()):
+        return
+    if not out.is_dir():
+        raise InputError(f"{out} is a file; choose a folder as --out.")
+    if not (out / "config.json").exists():
+        if any(path.name != store.LOCK for path in out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no run; choose another --out.")
+        return
+    if not resume:
+        raise InputError(
+            f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
+        )
+    old, new = store.read_json(out / "config.json"), config.to_json()
+    for key, was, now in _differences(old, new):
+        raise InputError(
+            f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "
+            "resume with the same choices or use another --out."
+        )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What must stay the same in a resumed run and does not; more seeds may be added."""
+    for key in ("scenario", "method", "preset", "tasks", "network"):
+        if old.get(key) != new[key]:
+            yield key, old.get(key), new[key]
+    before = old.get("settings", {})
+    for key, now in new["settings"].items():
+        if before.get(key) != now:
+            yield key, before.get(key), now
+
+
+OURS = (
+    *("config.json", "result.json", "metrics.jsonl", "report.html", "tensorboard/events.out.tfevents.*"),
+    *("seed-[0-9]*/rows.json", "seed-[0-9]*/model/*.safetensors"),
+    *(f"seed-[0-9]*/model/{name}" for name in (store.MANIFEST, store.LOCK)),
+)
 
 
 def remove_run(out: Path) -> None:
     """Remove the files of an old run, and nothing a user may have put beside them."""
-    for name in ("config.json", "result.json", "metrics.jsonl", "report.html"):
-        (out / name).unlink(missing_ok=True)
-    for folder in [*out.glob("seed-*"), out / "tensorboard"]:
-        if folder.is_dir():
-            shutil.rmtree(folder)
+    for pattern in OURS:
+        for path in out.glob(pattern):
+            path.unlink()
+    for pattern in ("seed-[0-9]*/model", "seed-[0-9]*", "tensorboard"):
+        for folder in out.glob(pattern):
+            with contextlib.suppress(OSError):  # something of the user's is in it
+                folder.rmdir()
 
 
 def run(
@@ -142,32 +167,64 @@ def run(
     events: Events | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    writer: Any = None,
+    open_writer: Callable[[Path], Any] | None = None,
 ) -> dict[str, Any]:
-    """Run every seed, write the run folder, return the result."""
+    """Run every seed, write the run folder, return the result.
+
+    `open_writer` is given the folder for TensorBoard's events and returns its `SummaryWriter`.
+    """
     events = events or Events()
-    prepare_folder(out, config, resume=resume, overwrite=overwrite)
-    with store.lock_folder(out):
-        events.phase(f"{config.scenario}: reading the data")
-        seeds = [_SeedRun(config, seed, out, events, writer) for seed in config.seeds]
-        for number in range(len(seeds[0].stream)):
+    check_folder(out, config, resume=resume, overwrite=overwrite)
+    events.phase(f"{config.scenario}: reading the data")
+    # Before anything is written or removed: data that cannot be had, too many tasks, settings that do not fit.
+    streams = [
+        make_scenario(config.scenario, tasks=config.tasks, seed=seed, progress=events.fetched)
+        for seed in config.seeds
+    ]
+    new_learner(config, config.seeds[0], streams[0])
+    # torch loads its compiler with the first optimiser, for seconds; that is no training time.
+    make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
+    with store.lock_folder(out), contextlib.ExitStack() as closing:
+        if overwrite:
+            remove_run(out)
+        store.write_json(out / "config.json", config.to_json())
+        writer = None
+        if open_writer is not None:
+            writer = open_writer(out / "tensorboard")
+            closing.callback(writer.close)
+        pairs = zip(config.seeds, streams, strict=True)
+        seeds = [_SeedRun(config, seed, stream, out, events, writer) for seed, stream in pairs]
+        _drop_unfinished(out / "metrics.jsonl", {one.seed: len(one.rows) for one in seeds})
+        for number in range(len(streams[0])):
             behind = [one for one in seeds if len(one.rows) == number]
             started = time.perf_counter()
             take_turns([one.learn_steps(number) for one in behind], choose_device(config.device))
             seconds = (time.perf_counter() - started) / max(len(behind), 1)
             for one in behind:
                 one.finish(number, seconds)
-        result = make_result(config, seeds[0].stream, [one.record for one in seeds], command)
+        result = make_result(config, streams[0], [one.record for one in seeds], command)
         store.write_json(out / "result.json", result)
     return result
+
+
+def _drop_unfinished(metrics: Path, finished: dict[int, int]) -> None:
+    """Leave out the lines of tasks that will be learnt again, so that none is there twice."""
+    if not metrics.exists():
+        return
+    lines = store.read_jsonl(metrics)
+    kept = [line for line in lines if line["task_number"] < finished.get(line["seed"], len(lines))]
+    if len(kept) < len(lines):
+        store.write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class _SeedRun:
     """One seed's learner, its rows so far and its folder."""
 
-    def __init__(self, config: RunConfig, seed: int, out: Path, events: Events, writer: Any) -> None:
+    def __init__(
+        self, config: RunConfig, seed: int, stream: Scenario, out: Path, events: Events, writer: Any
+    ) -> None:
         self.config, self.seed, self.out, self.events, self.writer = config, seed, out, events, writer
-        self.stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed)
+        self.stream = stream
         self.folder = out / f"seed-{seed}"
         self.learner, self.rows = self._resume_or_start()
         self.before: float | None = None
@@ -179,19 +236,21 @@ class _SeedRun:
     def _resume_or_start(self) -> tuple[Learner, list[dict[str, Any]]]:
         if (self.folder / "model" / store.MANIFEST).exists():
             learner = Learner.load(self.folder / "model", device=self.config.device)
-            rows_file = self.folder / "rows.json"
-            rows = store.read_json(rows_file)["rows"][: len(learner.tasks)] if rows_file.exists() else []
-            if len(learner.tasks) - len(rows) <= 1:
-                return learner, rows
-        net = build_network(self.config.chosen().network, self.stream, self.seed)
-        return Learner(net, self.config.settings(), seed=self.seed, device=self.config.device), []
+            there = self.folder / "rows.json"
+            rows = store.read_json(there)["rows"] if there.exists() else []
+            if len(rows) < len(learner.tasks):
+                raise StoreError(
+                    f"{there} has {len(rows)} rows for {len(learner.tasks)} learnt tasks; "
+                    "restore it from a copy, or start again with --overwrite."
+                )
+            return learner, rows[: len(learner.tasks)]
+        return new_learner(self.config, self.seed, self.stream), []
 
     def learn_steps(self, number: int) -> Generator[None, None, None]:
-        """Learn task `number`, unless a killed run had stored the model already and only the row is missing."""
+        """Learn task `number`, pausing after every step."""
         task = self.stream[number]
-        if len(self.learner.tasks) == number:
-            self.before = zero_shot(self.learner, task.classes, task.test.x, task.test.y)
-            yield from self.learner.learn_steps(task.train.x, task.train.y, name=task.name, progress=self._told)
+        self.before = zero_shot(self.learner, task.classes, task.test.x, task.test.y)
+        yield from self.learner.learn_steps(task.train.x, task.train.y, name=task.name, progress=self._told)
 
     def _told(self, progress: Progress) -> None:
         number = len(self.learner.tasks)
@@ -204,8 +263,8 @@ class _SeedRun:
                 self.writer.add_scalar(f"seed-{self.seed}/{key}", getattr(progress, key), step)
 
     def finish(self, number: int, seconds: float) -> None:
-        """Evaluate all tasks learnt so far, then store the model, then the row. `seconds` is this seed's share of
-        the time that all seeds trained together."""
+        """Evaluate all tasks learnt so far, then store the row, then the model: that makes the task count.
+        `seconds` is this seed's share of the time that all seeds trained together."""
         started = time.perf_counter()
         seen = self.stream[: number + 1]
         scores = [score(self.learner, task.index, task.test.x, task.test.y) for task in seen]
@@ -221,9 +280,10 @@ class _SeedRun:
             "seconds": {"train": seconds, "eval": time.perf_counter() - started},
         }
         self.rows.append(row)
-        self.learner.save(self.folder / "model")
-        store.write_json(self.folder / "rows.json", self.record)
         store.append_jsonl(self.out / "metrics.jsonl", {"seed": self.seed, "task_number": number, "finished": row})
+        self.folder.mkdir(exist_ok=True)
+        store.write_json(self.folder / "rows.json", self.record)
+        self.learner.save(self.folder / "model")
         self.events.task(self.seed, row)
 
 

@@ -93,11 +93,11 @@ class Dictionary:
         return width if self.max_factors is None else max(min(width, self.max_factors), self.locked)
 
     def lock(self, block: FactorBlock, width: int) -> None:
-        """Append a finished task's new factors. Nothing already locked is touched."""
+        """Append a copy of a finished task's new factors. Nothing already locked is touched."""
         taken = {int(position) for old in self.blocks for position in old.positions}
         if taken & {int(position) for position in block.positions}:
             raise ValueError("a locked factor cannot be locked again")
-        self.blocks.append(FactorBlock(block.a.detach(), block.b.detach(), block.positions))
+        self.blocks.append(FactorBlock(*(part.detach().clone() for part in (block.a, block.b, block.positions))))
         self.width = max(self.width, width)
 
     def unlock_last(self, width: int) -> None:

@@ -10,6 +10,7 @@ paper's `(H·W·C_in) × C_out`.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,16 +45,33 @@ class FactorLayer(nn.Module):
     free_at: Tensor
     scores: Tensor
 
-    def __init__(self, shape: tuple[int, ...], locked: FactorBlock, bias: Tensor | None) -> None:
+    def __init__(self, original: nn.Linear | _ConvNd, locked: FactorBlock) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape = tuple(original.weight.shape)
+        self.scores = locked.a.new_empty(0)
         self.register_buffer("locked_a", locked.a, persistent=False)
         self.register_buffer("locked_b", locked.b, persistent=False)
         self.register_buffer("locked_at", locked.positions, persistent=False)
         self.register_buffer("free_at", torch.empty(0, dtype=torch.long), persistent=False)
         self.free_a = nn.Parameter(locked.a.new_empty(self.inputs, 0))
         self.free_b = nn.Parameter(locked.b.new_empty(0, self.outputs))
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.bias = None if original.bias is None else nn.Parameter(original.bias.detach().clone())
+        # Kept in a tuple so that the original's own weight is not registered as a parameter of ours.
+        self._original = (original,)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a network asks its layer for (`in_features`, `stride`, ...) is the original's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_original" not in self.__dict__:
+                raise
+            return getattr(self._original[0], name)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as the original's, for a network that reads it itself."""
+        return as_weight(self.compose(), self.shape)
 
     @property
     def inputs(self) -> int:
@@ -118,21 +136,15 @@ class FactorLinear(FactorLayer):
 class FactorConv(FactorLayer):
     """`nn.Conv1d/2d/3d` with a factorised kernel; stride, padding, dilation and groups are the original's."""
 
-    def __init__(self, original: _ConvNd, locked: FactorBlock) -> None:
-        super().__init__(tuple(original.weight.shape), locked, original.bias)
-        # Kept in a tuple so that the original's own weight is not registered as a parameter of ours.
-        self._original = (original,)
-
     def forward(self, x: Tensor) -> Tensor:
-        weight = as_weight(self.compose(), self.shape)
-        y: Tensor = self._original[0]._conv_forward(x, weight, self.bias)
+        y: Tensor = self._conv_forward(x, self.weight, self.bias)
         return y
 
 
 def factor_layer(original: nn.Module, locked: FactorBlock) -> FactorLayer:
     """The factor layer that stands in for `original`."""
     if isinstance(original, nn.Linear):
-        return FactorLinear(tuple(original.weight.shape), locked, original.bias)
+        return FactorLinear(original, locked)
     if isinstance(original, _ConvNd) and not original.transposed:
         return FactorConv(original, locked)
     raise TypeError(f"no factor layer for {type(original).__name__}")

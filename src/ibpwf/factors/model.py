@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, unknown
 from ibpwf.factors.dictionary import Dictionary, FactorBlock
 from ibpwf.factors.layers import as_matrix, as_weight
 from ibpwf.factors.posterior import LayerVectors
 from ibpwf.factors.task_network import TaskNetwork
 
-PerLayer = float | Mapping[str, float]
+PLAIN_FORWARDS = {layer.forward for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,16 @@ class FactorModel:
 
     def finish_task(self, network: TaskNetwork, kappa: float) -> LearntTask:
         """Lock the factors `network` selected (π̄ ≥ κ) and store the task's vectors."""
+        if network.number != len(self.tasks) + 1:
+            raise ValueError(f"a network for task {network.number} cannot finish as task {len(self.tasks) + 1}")
         network.fix_selection(kappa)
-        vectors, selected = {}, {}
+        vectors, blocks = {}, {}
         for row, (name, layer) in enumerate(network.factor_layers.items()):
             vectors[name] = network.posterior.vectors(row)
-            selected[name] = network.selected[name].clone()
-            block = FactorBlock(layer.free_a.detach().clone(), layer.free_b.detach().clone(), layer.free_at)
-            self.layers[name].lock(block, width=len(vectors[name]))
+            blocks[name] = FactorBlock(layer.free_a, layer.free_b, layer.free_at)
+        selected = {name: chosen.clone() for name, chosen in network.selected.items()}
         task = LearntTask(network.outputs, vectors, selected, network.own_state())
-        self.tasks.append(task)
+        self.add_task(task, blocks)
         return task
 
     def drop_last_task(self) -> None:
@@ -126,13 +127,14 @@ class FactorModel:
         self._composed.pop(len(self.tasks), None)
 
     def add_task(self, task: LearntTask, blocks: Mapping[str, FactorBlock]) -> None:
-        """Put back a task that was stored: its vectors and the factors it had locked."""
+        """Append a finished task: lock its factors, store its vectors."""
         for name, dictionary in self.layers.items():
             dictionary.lock(blocks[name], width=len(task.vectors[name]))
         self.tasks.append(task)
 
     def state(self, task: int) -> dict[str, Tensor]:
         """The plain network's state dict for a task, weights composed from locked factors only; cached."""
+        task = range(len(self.tasks))[task]  # a negative number must not outlive the next task in the cache
         if task not in self._composed:
             self._composed[task] = self._compose(task)
         return self._composed[task]
@@ -175,7 +177,7 @@ class FactorModel:
         """The task's outputs, one column per class of the task."""
         self.net.eval()
         with torch.no_grad():
-            out: Tensor = functional_call(self.net, self.state(task), (x,))
+            out: Tensor = functional_call(self.net, self.state(task), (x,), tie_weights=False)
         return out
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -208,11 +210,12 @@ class FactorModel:
             dense = nn.Linear(head.in_features, learnt.outputs, bias=head.bias is not None)
             setattr(net.get_submodule(parent), leaf, dense.to(self.device))
         net.load_state_dict(self.state(task))
-        return net
+        return net.requires_grad_(True)
 
     def use(self, task: int) -> dict[str, FactorUse]:
         """Active, new, reused and total locked factors per layer, as they were when the task ended."""
         table = {}
+        task = range(len(self.tasks))[task]
         for name, dictionary in self.layers.items():
             active = int(self.tasks[task].selected[name].sum())
             new = len(dictionary.blocks[task].positions)
@@ -235,20 +238,54 @@ def _matches(name: str, module: nn.Module, patterns: str | list[str] | tuple[str
 
 def _factorisable(net: nn.Module) -> dict[str, nn.Module]:
     """Linear and convolution layers by name; those an attention module reads directly are its own affair."""
+    modules = dict(net.named_modules(remove_duplicate=False))
     inside = {
         f"{name}.{child}" if name else child
-        for name, module in net.named_modules()
+        for name, module in modules.items()
         if isinstance(module, nn.MultiheadAttention)
-        for child, _ in module.named_modules()
+        for child, _ in module.named_modules(remove_duplicate=False)
         if child
     }
     return {
         name: module
-        for name, module in net.named_modules()
+        for name, module in modules.items()
         if name
         and name not in inside
         and (isinstance(module, nn.Linear) or (isinstance(module, _ConvNd) and not module.transposed))
     }
+
+
+def _check_layer(net: nn.Module, name: str) -> None:
+    """Refuse a layer whose weight cannot be replaced by ours."""
+    module = net.get_submodule(name)
+    weight = module._parameters.get("weight")
+    if type(module).forward not in PLAIN_FORWARDS:
+        raise InputError(
+            f"layer '{name}' is a {type(module).__name__} with a forward pass of its own, which factors cannot "
+            "follow; use a plain layer, or exclude it."
+        )
+    if weight is None:
+        raise InputError(
+            f"layer '{name}' computes its weight from other parameters (weight_norm, spectral_norm, ...); "
+            "remove the parametrisation, or exclude the layer."
+        )
+    if isinstance(weight, nn.UninitializedParameter):
+        raise InputError(f"layer '{name}' is lazy and has no shape yet; run the network on one example first.")
+    if weight.dtype != torch.float32:
+        raise InputError(f"layer '{name}' has weights of {weight.dtype}; training is in float32: use net.float().")
+    for other, parameter in net.named_parameters(remove_duplicate=False):
+        if parameter is weight and other != f"{name}.weight":
+            raise InputError(
+                f"layer '{name}' shares its weight with '{other}', and factorised weights cannot be shared; "
+                "give each layer its own weight, or exclude them."
+            )
+
+
+def _check_patterns(field: str, patterns: Iterable[str], found: Mapping[str, nn.Module]) -> None:
+    """Refuse a pattern that fits no layer: it is misspelt, and would do nothing."""
+    for pattern in patterns:
+        if not any(_matches(name, module, pattern) for name, module in found.items()):
+            raise unknown(f"layer in {field}", pattern, found)
 
 
 def _per_layer(field: str, value: object, name: str, module: nn.Module, automatic: float | None) -> float | None:
@@ -256,7 +293,8 @@ def _per_layer(field: str, value: object, name: str, module: nn.Module, automati
     if value is None or value == "auto":
         return automatic
     if isinstance(value, Mapping):
-        chosen = [number for pattern, number in value.items() if _matches(name, module, pattern)]
+        chosen = [value[name]] if name in value else []
+        chosen += [number for pattern, number in value.items() if _matches(name, module, pattern)]
         return _per_layer(field, chosen[0], name, module, automatic) if chosen else automatic
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
@@ -296,6 +334,10 @@ def factorize(
     template = copy.deepcopy(net)
     found = _factorisable(template)
     linear = [name for name, module in found.items() if isinstance(module, nn.Linear)]
+    _check_patterns("include", [include] if isinstance(include, str) else include or [], found)
+    _check_patterns("exclude", [exclude] if isinstance(exclude, str) else exclude or [], found)
+    _check_patterns("alpha", alpha if isinstance(alpha, Mapping) else [], found)
+    _check_patterns("max_factors", max_factors if isinstance(max_factors, Mapping) else [], found)
     if head is not None and head not in linear:
         raise InputError(f"head is {head!r}; name one of the Linear layers: {', '.join(linear) or 'none'}.")
     if not linear:
@@ -313,11 +355,17 @@ def factorize(
             f"no layer of net is left to factorise (include={include!r}, exclude={exclude!r}, heads={heads!r}); "
             f"it has {', '.join(found)}."
         )
+    for name in [*chosen, head] if heads == "per-task" else chosen:
+        _check_layer(template, name)
     layers = {}
     for name, module in chosen.items():
         inputs, outputs = as_matrix(template.get_parameter(f"{name}.weight")).shape
         layer_alpha = _per_layer("alpha", alpha, name, module, automatic_alpha(inputs, outputs))
         cap = _per_layer("max_factors", max_factors, name, module, None)
+        if cap is not None and not cap.is_integer():
+            raise InputError(
+                f"max_factors is {cap}; give a whole number, or None for a dictionary that grows freely."
+            )
         layers[name] = Dictionary(inputs, outputs, layer_alpha or 0.0, None if cap is None else int(cap))
     template.requires_grad_(False)
     return FactorModel(template, layers, head, heads, strength_std)

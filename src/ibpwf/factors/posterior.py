@@ -146,6 +146,13 @@ class TaskPosterior(nn.Module):
             sticks = kl_kumaraswamy(c, d, self.prior_c, self.prior_d, terms=terms or 10, tail=whole)
         return ((selection + sticks) * self.mask).sum()
 
+    def carry_over(self, old: TaskPosterior) -> None:
+        """Take over the parameters of `old`, which has the same layers but fewer sticks, to the bit."""
+        with torch.no_grad():
+            for mine, theirs in zip(self.parameters(), old.parameters(), strict=True):
+                for row, n in enumerate(old.widths):
+                    mine[row, :n] = theirs[row, :n]
+
     def vectors(self, row: int) -> LayerVectors:
         """Layer `row`'s vectors as they stand."""
         n = self.widths[row]

@@ -43,7 +43,7 @@ class TaskNetwork(nn.Module):
         self.dictionaries = model.layers
         self.selected: dict[str, Tensor] = {}
         self._temperature, self._kl_terms = temperature, kl_terms
-        number = len(model.tasks) + 1
+        self.number = len(model.tasks) + 1
         net = copy.deepcopy(model.net).train()
         net.requires_grad_(True)
         if model.heads == "per-task":
@@ -52,7 +52,7 @@ class TaskNetwork(nn.Module):
         start, prior = [], []
         for name, dictionary in model.layers.items():
             layer = factor_layer(net.get_submodule(name), dictionary.gathered())
-            width = dictionary.room_for(number)
+            width = dictionary.room_for(self.number)
             start.append(initial_vectors(dictionary.alpha, width, previous.get(name), self.strength_std, generator))
             prior.append(start[-1])
             taken = set(layer.locked_at.tolist())
@@ -94,6 +94,8 @@ class TaskNetwork(nn.Module):
 
     def grow(self, kappa: float) -> int:
         """Add sticks to every layer that has used up the free factors it was offered; how many were added."""
+        if self.selected:
+            return 0
         added = 0
         start, prior = [], []
         device = self.posterior.logit.device
@@ -128,7 +130,9 @@ class TaskNetwork(nn.Module):
             prior.append(prior_vectors)
         if added:
             temperature = float(self.posterior.temperature)
-            self.posterior = TaskPosterior(start, prior, temperature, self._kl_terms).to(device)
+            grown = TaskPosterior(start, prior, temperature, self._kl_terms).to(device)
+            grown.carry_over(self.posterior)
+            self.posterior = grown
         return added
 
     def fix_selection(self, kappa: float) -> None:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ibpwf.errors import unknown
+from ibpwf.errors import InputError, unknown
+
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
 class _Enough(Exception):
@@ -16,11 +18,13 @@ class _Enough(Exception):
 
 
 def first_layer(net: nn.Module) -> str:
-    """The first layer with a weight matrix: the paper's choice of φ, read before its activation."""
+    """The first layer with a weight matrix: the paper's choice of φ, read before its activation. Not one that an
+    attention module reads directly: it gives no output of its own."""
+    attention = [f"{name}." for name, module in net.named_modules() if isinstance(module, nn.MultiheadAttention)]
     for name, parameter in net.named_parameters():
-        if parameter.ndim >= 2 and name.endswith(".weight"):
+        if parameter.ndim >= 2 and name.endswith(".weight") and not name.startswith(tuple(attention)):
             return name.removesuffix(".weight")
-    raise ValueError("the network has no layer with a weight")
+    raise InputError("the network has no layer with a weight to infer tasks from; name one in inference_layers.")
 
 
 def check_layers(net: nn.Module, names: Sequence[str]) -> None:
@@ -31,7 +35,7 @@ def check_layers(net: nn.Module, names: Sequence[str]) -> None:
 
 
 def features(net: nn.Module, state: Mapping[str, Tensor], layers: Sequence[str], x: Tensor) -> Tensor:
-    """The layers' outputs under the weights `state`, averaged over space and concatenated: N×D.
+    """The layers' outputs under the weights `state`, averaged over space (or tokens) and concatenated: N×D.
 
     The forward pass stops as soon as all of them have answered.
     """
@@ -39,7 +43,8 @@ def features(net: nn.Module, state: Mapping[str, Tensor], layers: Sequence[str],
 
     def keep(name: str) -> object:
         def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            found[name] = output if output.ndim == 2 else output.flatten(2).mean(2)
+            channels = output.movedim(-1, 1) if isinstance(module, CHANNELS_LAST) else output
+            found[name] = channels if output.ndim == 2 else channels.flatten(2).mean(2)
             if len(found) == len(layers):
                 raise _Enough
 
@@ -49,10 +54,13 @@ def features(net: nn.Module, state: Mapping[str, Tensor], layers: Sequence[str],
     try:
         net.eval()
         with torch.no_grad():
-            functional_call(net, dict(state), (x,))
+            functional_call(net, dict(state), (x,), tie_weights=False)
     except _Enough:
         pass
     finally:
         for handle in handles:
             handle.remove()
+    for name in layers:
+        if name not in found:
+            raise InputError(f"inference_layers: '{name}' gives no output when the network runs; name another layer.")
     return torch.cat([found[name] for name in layers], dim=1)

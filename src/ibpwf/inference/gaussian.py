@@ -9,6 +9,7 @@ constant to every group and cancel, where a ridge relative to each group's own v
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,8 @@ class MomentAccumulator:
         self.second: Tensor | None = None
 
     def add(self, phi: Tensor) -> None:
+        if not len(phi):
+            return
         phi = phi.double()
         if self.shift is None or self.first is None or self.second is None:
             self.shift = phi.mean(0)
@@ -55,6 +58,20 @@ class MomentAccumulator:
         offset = self.first / self.count
         covariance = self.second / self.count - torch.outer(offset, offset)
         return Moments(self.count, self.shift + offset, (covariance + covariance.T) / 2)
+
+
+def whitening(covariance: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """W with WWᵀ = (Σ + ρI)⁻¹, and ½ log|Σ + ρI|.
+
+    By Cholesky; by eigenvalues where Σ is so large that its rounding errors outweigh ρ and leave it indefinite.
+    """
+    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    factor, failed = torch.linalg.cholesky_ex(covariance + ridge * eye)
+    if not failed:
+        return torch.linalg.solve_triangular(factor, eye, upper=False).T, factor.diagonal().log().sum()
+    values, vectors = torch.linalg.eigh(covariance)
+    scale = (values.clamp(min=0) + ridge).sqrt()
+    return vectors / scale, scale.log().sum()
 
 
 class GaussianTaskInference:
@@ -90,17 +107,16 @@ class GaussianTaskInference:
         self.absolute_ridge = self.ridge * (variance if variance > 0 else 1.0)
 
     def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Per group: mean, L⁻ᵀ with LLᵀ = Σ + ρI, and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
+        """Per group: mean, whitening and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
         if self._whitening is None:
             assert self.absolute_ridge is not None
             means, whiten, constant = [], [], []
-            eye = torch.eye(len(self.groups[0].mean), dtype=torch.float64, device=self.groups[0].mean.device)
             for group in self.groups:
-                factor = torch.linalg.cholesky(group.covariance + self.absolute_ridge * eye)
-                whiten.append(torch.linalg.solve_triangular(factor, eye, upper=False).T)
-                constant.append(torch.log(torch.tensor(float(group.count))) - factor.diagonal().log().sum())
+                matrix, half_log_determinant = whitening(group.covariance, self.absolute_ridge)
+                whiten.append(matrix)
+                constant.append(math.log(group.count) - half_log_determinant)
                 means.append(group.mean)
-            self._whitening = torch.stack(means), torch.stack(whiten), torch.stack(constant).to(eye)
+            self._whitening = torch.stack(means), torch.stack(whiten), torch.stack(constant)
         return self._whitening
 
     def group_scores(self, phi: Tensor) -> Tensor:

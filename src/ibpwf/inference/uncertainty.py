@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn, vmap
 from torch.func import functional_call
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """Per input, in nats.
-
-    `entropy` is H[E_q p(y|x,θ)], the predictive entropy; `mutual_information` is what of it comes from not
-    knowing the weights (and, with the task inferred, the task): entropy minus the mean entropy of a draw.
-    """
-
-    entropy: Tensor
-    mutual_information: Tensor
-    probabilities: Tensor
 
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
@@ -37,15 +23,22 @@ def draw_probabilities(
     All draws of a chunk of rows run in one batched pass.
     """
     net.eval()
-
-    def one(state: dict[str, Tensor], rows: Tensor) -> Tensor:
-        out: Tensor = functional_call(net, state, (rows,))
-        return out
-
     means, entropies = [], []
     with torch.no_grad():
         for rows in torch.split(x, chunk):
-            p = vmap(one, in_dims=(0, None))(dict(stacked), rows).double().softmax(-1)
+            p = _all_draws(net, dict(stacked), rows).double().softmax(-1)
             means.append(p.mean(0))
             entropies.append(entropy(p).mean(0))
     return torch.cat(means), torch.cat(entropies)
+
+
+def _all_draws(net: nn.Module, stacked: dict[str, Tensor], rows: Tensor) -> Tensor:
+    def one(state: dict[str, Tensor]) -> Tensor:
+        out: Tensor = functional_call(net, state, (rows,), tie_weights=False)
+        return out
+
+    try:
+        return vmap(one)(stacked)
+    except RuntimeError:  # the network has an operation that cannot be batched, such as an LSTM
+        draws = len(next(iter(stacked.values())))
+        return torch.stack([one({name: tensor[draw] for name, tensor in stacked.items()}) for draw in range(draws)])

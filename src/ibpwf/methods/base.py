@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,11 @@ class Method(ABC):
     """A way to learn task after task."""
 
     name: ClassVar[str]
+    summary: ClassVar[str]  # one line for `ibpwf methods`
+    stores: ClassVar[str]  # what is kept between tasks
+    serves_both: ClassVar[bool] = False  # whether one training answers with the task given and inferred
+    answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
+    capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
 
     @property
     @abstractmethod
@@ -81,6 +86,9 @@ class Method(ABC):
         """State the loss changes besides parameters, such as running statistics."""
         return ()
 
+    def after_backward(self) -> None:  # noqa: B027
+        """Called between the backward pass and the optimiser's step; may change gradients."""
+
     def after_step(self) -> None:  # noqa: B027 (most methods have nothing to do here)
         """Called after every optimiser step."""
 
@@ -94,6 +102,38 @@ class Method(ABC):
     @abstractmethod
     def end_task(self, data: TaskData) -> None:
         """Keep what the task taught; the only place where a method's lasting state changes."""
+
+    @abstractmethod
+    def trial(self, x: Tensor) -> object:
+        """What the network gives for one example, to see that its shape fits."""
+
+    @abstractmethod
+    def logits(self, x: Tensor, task: int) -> Tensor:
+        """A task's raw outputs, a column per class of the task."""
+
+    def use(self, task: int) -> dict[str, dict[str, int]]:
+        """Factors per layer as they were when a task ended; empty for methods without factors."""
+        return {}
+
+    @abstractmethod
+    def memory(self) -> dict[str, int]:
+        """Bytes kept between tasks, by kind."""
+
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Numbers the method stores to answer with, after the tasks so far."""
+
+    @abstractmethod
+    def configuration(self) -> dict[str, Any]:
+        """JSON from which `create` makes the same untrained method again."""
+
+    @classmethod
+    @abstractmethod
+    def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
+        """An untrained method from its configuration."""
+
+    def abandon_task(self) -> None:  # noqa: B027
+        """Called when a task breaks off: be as before `begin_task`."""
 
     @abstractmethod
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:

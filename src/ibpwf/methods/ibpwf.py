@@ -7,14 +7,16 @@ the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import asdict
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ibpwf.architecture import build, describe
 from ibpwf.factors.dictionary import FactorBlock
-from ibpwf.factors.model import FactorModel, LearntTask
+from ibpwf.factors.model import FactorModel, LearntTask, factorize
 from ibpwf.factors.posterior import LayerVectors
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference.features import check_layers, features, first_layer
@@ -38,6 +40,9 @@ class IBPWF(Method):
     """The method on a factorised model."""
 
     name: ClassVar[str] = "ibpwf"
+    summary: ClassVar[str] = "each task selects rank-1 weight factors from a shared, growing dictionary"
+    serves_both: ClassVar[bool] = True
+    stores: ClassVar[str] = "locked factors, each task's scores, feature means and covariances"
 
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
@@ -154,7 +159,19 @@ class IBPWF(Method):
                     accumulator.add(rows)
         return [accumulator.finish() for accumulator in sums]
 
+    def abandon_task(self) -> None:
+        self.network = None
+
     # Answering
+
+    def trial(self, x: Tensor) -> object:
+        net = self.model.net.eval()
+        features(net, dict(net.state_dict()), self.inference_layers, x)  # a layer that never runs is named now
+        with torch.no_grad():
+            return net(x)
+
+    def logits(self, x: Tensor, task: int) -> Tensor:
+        return self.model.logits(x, task)
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), always under the first task's weights."""
@@ -221,6 +238,26 @@ class IBPWF(Method):
         return p, entropy(p)
 
     # Storing
+
+    def use(self, task: int) -> dict[str, dict[str, int]]:
+        return {name: asdict(use) for name, use in self.model.use(task).items()}
+
+    def parameter_count(self) -> int:
+        return self.model.parameters()
+
+    def memory(self) -> dict[str, int]:
+        moments = sum(8 * (g.mean.numel() + g.covariance.numel()) for g in self.inference.groups)
+        return {"factors and tasks": 4 * self.model.parameters(), "feature statistics": moments}
+
+    def configuration(self) -> dict[str, Any]:
+        """The model folder of `Learner` also keeps the network's own tensors, so it stores this itself."""
+        return {"network": describe(self.model.net), "settings": self.settings.to_json()}
+
+    @classmethod
+    def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
+        settings = Settings.from_json(configuration["settings"])
+        names = {key: getattr(settings, key) for key in ("alpha", "max_factors", "heads", "strength_std")}
+        return cls(factorize(build(configuration["network"]), **names).to(device), settings)
 
     def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         content = {

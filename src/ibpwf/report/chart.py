@@ -36,8 +36,11 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def label_of(value: float) -> str:
-    """A tick's label: 2000, 0.5, 1e-05."""
-    return f"{value:g}" if abs(value) < 1e6 else f"{value:.0e}"
+    """A tick's label: 2000, 0.5, 1e-5."""
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e6:
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Frame:
     height: float
     x_range: tuple[float, float]
     y_range: tuple[float, float]
-    left: float = 54
+    left: float = 62
     right: float = 12
     top: float = 12
     bottom: float = 46
@@ -78,7 +81,7 @@ class Frame:
         parts = []
         for value in log_ticks(low, high) if self.log_y else ticks(low, high, 5):
             at = self.y(value)
-            parts.append(el("line", class_="grid", x1=self.left, x2=self.width - self.right, y1=at, y2=at))
+            parts.append(el("line", class_="rule", x1=self.left, x2=self.width - self.right, y1=at, y2=at))
             parts.append(label(self.left - 7, at + 4, label_of(value), "end"))
         middle = self.top + self.inner_height / 2
         parts.append(label(13, middle, title, "middle", "axis", turned=True))
@@ -122,7 +125,7 @@ def legend(entries: Sequence[tuple[str, str, str]], x: float, y: float, width: f
     parts: list[Markup] = []
     at, row = x, 0
     for kind, class_, shown in entries:
-        room = 26 + 6.6 * len(shown)
+        room = 32 + 7.3 * len(shown)
         if at > x and at + room > x + width:
             at, row = x, row + 1
         base = y + 18 * row
@@ -138,9 +141,7 @@ def legend(entries: Sequence[tuple[str, str, str]], x: float, y: float, width: f
 def colour_bar(x: float, y: float, width: float, low: str, high: str, title: str) -> list[Markup]:
     """The quantity scale with both ends named."""
     step = width / LEVELS
-    parts = [
-        el("rect", class_=f"v{i}", x=x + i * step, y=y, width=step + 0.3, height=9) for i in range(LEVELS)
-    ]
+    parts = [el("rect", class_=f"v{i}", x=x + i * step, y=y, width=step + 0.3, height=9) for i in range(LEVELS)]
     parts.append(label(x, y + 23, low, "start"))
     parts.append(label(x + width, y + 23, high, "end"))
     parts.append(label(x + width / 2, y + 23, title, "middle", "axis"))
@@ -164,7 +165,7 @@ def figure(drawing: Markup, title: str, caption: Markup, more: Markup | None = N
     """A drawing with its title above and its caption below; `more` is a table of the same numbers."""
     return el(
         "figure",
-        el("h4", text(title)),
+        el("p", text(title), class_="figtitle"),
         el("div", drawing, class_="canvas"),
         el("figcaption", caption),
         *([more] if more else []),

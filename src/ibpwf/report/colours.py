@@ -1,19 +1,22 @@
-"""The report's colours: Okabe and Ito's palette for categories, cividis for quantities.
+"""The report's colours: Okabe and Ito's palette for categories, one blue from light to dark for quantities.
 
-Both are made for colour-blind readers. A quantity is drawn in one of `LEVELS` steps as a CSS class, `v0`
-(little) to `v31` (much), so that a page can turn the scale round on a dark background; `w0` … `w31` are the
-text colours that read well on them.
+Neither needs colour vision: the palette is made for colour-blind readers, the blues differ in lightness. A
+quantity is drawn in one of `LEVELS` steps as a CSS class, `v0` (little) to `v31` (much), so that a page can
+turn the scale round on a dark background; `w0` … `w31` are the text colours that read well on them.
 """
 
 from __future__ import annotations
 
-BLUE, ORANGE, GREEN, VERMILION = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+BLUE, ORANGE = "#0072b2", "#e69f00"
 LEVELS = 32
 
-_CIVIDIS = (
-    "#00224e #002e6a #1a386f #32436d #434e6c #535a6d #61656f #6f7073 #7d7c78 "
-    "#8c8878 #9b9476 #aba072 #bcae6c #cdbb63 #dec958 #f0d846 #fee838"
-).split()
+# Lightness falls in even steps of OKLab, from 0.95 to 0.27, at nearly one hue: equal steps look equal.
+# fmt: off
+_BLUES = (
+    "#def2ff", "#c3e6fd", "#abdafa", "#93cdf6", "#7cbff1", "#68b2eb", "#55a4e3", "#4696d9", "#3988cd",
+    "#2f7abf", "#296daf", "#25609e", "#23538b", "#224777", "#203c63", "#1e314e", "#1b2739",
+)
+# fmt: on
 
 RGB = tuple[float, float, float]
 
@@ -32,11 +35,11 @@ def mix(first: str, second: str, share: float) -> str:
     return to_hex((a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share, a[2] + (b[2] - a[2]) * share))
 
 
-def cividis(share: float) -> str:
-    """The map at 0 (dark blue) to 1 (yellow)."""
-    place = min(max(share, 0.0), 1.0) * (len(_CIVIDIS) - 1)
-    below = min(int(place), len(_CIVIDIS) - 2)
-    return mix(_CIVIDIS[below], _CIVIDIS[below + 1], place - below)
+def blues(share: float) -> str:
+    """The map at 0 (light) to 1 (dark)."""
+    place = min(max(share, 0.0), 1.0) * (len(_BLUES) - 1)
+    below = min(int(place), len(_BLUES) - 2)
+    return mix(_BLUES[below], _BLUES[below + 1], place - below)
 
 
 def luminance(colour: str) -> float:
@@ -56,7 +59,7 @@ def contrast(first: str, second: str) -> float:
 
 def text_on(colour: str) -> str:
     """Black or white, whichever reads better on a colour."""
-    return "#ffffff" if contrast("#ffffff", colour) >= contrast("#111111", colour) else "#111111"
+    return "#ffffff" if contrast("#ffffff", colour) >= contrast("#000000", colour) else "#000000"
 
 
 def level(value: float, low: float, high: float) -> int:
@@ -68,7 +71,7 @@ def level(value: float, low: float, high: float) -> int:
 def level_colour(step: int, *, dark: bool = False) -> str:
     """Much is dark on a light page and light on a dark one; the very ends of the map are left out."""
     share = step / (LEVELS - 1)
-    return cividis(0.08 + 0.9 * share) if dark else cividis(0.98 - 0.94 * share)
+    return blues(0.86 - 0.74 * share) if dark else blues(0.05 + 0.81 * share)
 
 
 def scale_css(*, dark: bool = False) -> str:

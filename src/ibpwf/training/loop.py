@@ -87,15 +87,18 @@ class Step:
         generators: Sequence[torch.Generator] = (),
         buffers: Sequence[Tensor] = (),
         after: Callable[[], None] | None = None,
+        between: Callable[[], None] | None = None,
+        capture: bool = True,
     ) -> None:
-        self.phase, self.parameters, self.loss, self.after = phase, list(parameters), loss, after
+        self.phase, self.parameters, self.loss = phase, list(parameters), loss
+        self.after, self.between, self.capture = after, between, capture
         self.optimizer = make_optimizer(phase, self.parameters)
         self.generators, self.buffers = generators, buffers
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, x: Tensor, y: Tensor) -> Tensor:
         """Move the parameters once; returns (loss, extra) as a tensor of two, without waiting for it."""
-        if not x.is_cuda:
+        if not (x.is_cuda and self.capture):
             return self._eager(x, y)
         if self.graph is None:
             self._capture(x, y)
@@ -109,6 +112,8 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         loss, extra = self.loss(x, y)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.between is not None:
+            self.between()
         if self.phase.clip is not None:
             nn.utils.clip_grad_value_(self.parameters, self.phase.clip)
         self.optimizer.step()
@@ -169,13 +174,22 @@ def epoch_steps(
     return float(mean[0]), float(mean[1])
 
 
+KEPT = (
+    "nothing of this task was kept and earlier tasks are unchanged. "
+    "Lower learning_rate, set clip=0.5, or look for extreme values in x."
+)
+
+
 def check_finite(log: Tensor, describe: str) -> None:
     bad = (~torch.isfinite(log[:, 0])).nonzero()
     if len(bad):
-        raise TrainingError(
-            f"the loss is not a number at step {int(bad[0]) + 1} of {describe}; nothing of this task was kept and "
-            "earlier tasks are unchanged. Lower learning_rate, set clip=0.5, or look for extreme values in x."
-        )
+        raise TrainingError(f"the loss is not a number at step {int(bad[0]) + 1} of {describe}; {KEPT}")
+
+
+def check_parameters(parameters: Sequence[nn.Parameter], describe: str) -> None:
+    """The last step of a phase has no loss after it that would show what it did."""
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+        raise TrainingError(f"a parameter is not a number after the last step of {describe}; {KEPT}")
 
 
 def learning_rate_at(phase: Phase, epoch: int) -> float:
@@ -190,33 +204,48 @@ def task_steps(
 ) -> Generator[None, None, None]:
     """Train one task from `begin_task` to `end_task`, pausing after every step so that several learners can take
     turns. Nothing is kept if it does not get to the end."""
-    shuffle = data.generator("shuffle")
-    for phase in method.begin_task(data):
-        step: Step | None = None
-        for epoch in range(phase.epochs):
-            if step is None:
-                parameters = method.parameters(phase)
-                step = Step(phase, parameters, method.loss, method.generators(), method.buffers(), method.after_step)
-            set_learning_rate(step.optimizer, learning_rate_at(phase, epoch))
-            order = torch.randperm(len(data.y), generator=shuffle)
-            describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
-            loss, extra = yield from epoch_steps(step, data.x, data.y, order, phase.batch_size, describe)
-            if progress is not None:
-                counts = method.counts()
-                progress(
-                    Progress(
-                        data.name,
-                        phase.name,
-                        epoch + 1,
-                        phase.epochs,
-                        loss,
-                        extra,
-                        counts.active,
-                        counts.new,
-                        counts.reused,
-                        len(order),
+    try:
+        shuffle = data.generator("shuffle")
+        for phase in method.begin_task(data):
+            step: Step | None = None
+            for epoch in range(phase.epochs):
+                if step is None:
+                    parameters = method.parameters(phase)
+                    step = Step(
+                        phase,
+                        parameters,
+                        method.loss,
+                        method.generators(),
+                        method.buffers(),
+                        after=method.after_step,
+                        between=method.after_backward,
+                        capture=method.capturable,
                     )
-                )
-            if method.after_epoch(phase, epoch):
-                step = None
-    method.end_task(data)
+                set_learning_rate(step.optimizer, learning_rate_at(phase, epoch))
+                order = torch.randperm(len(data.y), generator=shuffle)
+                describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
+                loss, extra = yield from epoch_steps(step, data.x, data.y, order, phase.batch_size, describe)
+                if progress is not None:
+                    counts = method.counts()
+                    progress(
+                        Progress(
+                            data.name,
+                            phase.name,
+                            epoch + 1,
+                            phase.epochs,
+                            loss,
+                            extra,
+                            counts.active,
+                            counts.new,
+                            counts.reused,
+                            len(order),
+                        )
+                    )
+                if method.after_epoch(phase, epoch):
+                    step = None
+            if step is not None:
+                check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
+        method.end_task(data)
+    except BaseException:
+        method.abandon_task()
+        raise

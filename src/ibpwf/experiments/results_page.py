@@ -1,0 +1,130 @@
+"""The measured results as Markdown, made from `docs/results/*.json` and nothing else.
+
+`python -m ibpwf.experiments.results_page DOCS README` rewrites `DOCS/results/README.md` and the table between the
+marks in the README; with `--check` it only says whether they are up to date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ibpwf import store
+from ibpwf.errors import IBPWFError, InputError
+
+BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
+SETTINGS = (("task", "task given"), ("class", "task inferred"), ("task-inference", "task inference"))
+
+
+def passes(ours: float, paper: dict[str, float | None]) -> bool:
+    """Within max(1.0, 3 × the paper's standard deviation) of the paper's mean, or better."""
+    mean = paper["mean"]
+    assert mean is not None
+    return ours >= mean - max(1.0, 3 * (paper["std"] or 0.0))
+
+
+def _spread(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "–"
+    return f"{entry['mean']:.2f}" + (f" ± {entry['std']:.2f}" if entry.get("std") is not None else "")
+
+
+def _ours(result: dict[str, Any], setting: str) -> dict[str, Any] | None:
+    if setting == "task-inference":
+        found: dict[str, Any] | None = result["task_inference"]
+        return found
+    entry: dict[str, Any] | None = result["accuracy"].get(setting)
+    return entry
+
+
+def read_results(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """All run results in a folder, by file name."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        data = store.read_json(path)
+        if isinstance(data, dict) and "accuracy" in data and "command" in data:
+            found.append((path.name, data))
+    return found
+
+
+def table(results: list[tuple[str, dict[str, Any]]]) -> str:
+    """One row per run and setting: ours, the paper's, the difference, a mark, the command."""
+    lines = ["| | ours | paper | difference | | seeds | command |", "|---|---:|---:|---:|---|---:|---|"]
+    for _, result in results:
+        for setting, words in SETTINGS:
+            ours, paper = _ours(result, setting), result["paper"].get(setting)
+            if ours is None:
+                continue
+            difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper else ""
+            mark = ("✅" if passes(ours["mean"], paper) else "❌") if paper else ""
+            what = f"{result['scenario']}, {result['method']}, {words}"
+            lines.append(
+                f"| {what} | {_spread(ours)} | {_spread(paper)} | {difference} | {mark} "
+                f"| {len(result['seeds'])} | `{result['command']}` |"
+            )
+    return "\n".join(lines)
+
+
+def page(results: list[tuple[str, dict[str, Any]]]) -> str:
+    """The whole page: the table, then each file with its conditions."""
+    parts = [
+        "# Measured results",
+        "",
+        "Made by `make results` from the files beside this page, each of them the `result.json` of the command in "
+        "its row. Accuracies are percentages, mean ± standard deviation over seeds; ✅ means within max(1.0, 3 × the "
+        "paper's standard deviation) of the paper's mean, or better.",
+        "",
+        table(results),
+        "",
+    ]
+    for name, result in results:
+        env, seconds = result["environment"], result["seconds"]
+        last = [matrix["task"][-1] for matrix in result["matrix"] if matrix["task"]]
+        per_task = [sum(column) / len(column) for column in zip(*last, strict=True)]
+        parts += [
+            f"## `{name}`",
+            "",
+            f"- Command: `{result['command']}`",
+            f"- Commit {result['commit']}; ibpwf {env['ibpwf']}, Python {env['python']}, torch {env['torch']}, "
+            f"{env['device']}, {env['cores']} cores",
+            f"- Seeds {', '.join(map(str, result['seeds']))}; {seconds['train']:.1f} s training, "
+            f"{seconds['eval']:.1f} s evaluation, {result['samples_per_second']:,.0f} training examples/s",
+            f"- Accuracy by task, task given, mean over seeds: {', '.join(f'{v:.2f}' for v in per_task)}",
+            f"- Forgetting {_spread(result['forgetting'])}; {result['parameters']['mean']:,.0f} numbers stored",
+            *([f"- Preset: {result['note']}"] if result["note"] else []),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def with_table(text: str, results: list[tuple[str, dict[str, Any]]]) -> str:
+    """The README with its marked part replaced."""
+    if BEGIN not in text or END not in text:
+        raise InputError(f"the README has no lines '{BEGIN}' and '{END}' to put the table between.")
+    head, rest = text.split(BEGIN, 1)
+    return head + BEGIN + "\n" + table(results) + "\n" + END + rest.split(END, 1)[1]
+
+
+def main(arguments: list[str]) -> int:
+    check = "--check" in arguments
+    docs, readme = (Path(a) for a in arguments if a != "--check")
+    results = read_results(docs / "results")
+    wanted = {docs / "results" / "README.md": page(results)}
+    wanted[readme] = with_table(readme.read_text(encoding="utf-8"), results)
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if check:
+        for path in stale:
+            sys.stderr.write(f"{path} does not agree with docs/results; run `make results`.\n")
+        return 1 if stale else 0
+    for path in stale:
+        store.write_text(path, wanted[path])
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except IBPWFError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)

@@ -1,0 +1,110 @@
+"""Fixtures for all tests: small tasks and learners, and processes to run the command line in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ibpwf
+import processes
+from ibpwf import Learner, Settings, models
+from ibpwf.data.tasks import Scenario
+
+# One thread per process: tests run beside others, and threads that wait for each other cost most of the time.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+SMALL = Settings(epochs=4, finetune_epochs=2, learning_rate=0.01, alpha=16.0, batch_size=16)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Scenario:
+    """Split digits: five tasks of two classes, 64 values an example."""
+    return ibpwf.scenario("split-digits")
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    """A small network for digits, with the same initial values every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return models.mlp(64, [32], 10)
+
+
+@pytest.fixture
+def small() -> Settings:
+    """Settings that learn a task of digits in a fraction of a second, and learn it well."""
+    return SMALL
+
+
+@pytest.fixture
+def fresh(net: nn.Module) -> Learner:
+    """A learner that has learnt nothing."""
+    return Learner(net, SMALL, seed=3)
+
+
+@pytest.fixture(scope="session")
+def learnt_folder(tmp_path_factory: pytest.TempPathFactory, digits: Scenario) -> Path:
+    """The model folder of a learner that has learnt the first two tasks. Read it, do not write to it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        learner = Learner(models.mlp(64, [32], 10), SMALL, seed=3)
+    for task in digits[:2]:
+        learner.learn(task.train.x, task.train.y, name=task.name)
+    folder = tmp_path_factory.mktemp("learnt") / "model"
+    learner.save(folder)
+    return folder
+
+
+@pytest.fixture
+def learnt(learnt_folder: Path) -> Learner:
+    """A learner that has learnt '0/1' and '2/3'."""
+    return Learner.load(learnt_folder)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., processes.Finished]:
+    """Runs `ibpwf` with the given words, in a process of its own and an empty folder, to its end."""
+
+    def run(*words: str, cwd: Path | None = None, **environment: str) -> processes.Finished:
+        return processes.start(words, cwd or tmp_path, environment).finish()
+
+    return run
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., processes.Started]]:
+    """Starts `ibpwf` with the given words and hands the running process over."""
+    running = []
+
+    def run(*words: str, cwd: Path | None = None, **environment: str) -> processes.Started:
+        running.append(processes.start(words, cwd or tmp_path, environment))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.end()
+
+
+RUN = ("run", "split-digits", "--preset", "quick", "--tasks", "3", "--set", "alpha=16", "--set", "epochs=3")
+RUN = (*RUN, "--set", "finetune_epochs=2", "--set", "batch_size=16")
+
+
+@pytest.fixture(scope="session")
+def run_words() -> tuple[str, ...]:
+    """A run of three small tasks, as words of a command; it takes less than a second."""
+    return RUN
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of that run for two seeds, never disturbed, with TensorBoard events. Read it only."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = processes.start((*RUN, "--seeds", "2", "--tensorboard", "--out", "undisturbed"), folder, {}).finish()
+    assert done.code == 0, done.err
+    return folder / "undisturbed"

@@ -1,0 +1,209 @@
+"""A full or locked disk, and model folders that were damaged: said in one sentence, nothing lost."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ibpwf import Learner, store
+from ibpwf.data.tasks import Scenario
+from ibpwf.errors import IBPWFError, StoreError
+from ibpwf.experiments.run import RunConfig, run
+
+FULL, DENIED = errno.ENOSPC, errno.EACCES
+SENTENCE = {
+    FULL: "the disk is full. Free some space and try again; what was saved before is untouched.",
+    DENIED: "permission denied. Check who owns it and its access rights.",
+}
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int, after: int = 0) -> None:
+    """Writing fails with this error, from write number `after` on; reading goes on as usual."""
+    count = [0]
+
+    def fails() -> bool:
+        count[0] += 1
+        return count[0] > after
+
+    real_open, real_write = os.open, builtins.open
+
+    def open_(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & os.O_WRONLY and fails():
+            raise OSError(number, os.strerror(number), str(path))
+        return real_open(path, flags, *rest, **options)
+
+    def append(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        if mode.startswith("a") and fails():
+            raise OSError(number, os.strerror(number), str(path))
+        return real_write(path, mode, *rest, **options)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(builtins, "open", append)
+
+
+@pytest.mark.parametrize("number", [FULL, DENIED])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_save_that_fails_keeps_the_old_model_and_the_learner_and_works_later(
+    learnt: Learner, digits: Scenario, tmp_path: Path, number: int, after: int
+) -> None:
+    folder = tmp_path / "model"
+    learnt.save(folder)
+    expected = learnt.predict(digits[0].test.x).probabilities
+    learnt.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    with pytest.MonkeyPatch.context() as patch:
+        failing(patch, number, after)
+        with pytest.raises(StoreError) as caught:
+            learnt.save(folder)
+    assert str(caught.value).startswith(f"cannot write '{folder}/")
+    assert str(caught.value).endswith(SENTENCE[number])
+    old = Learner.load(folder)
+    assert [task.name for task in old.tasks] == ["0/1", "2/3"]
+    assert torch.equal(old.predict(digits[0].test.x).probabilities, expected)
+    learnt.save(folder)
+    assert [task.name for task in Learner.load(folder).tasks] == ["0/1", "2/3", "4/5"]
+
+
+@pytest.mark.parametrize("number", [FULL, DENIED])
+def test_a_run_that_meets_a_full_or_locked_disk_can_be_resumed_afterwards(tmp_path: Path, number: int) -> None:
+    changes = {"alpha": 8.0, "epochs": 1, "finetune_epochs": 1, "batch_size": 64}
+    config = RunConfig("split-digits", preset="quick", tasks=2, changes=changes)
+    with pytest.MonkeyPatch.context() as patch:
+        failing(patch, number, after=9)  # the first task is stored, the second is not
+        with pytest.raises(StoreError) as caught:
+            run(config, tmp_path / "r", command="")
+    assert str(caught.value).endswith(SENTENCE[number])
+    assert len(Learner.load(tmp_path / "r" / "seed-0" / "model").tasks) == 1
+    resumed = run(config, tmp_path / "r", command="", resume=True)
+    undisturbed = run(config, tmp_path / "other", command="")
+    assert resumed["matrix"] == undisturbed["matrix"]
+
+
+# Damaged folders
+
+
+def part(folder: Path, name: str) -> Path:
+    return next(folder.glob(f"{name}.*.safetensors"))
+
+
+def cut(path: Path, share: float = 0.5) -> None:
+    os.truncate(path, int(path.stat().st_size * share))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest and seal it again, as a program with a fault of its own might."""
+    opened = store.open_folder(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    parts = {name: opened.tensors(name) for name in opened.files}
+    shutil.rmtree(folder)
+    store.save_folder(
+        folder,
+        kind=manifest["kind"],
+        schema=manifest["schema"],
+        content=manifest["content"],
+        files={name: tensors for name, tensors in parts.items() if name in manifest["files"]},
+    )
+
+
+def configuration(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["content"]["configuration"]
+    return found
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "manifest cut": (
+        lambda f: cut(f / "manifest.json"),
+        r"manifest\.json' is not whole JSON.*Restore it from a copy",
+    ),
+    "manifest empty": (lambda f: cut(f / "manifest.json", 0), r"manifest\.json' is empty.*Restore it"),
+    "manifest gone": (
+        lambda f: (f / "manifest.json").unlink(),
+        "is not a model folder: it has no manifest.json. Check",
+    ),
+    "manifest changed": (
+        lambda f: (f / "manifest.json").write_text((f / "manifest.json").read_text().replace('"2/3"', '"2/4"')),
+        "does not match its own SHA-256.*Restore it",
+    ),
+    "task cut": (lambda f: cut(part(f, "task-0001")), r"task-0001\..* has \d+ bytes instead of \d+\. Restore it"),
+    "task changed": (lambda f: flip(part(f, "task-0000")), r"task-0000\..* is damaged: its SHA-256 .*Restore it"),
+    "task gone": (lambda f: part(f, "task-0001").unlink(), r"task-0001\..* is missing.*restore it from a copy"),
+    "template gone": (lambda f: part(f, "template").unlink(), r"template\..* is missing.*restore it from a copy"),
+    "folder gone": (shutil.rmtree, "cannot open .*there is no such file or folder. Check the path"),
+    "another kind": (lambda f: rewrite(f, lambda m: m.update(kind="cake")), "holds a 'cake', not a 'ibpwf-model'"),
+    "a part too few": (
+        lambda f: rewrite(f, lambda m: m["files"].pop("task-0001")),
+        "task-0001.*restore it from a copy",
+    ),
+    "a field too few": (
+        lambda f: rewrite(f, lambda m: m["content"].pop("tasks")),
+        r"is not a whole model folder \(KeyError: 'tasks'\); restore it from a copy",
+    ),
+    "tasks that are none": (
+        lambda f: rewrite(f, lambda m: m["content"].update(tasks=[1, 2])),
+        "is not a whole model folder .*restore it from a copy",
+    ),
+    "settings that are none": (
+        lambda f: rewrite(f, lambda m: configuration(m)["settings"].update(kappa=7)),
+        "kappa is 7; it is a probability",
+    ),
+    "a layer that is none": (
+        lambda f: rewrite(f, lambda m: configuration(m).update(layers=["hidden9"])),
+        "hidden9|not a whole model folder",
+    ),
+    "moments of nothing": (
+        lambda f: rewrite(f, lambda m: m["content"]["state"].update(absolute_ridge=None)),
+        "is not a whole model folder .*restore it from a copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_model_folder_is_refused_with_the_file_and_a_remedy(
+    learnt_folder: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(learnt_folder, folder)
+    harm, message = DAMAGE[damage]
+    harm(folder)
+    with pytest.raises(IBPWFError, match=message) as caught:
+        Learner.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_a_newer_version_asks_for_an_upgrade(learnt_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(learnt_folder, folder)
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"schema": 1', '"schema": 99'))
+    with pytest.raises(StoreError, match="written by a newer ibpwf; upgrade ibpwf to read it"):
+        Learner.load(folder)
+
+
+def test_a_file_is_not_a_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("")
+    with pytest.raises(StoreError, match=r"part of the path is a file, not a folder\. Check the path"):
+        Learner.load(tmp_path / "model")
+
+
+def test_a_save_over_a_damaged_manifest_is_refused_and_elsewhere_works(learnt: Learner, tmp_path: Path) -> None:
+    learnt.save(tmp_path / "model")
+    cut(tmp_path / "model" / "manifest.json")
+    with pytest.raises(StoreError, match=r"manifest\.json' is not whole JSON"):
+        learnt.save(tmp_path / "model")
+    learnt.save(tmp_path / "elsewhere")
+    assert Learner.load(tmp_path / "elsewhere").tasks == learnt.tasks

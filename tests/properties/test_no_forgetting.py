@@ -1,0 +1,174 @@
+"""What a task answers never changes again, not by a bit, whatever is learnt after it and however much is added."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from ibpwf import Learner, Settings
+from ibpwf.factors.dictionary import Dictionary
+from ibpwf.training.loop import Progress
+
+CLASSES = ((0, 1), (2, 3, 4), (5, 6), (7, 8, 9))
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 3, stride=2, groups=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )
+
+
+NETS = {"mlp": mlp, "convolutions with BatchNorm": convolutions}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    data = load_digits()
+    return torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)
+
+
+def task(digits: tuple[Tensor, Tensor], classes: tuple[int, ...], count: int = 160) -> tuple[Tensor, Tensor]:
+    rows = torch.isin(digits[1], torch.tensor(classes)).nonzero().flatten()[:count]
+    return digits[0][rows], digits[1][rows]
+
+
+def settings(**changes: object) -> Settings:
+    base = Settings(alpha=4.0, epochs=2, finetune_epochs=1, batch_size=32, learning_rate=0.02)
+    return base.replace(**changes)
+
+
+@pytest.fixture
+def always_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer asks for three more sticks after every epoch, whatever it has used."""
+    monkeypatch.setattr(
+        Dictionary, "shortage", lambda self, active, free: self.capped(self.locked + free + 3) - self.locked - free
+    )
+
+
+def widths(learner: Learner) -> dict[str, int]:
+    return {name: dictionary.width for name, dictionary in learner.model.layers.items()}
+
+
+@pytest.mark.usefixtures("always_short")
+@pytest.mark.parametrize("heads", ["shared", "per-task"])
+@pytest.mark.parametrize("kappa", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("net", NETS)
+def test_earlier_tasks_answer_with_the_same_bits_after_every_later_task(
+    digits: tuple[Tensor, Tensor], net: str, kappa: float, heads: str
+) -> None:
+    learner = Learner(NETS[net](), settings(kappa=kappa, heads=heads), device="cpu")
+    held_out = digits[0][-64:]
+    answers: list[Tensor] = []
+    before = dict.fromkeys(learner.model.layers, 0)
+    for classes in CLASSES:
+        x, y = task(digits, classes)
+        learner.learn(x, y)
+        assert all(widths(learner)[name] > before[name] for name in before), "the dictionary has grown"
+        before = widths(learner)
+        learner.model._composed.clear()  # composed anew from what is stored, not remembered
+        answers.append(learner.logits(held_out, len(answers)))
+        for old, expected in enumerate(answers):
+            assert torch.equal(learner.logits(held_out, old), expected)
+    assert all(not torch.equal(answers[0][:, :2], later[:, :2]) for later in answers[1:])
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_nothing_stored_about_a_task_changes_and_neither_do_its_draws_and_merged_network(
+    digits: tuple[Tensor, Tensor], net: str
+) -> None:
+    learner = Learner(NETS[net](), settings(gaussians="class"), device="cpu")
+    learner.learn(*task(digits, CLASSES[0]))
+    x = digits[0][-64:]
+
+    def everything() -> list[Tensor]:
+        _, files = learner.method.state()
+        drawn = learner.predict(x, task=0, draws=7, seed=3)
+        probabilities = drawn.probabilities[:, :2], drawn.mutual_information
+        merged = learner.merge(0)
+        return [*files["task-0000"].values(), *probabilities, merged(x).detach(), *merged.state_dict().values()]
+
+    kept = [value.clone() for value in everything()]
+    for classes in CLASSES[1:]:
+        learner.learn(*task(digits, classes))
+        assert all(torch.equal(now, then) for now, then in zip(everything(), kept, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "offered", "after_first"),
+    [
+        pytest.param({"alpha": 4.0, "kappa": 0.3, "epochs": 4}, 8, 8, id="between tasks"),
+        pytest.param({"alpha": 1.0, "kappa": 0.1, "epochs": 4}, 4, 8, id="during a task"),
+    ],
+)
+def test_a_dictionary_that_is_too_small_grows_of_itself_and_forgets_nothing(
+    digits: tuple[Tensor, Tensor], changes: dict[str, float], offered: int, after_first: int
+) -> None:
+    learner = Learner(mlp(), settings(**changes), device="cpu")
+    x = digits[0][-64:]
+    answers: list[Tensor] = []
+    seen = [offered]
+    for classes in CLASSES:
+        learner.learn(*task(digits, classes))
+        seen.append(max(widths(learner).values()))
+        answers.append(learner.logits(x, -1))
+        assert all(torch.equal(learner.logits(x, old), expected) for old, expected in enumerate(answers))
+    assert seen[1] == after_first
+    assert seen[-1] > offered
+
+
+def test_a_full_dictionary_forgets_nothing_either(digits: tuple[Tensor, Tensor]) -> None:
+    learner = Learner(mlp(), settings(max_factors=6, kappa=0.3), device="cpu")
+    x = digits[0][-64:]
+    answers: list[Tensor] = []
+    for classes in CLASSES:
+        learner.learn(*task(digits, classes))
+        answers.append(learner.logits(x, -1))
+        assert all(torch.equal(learner.logits(x, old), expected) for old, expected in enumerate(answers))
+    assert max(widths(learner).values()) == 6
+
+
+@pytest.mark.parametrize("phase", ["elbo", "finetune"])
+def test_a_task_broken_off_leaves_the_learner_as_it_was(digits: tuple[Tensor, Tensor], phase: str) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.phase == phase:
+            raise KeyboardInterrupt
+
+    learner, twin = (Learner(convolutions(), settings(), device="cpu") for _ in range(2))
+    x = digits[0][-64:]
+    for each in (learner, twin):
+        each.learn(*task(digits, CLASSES[0]))
+    expected = twin.logits(x, 0)
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(*task(digits, CLASSES[1]), progress=stop)
+    assert len(learner.tasks) == 1
+    assert torch.equal(learner.logits(x, 0), expected)
+    for each in (learner, twin):
+        each.learn(*task(digits, CLASSES[2]))
+    for number in range(2):
+        assert torch.equal(learner.logits(x, number), twin.logits(x, number))
+
+
+def test_a_task_still_learns_something_beside_the_locked_ones(digits: tuple[Tensor, Tensor]) -> None:
+    learner = Learner(mlp(), settings(alpha=16.0, epochs=10, finetune_epochs=5), device="cpu")
+    for classes in CLASSES:
+        learner.learn(*task(digits, classes, count=300))
+    for number, classes in enumerate(CLASSES):
+        x, y = (part[300:] for part in task(digits, classes, count=1000))
+        correct = (learner.predict(x, task=number).labels == y).float().mean()
+        assert float(correct) > 0.9

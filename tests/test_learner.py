@@ -1,0 +1,342 @@
+"""A learner takes tasks one after another, answers for any of them, and goes to disk and back unchanged."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import ibpwf
+import processes
+from ibpwf import Learner, Settings, models
+from ibpwf.data.tasks import Scenario
+from ibpwf.errors import StoreError
+
+
+def accuracy(labels: Tensor, truth: Tensor) -> float:
+    return float((labels.cpu() == truth).double().mean())
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """A model folder's files, byte for byte; the lock is no part of the model."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def same_answers(left: Learner, right: Learner, x: Tensor) -> bool:
+    """Whether two learners give the same bits in every field of every kind of prediction."""
+    kinds: list[dict[str, Any]] = [{}, {"task": 0}, {"task": 1}, {"marginal": True}, {"draws": 5, "seed": 2}]
+    for kind in kinds:
+        a, b = vars(left.predict(x, **kind)), vars(right.predict(x, **kind))
+        for name, value in a.items():
+            alike = torch.equal(value, b[name]) if isinstance(value, Tensor) else value == b[name]
+            if not alike:
+                return False
+    return True
+
+
+class OwnNet(nn.Module):
+    """A network of a class that the library does not know."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.last = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.first(x)))
+        return out
+
+
+# Learning and answering
+
+
+def test_the_readme_example_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On digits in place of MNIST, so that it takes seconds."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    (example,) = re.findall(r"^## Python\n+```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for old, new in (("split-mnist", "split-digits"), ("784, [400]", "64, [60]"), ("alpha=200", "alpha=30")):
+        assert old in example
+        example = example.replace(old, new)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    x = names["stream"][1].test.x
+    assert [task.name for task in names["learner"].tasks] == ["0/1", "2/3", "4/5", "6/7", "8/9"]
+    assert names["p"].mutual_information.shape == (len(x),)
+    with torch.no_grad():
+        torch.testing.assert_close(names["plain"](x), names["learner"].logits(x, "2/3"), rtol=0, atol=1e-6)
+
+
+def test_a_few_lines_learn_five_tasks_and_forget_none() -> None:
+    scenario = ibpwf.scenario("split-digits")
+    torch.manual_seed(0)
+    learner = Learner(models.mlp(64, [100], 10), Settings(epochs=20, finetune_epochs=10, learning_rate=3e-3))
+    right_after = []
+    for task in scenario:
+        learner.learn(task.train.x, task.train.y, name=task.name)
+        right_after.append(learner.logits(task.test.x, task.name))
+    given = [accuracy(learner.predict(t.test.x, task=t.name).labels, t.test.y) for t in scenario]
+    inferred = [accuracy(learner.predict(t.test.x).labels, t.test.y) for t in scenario]
+    assert min(given) > 0.93
+    assert sum(inferred) / 5 > 0.85
+    for task, then in zip(scenario, right_after, strict=True):
+        assert torch.equal(learner.logits(task.test.x, task.name), then)
+
+
+def test_a_task_may_come_as_tensors_arrays_lists_or_a_dataset(net: nn.Module, digits: Scenario) -> None:
+    x, y = digits[0].train.x[:64], digits[0].train.y[:64]
+
+    class MapStyle(Dataset[tuple[Tensor, int]]):
+        def __len__(self) -> int:
+            return len(y)
+
+        def __getitem__(self, row: int) -> tuple[Tensor, int]:
+            return x[row], int(y[row])
+
+    class Stream(IterableDataset[tuple[Any, Any]]):
+        def __iter__(self) -> Any:
+            return iter(zip(x.numpy(), y.numpy(), strict=True))
+
+    forms: list[tuple[Any, ...]] = [
+        (x, y),
+        (x.numpy(), y.numpy()),
+        (x.double().numpy(), y.to(torch.uint8)),
+        (x.tolist(), y.tolist()),
+        (TensorDataset(x, y),),
+        (MapStyle(),),
+        (Stream(),),
+    ]
+    settings = Settings(epochs=1, finetune_epochs=1, alpha=8.0)
+    answers = []
+    for form in forms:
+        learner = Learner(net, settings, seed=1)
+        info = learner.learn(*form)
+        assert (info.name, info.number, info.classes, info.examples) == ("task-1", 0, (0, 1), 64)
+        answers.append(learner.logits(x, 0))
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+
+
+def test_a_task_is_named_by_its_name_its_number_or_counted_from_the_end(learnt: Learner, digits: Scenario) -> None:
+    x = digits[1].test.x
+    by_name = learnt.predict(x, task="2/3")
+    choices: list[Any] = [1, -1, np.int64(1), torch.tensor(1), np.array(1), ["2/3"] * len(x), [1] * len(x)]
+    for choice in choices:
+        again = learnt.predict(x, task=choice)
+        assert torch.equal(again.probabilities, by_name.probabilities)
+        assert again.task.tolist() == [1] * len(x)
+
+
+def test_rows_of_different_tasks_are_answered_as_each_task_would_alone(learnt: Learner, digits: Scenario) -> None:
+    x = torch.cat([digits[0].test.x[:20], digits[1].test.x[:20]])[torch.randperm(40)]
+    tasks = [("0/1", "2/3", 0, 1)[row % 4] for row in range(40)]
+    numbers = torch.tensor([row % 2 for row in range(40)])
+    mixed = learnt.predict(x, task=tasks)
+    alone = [learnt.predict(x, task=number) for number in (0, 1)]
+    assert torch.equal(mixed.task, numbers)
+    for row, number in enumerate(numbers.tolist()):
+        assert mixed.labels[row] == alone[number].labels[row]
+        torch.testing.assert_close(mixed.probabilities[row], alone[number].probabilities[row], rtol=0, atol=1e-6)
+    assert torch.equal(learnt.predict(x, task=numbers).labels, mixed.labels)
+
+
+def test_labels_are_the_users_own_also_negative_large_and_returning(fresh: Learner, digits: Scenario) -> None:
+    first, second = digits[0], digits[1]
+    huge = 2**62
+    fresh.learn(first.train.x, torch.where(first.train.y == 0, -7, huge), name="a")
+    fresh.learn(second.train.x, torch.where(second.train.y == 2, huge, 3), name="b")
+    answer = fresh.predict(first.test.x, task="a")
+    assert answer.classes == ((0, -7), (0, huge), (1, 3), (1, huge))
+    assert accuracy(answer.labels, torch.where(first.test.y == 0, -7, huge)) > 0.95
+    other = fresh.predict(second.test.x, task="b")
+    assert accuracy(other.labels, torch.where(second.test.y == 2, huge, 3)) > 0.95
+    # The label both tasks have is two classes: all its probability lies in the column of the row's own task.
+    assert float(answer.probabilities[:, 2:].abs().max()) == 0
+    assert float(other.probabilities[:, :2].abs().max()) == 0
+
+
+def test_probabilities_are_a_distribution_over_the_classes(learnt: Learner, digits: Scenario) -> None:
+    x = torch.cat([task.test.x[:30] for task in digits])
+    for options in ({}, {"task": 1}, {"marginal": True}, {"draws": 8}, {"marginal": True, "draws": 8}):
+        answer = learnt.predict(x, **options)  # type: ignore[arg-type]
+        assert answer.probabilities.shape == (len(x), 4)
+        assert float(answer.probabilities.min()) >= 0
+        torch.testing.assert_close(answer.probabilities.sum(1), torch.ones(len(x), dtype=torch.float64))
+        torch.testing.assert_close(answer.task_probabilities.sum(1), torch.ones(len(x), dtype=torch.float64))
+        p = answer.probabilities
+        brute = torch.tensor([-sum(v * np.log(v) for v in row.tolist() if v > 0) for row in p]).double()
+        torch.testing.assert_close(answer.entropy, brute, rtol=0, atol=1e-9)
+
+
+def test_the_marginal_mixes_the_tasks_by_their_probabilities(learnt: Learner, digits: Scenario) -> None:
+    x = digits[1].test.x
+    mixed = learnt.predict(x, marginal=True)
+    expected = torch.zeros_like(mixed.probabilities)
+    for task in (0, 1):
+        softmax = learnt.logits(x, task).double().softmax(1)
+        expected[:, 2 * task : 2 * task + 2] = softmax * mixed.task_probabilities[:, task : task + 1]
+    torch.testing.assert_close(mixed.probabilities, expected)
+    assert torch.equal(mixed.labels, learnt.predict(x).labels)
+
+
+def test_draws_repeat_with_their_seed_and_measure_what_the_weights_leave_open(
+    learnt: Learner, digits: Scenario
+) -> None:
+    x = digits[0].test.x
+    assert learnt.predict(x).mutual_information is None
+    one, again, other = (learnt.predict(x, draws=20, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.probabilities, again.probabilities)
+    assert not torch.equal(one.probabilities, other.probabilities)
+    information = one.mutual_information
+    assert information is not None
+    assert bool((information >= 0).all())
+    assert bool((information <= one.entropy + 1e-9).all())
+    assert float(information.max()) > 0
+
+
+def test_no_rows_give_no_answers(learnt: Learner) -> None:
+    for options in ({}, {"task": 0}, {"marginal": True}, {"draws": 3}, {"task": []}):
+        answer = learnt.predict(torch.zeros(0, 64), **options)  # type: ignore[arg-type]
+        assert len(answer) == 0
+        assert answer.probabilities.shape == (0, 4)
+
+
+def test_a_merged_task_is_a_plain_network_with_the_same_outputs(learnt: Learner, digits: Scenario) -> None:
+    x = digits[1].test.x
+    plain = learnt.merge("2/3")
+    assert type(plain) is nn.Sequential
+    with torch.no_grad():
+        torch.testing.assert_close(plain(x), learnt.logits(x, "2/3"), rtol=0, atol=1e-6)
+
+
+def test_the_users_network_is_not_touched(net: nn.Module, small: Settings, digits: Scenario) -> None:
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    Learner(net, small).learn(digits[0].train.x, digits[0].train.y)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_progress_is_told_after_every_epoch(fresh: Learner, digits: Scenario) -> None:
+    told = []
+    fresh.learn(digits[0].train.x, digits[0].train.y, name="t", progress=told.append)
+    phases = [(p.phase, p.epoch, p.epochs) for p in told]
+    assert phases == [("elbo", e, 4) for e in (1, 2, 3, 4)] + [("finetune", e, 2) for e in (1, 2)]
+    assert all(p.task == "t" and p.active == p.new + p.reused and p.samples == len(digits[0].train) for p in told)
+
+
+# The same bits
+
+
+def test_the_same_seed_gives_the_same_files_and_another_seed_others(
+    net: nn.Module, small: Settings, digits: Scenario, tmp_path: Path
+) -> None:
+    for name, seed in (("one", 5), ("again", 5), ("other", 6)):
+        torch.manual_seed(len(name))  # the global stream must not matter
+        learner = Learner(net, small, seed=seed)
+        for task in digits[:2]:
+            learner.learn(task.train.x, task.train.y, name=task.name)
+        learner.save(tmp_path / name)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "again")
+    tasks = {
+        name: {file for file in files_of(tmp_path / name) if file.startswith("task-")} for name in ("one", "other")
+    }
+    assert len(tasks["one"]) == 2
+    assert not tasks["one"] & tasks["other"]
+
+
+def test_what_was_loaded_answers_with_the_same_bits(
+    learnt: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
+) -> None:
+    again = Learner.load(learnt_folder)
+    assert again.tasks == learnt.tasks
+    assert again.settings == learnt.settings
+    assert same_answers(learnt, again, digits[1].test.x)
+    again.save(tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(learnt_folder)
+
+
+def go_on(folder: str, tasks: tuple[int, ...]) -> None:
+    """Load a learner, learn further tasks of digits, save it. Runs in another process."""
+    torch.set_num_threads(1)
+    learner = Learner.load(folder)
+    scenario = ibpwf.scenario("split-digits")
+    for task in [scenario[number] for number in tasks]:
+        learner.learn(task.train.x, task.train.y, name=task.name)
+    learner.save(folder)
+
+
+def test_a_learner_stored_loaded_and_continued_elsewhere_equals_one_that_never_stopped(
+    learnt: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(learnt_folder, moved)
+    processes.call(go_on, str(moved), (2,))
+    processes.call(go_on, str(moved), (3,))
+    for task in digits[2:4]:
+        learnt.learn(task.train.x, task.train.y, name=task.name)
+    learnt.save(tmp_path / "stayed")
+    assert files_of(moved) == files_of(tmp_path / "stayed")
+    assert same_answers(Learner.load(moved), learnt, digits[3].test.x)
+
+
+def test_saving_again_leaves_the_files_of_old_tasks_alone(learnt: Learner, digits: Scenario, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    learnt.save(folder)
+
+    def stamps() -> dict[str, tuple[int, int]]:
+        return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.glob("*.safetensors")}
+
+    for path in folder.glob("*.safetensors"):
+        os.utime(path, ns=(1, 1))  # a rewrite within the clock's resolution would show too
+    before = stamps()
+    learnt.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    learnt.save(folder)
+    after = stamps()
+    assert {name: after[name] for name in before} == before
+    assert [name[:9] for name in after.keys() - before.keys()] == ["task-0002"]
+
+
+def test_a_learner_can_be_stored_before_it_has_learnt_anything(
+    fresh: Learner, digits: Scenario, tmp_path: Path
+) -> None:
+    fresh.save(tmp_path / "model")
+    loaded = Learner.load(tmp_path / "model")
+    for learner in (fresh, loaded):
+        learner.learn(digits[0].train.x, digits[0].train.y)
+    assert torch.equal(fresh.logits(digits[0].test.x, 0), loaded.logits(digits[0].test.x, 0))
+
+
+def test_a_network_of_ones_own_class_is_asked_for_again_and_then_loads(
+    small: Settings, digits: Scenario, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    learner = Learner(OwnNet(), small)
+    learner.learn(digits[0].train.x, digits[0].train.y)
+    learner.save(tmp_path / "own")
+    with pytest.raises(StoreError, match=r"network of your own class; pass it again: Learner\.load\(path, net="):
+        Learner.load(tmp_path / "own")
+    loaded = Learner.load(tmp_path / "own", net=OwnNet())  # other initial weights, which do not matter
+    assert torch.equal(loaded.logits(digits[0].test.x, 0), learner.logits(digits[0].test.x, 0))
+    with pytest.raises(StoreError, match=r"'first\.weight' has shape \[9, 64\].*\[24, 64\].*built exactly as"):
+        Learner.load(tmp_path / "own", net=OwnNet(9))
+
+
+def test_heads_of_their_own_and_gaussians_per_class_come_back_as_well(
+    net: nn.Module, small: Settings, digits: Scenario, tmp_path: Path
+) -> None:
+    learner = Learner(net, small.replace(heads="per-task", gaussians="class", max_factors=12), seed=1)
+    for task in digits[:2]:
+        learner.learn(task.train.x, task.train.y, name=task.name)
+    learner.save(tmp_path / "model")
+    loaded = Learner.load(tmp_path / "model")
+    assert same_answers(learner, loaded, digits[0].test.x)
+    for one in (learner, loaded):
+        one.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    assert same_answers(learner, loaded, digits[2].test.x)
