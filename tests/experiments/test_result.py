@@ -24,14 +24,15 @@ def row(given: list[float], inferred: list[float], before: float | None, train: 
         "before": before,
         "factors": {"head": {"active": 3, "new": 1, "reused": 2, "total": 4}},
         "parameters": 100 * len(given),
-        "examples": 50,
+        "memory": {"dictionary": 10 * len(given)},
+        "samples": 1500,
         "seconds": {"train": train, "eval": 0.5},
     }
 
 
 def result_of(*seeds: list[dict[str, Any]], stream: Scenario) -> dict[str, Any]:
     config = RunConfig("split-digits", preset="quick", seeds=tuple(range(len(seeds))), tasks=len(seeds[0]))
-    records = [{"seed": seed, "rows": rows} for seed, rows in enumerate(seeds)]
+    records = [{"seed": seed, "answers": ["task", "class"], "rows": rows} for seed, rows in enumerate(seeds)]
     return make_result(config, stream[: len(seeds[0])], records, "ibpwf run …")
 
 
@@ -53,8 +54,8 @@ def test_numbers_over_seeds_and_tasks(digits: Scenario) -> None:
     }
     assert found["parameters"]["mean"] == 200
     assert found["seconds"] == {"train": 8.0, "eval": 2.0}
-    passes = found["settings"]["epochs"] + found["settings"]["finetune_epochs"]
-    assert found["samples_per_second"] == pytest.approx(4 * 50 * passes / 8)
+    assert found["samples_per_second"] == pytest.approx(4 * 1500 / 8)
+    assert found["memory"] == {"dictionary": 20}
 
 
 def test_one_seed_has_no_standard_deviation(digits: Scenario) -> None:
@@ -68,13 +69,40 @@ def test_a_forward_transfer_of_exactly_zero_is_reported(digits: Scenario) -> Non
     assert found["forward_transfer"] == {"mean": 0.0, "std": None, "per_seed": [0.0]}
 
 
+def test_a_method_trained_for_each_setting_has_one_seed_and_both_accuracies(digits: Scenario) -> None:
+    given, inferred = row([90.0], [0.0], None), row([0.0], [70.0], None)
+    for key in ("class_accuracy", "task_inference"):
+        del given[key]
+    del inferred["task_accuracy"]
+    records = [
+        {"seed": 4, "answers": ["task"], "rows": [given]},
+        {"seed": 4, "answers": ["class"], "rows": [inferred]},
+    ]
+    found = make_result(RunConfig("split-digits", preset="quick", seeds=(4,), tasks=1), digits[:1], records, "")
+    assert found["seeds"] == [4]
+    assert found["accuracy"]["task"]["per_seed"] == [90.0]
+    assert found["accuracy"]["class"]["per_seed"] == [70.0]
+    assert found["matrix"] == [{"seed": 4, "task": [[90.0]], "class": [[70.0]]}]
+
+
+def test_a_setting_that_a_method_does_not_answer_is_missing_and_not_zero(digits: Scenario) -> None:
+    only = row([90.0], [0.0], None)
+    for key in ("class_accuracy", "task_inference"):
+        del only[key]
+    records = [{"seed": 0, "answers": ["task"], "rows": [only]}]
+    found = make_result(RunConfig("split-digits", preset="quick", tasks=1), digits[:1], records, "")
+    assert found["accuracy"]["class"] is None
+    assert found["task_inference"] is None
+    assert found["matrix"][0]["class"] is None
+
+
 def test_no_time_gives_no_speed(digits: Scenario) -> None:
     assert result_of([row([90.0], [80.0], None, train=0.0)], stream=digits)["samples_per_second"] is None
 
 
 def test_the_papers_numbers_belong_to_the_whole_scenario_only() -> None:
     stream = ibpwf.scenario("split-digits")
-    records = [{"seed": 0, "rows": [row([90.0], [80.0], None)]}]
+    records = [{"seed": 0, "answers": ["task", "class"], "rows": [row([90.0], [80.0], None)]}]
     whole = make_result(RunConfig("split-mnist"), stream[:1], records, "")
     part = make_result(RunConfig("split-mnist", tasks=1), stream[:1], records, "")
     assert whole["paper"]["task-inference"] == {"mean": 92.63, "std": 0.12}

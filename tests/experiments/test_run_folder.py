@@ -21,7 +21,17 @@ TIMES = ("seconds", "samples_per_second", "command")
 FIELDS = {
     *("schema", "scenario", "method", "preset", "changes", "settings", "network", "note", "tasks", "seeds"),
     *("accuracy", "task_inference", "matrix", "forgetting", "backward_transfer", "forward_transfer"),
-    *("factors", "parameters", "paper", "seconds", "samples_per_second", "environment", "command", "commit"),
+    *(
+        "factors",
+        "parameters",
+        "memory",
+        "paper",
+        "seconds",
+        "samples_per_second",
+        "environment",
+        "command",
+        "commit",
+    ),
 }
 Command = Callable[..., Finished]
 
@@ -160,14 +170,15 @@ def test_metrics_have_a_line_per_epoch_and_per_finished_task(finished_run: Path,
                 *(("elbo", epoch) for epoch in (1, 2, 3)),
                 *(("finetune", epoch) for epoch in (1, 2)),
             ]
-            assert all(set(line) == keys | {"seed", "task_number"} for line in epochs)
+            assert all(set(line) == keys | {"seed", "training", "task_number"} for line in epochs)
+            assert {line["training"] for line in mine} == {f"seed-{seed}"}
             rows = json.loads((finished_run / f"seed-{seed}" / "rows.json").read_text())["rows"]
             assert last["finished"] == rows[task]
             assert rows[task]["task_accuracy"] == result["matrix"][seed]["task"][task][: task + 1]
     assert len(lines) == 2 * 3 * 6
 
 
-def test_tensorboard_shows_the_same_numbers_over_a_running_epoch(finished_run: Path) -> None:
+def test_tensorboard_shows_the_same_numbers_by_task_and_epoch(finished_run: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(finished_run / "tensorboard")).Reload()
     lines = [line for line in store.read_jsonl(finished_run / "metrics.jsonl") if "finished" not in line]
@@ -176,7 +187,9 @@ def test_tensorboard_shows_the_same_numbers_over_a_running_epoch(finished_run: P
     for tag in tags:
         seed, key = tag.removeprefix("seed-").split("/")
         scalars = events.Scalars(tag)
-        assert [scalar.step for scalar in scalars] == list(range(1, 16))
+        assert [scalar.step for scalar in scalars] == [
+            1000 * task + epoch for task in range(3) for epoch in range(1, 6)
+        ]
         expected = [line[key] for line in lines if line["seed"] == int(seed)]
         assert [scalar.value for scalar in scalars] == pytest.approx(expected, rel=1e-6)
 

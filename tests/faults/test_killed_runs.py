@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ibpwf import store
-from ibpwf.experiments.run import RunConfig, run
+from ibpwf import Learner, store
+from ibpwf.experiments.run import Events, RunConfig, run
 from processes import Finished, Started
 
 TIMES = ("seconds", "samples_per_second", "command")
@@ -101,7 +101,12 @@ def test_whichever_write_is_the_last_the_run_can_be_resumed(tmp_path: Path, writ
         with pytest.raises(Killed):
             run(config, folder, command="")
         writes["at"] = 10**9
-        run(config, folder, command="", resume=True)
+        model = folder / "seed-0" / "model"
+        done = [task.name for task in Learner.load(model).tasks] if (model / store.MANIFEST).exists() else []
+        learnt_now = []
+        events = Events(task=lambda seed, row, names=learnt_now: names.append(row["task"]))  # type: ignore[misc]
+        run(config, folder, command="", resume=True, events=events)
+        assert done + learnt_now == ["0/1", "2/3"]  # what was finished is not learnt again
         assert outcome(folder) == expected
 
 
@@ -118,7 +123,11 @@ def test_ctrl_c_ends_with_one_line_and_code_130_and_the_run_can_be_resumed(
     ended = process.finish()
     assert ended.code == 130
     assert ended.err == "Interrupted. Finished tasks are kept in r; the same command with --resume goes on.\n"
-    assert command(*run_words, "--seeds", "2", "--out", "r", "--resume").code == 0
+    resumed = command(*run_words, "--seeds", "2", "--out", "r", "--resume")
+    assert resumed.code == 0
+    learnt_now = [line.split()[:2] for line in resumed.out.splitlines() if line.startswith(("0 ", "1 "))]
+    assert learnt_now[-2:] == [["0", "4/5"], ["1", "4/5"]]
+    assert ["0", "0/1"] not in learnt_now
     assert outcome(tmp_path / "r") == outcome(finished_run)
 
 

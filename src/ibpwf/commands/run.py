@@ -77,7 +77,9 @@ def run_command(
     open_writer = _summary_writer() if tensorboard else None
 
     def go(config: RunConfig) -> dict[str, Any]:
-        display = Display(console, config.settings().epochs + config.settings().finetune_epochs, len(chosen))
+        settings = config.settings().to_json()
+        epochs = settings.get("epochs", 0) + settings.get("finetune_epochs", 0)
+        display = Display(console, epochs, len(chosen) * len(config.trainings()))
         folder = _folder(out, config)
         with display.bar:
             result = run(
@@ -144,8 +146,8 @@ class Display:
     """A progress bar for each task that is being learnt and a line per finished task. Fits 80 columns, and leaves
     the less important columns out where there are fewer than that."""
 
-    def __init__(self, console: Console, epochs: int, seeds: int = 1) -> None:
-        self.console, self.epochs, self.seeds = console, epochs, seeds
+    def __init__(self, console: Console, epochs: int, trainings: int = 1) -> None:
+        self.console, self.epochs, self.several = console, epochs, trainings > 1
         self.wide = console.width >= 80
         columns: list[ProgressColumn] = [
             TextColumn("{task.description}"),
@@ -154,10 +156,10 @@ class Display:
         ]
         if self.wide:
             columns.insert(1, BarColumn(bar_width=10))
-        if self.wide and seeds == 1:
+        if self.wide and not self.several:
             columns.append(TimeElapsedColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.bars: dict[int, TaskID] = {}  # one per seed: on a GPU they take turns
+        self.bars: dict[str, TaskID] = {}  # one per training: on a GPU they take turns
         self.fetching: TaskID | None = None
         self.head_printed = False
 
@@ -175,38 +177,41 @@ class Display:
             self.fetching, description=escape(label[:50]), completed=done / unit, total=whole, detail=detail
         )
 
-    def epoch(self, seed: int, progress: EpochProgress) -> None:
+    def epoch(self, training: str, progress: EpochProgress) -> None:
         if self.fetching is not None:
             self.bar.remove_task(self.fetching)
             self.fetching = None
-        if seed not in self.bars:
-            named = _cut(progress.task) + (f" seed {seed}" if self.seeds > 1 else "")
-            self.bars[seed] = self.bar.add_task(escape(named), total=self.epochs, detail="")
-        phase = "fine-tune" if progress.phase == "finetune" else f"KL {progress.extra:.0f}"
-        new = f" (+{progress.new})" if self.wide else ""
-        detail = f"loss {progress.loss:.3f} {phase} factors {progress.active}{new}"
-        self.bar.update(self.bars[seed], advance=1, detail=detail)
+        if training not in self.bars:
+            named = _cut(progress.task) + (f" {training}" if self.several else "")
+            self.bars[training] = self.bar.add_task(escape(named), total=self.epochs, detail="")
+        detail = f"loss {progress.loss:.3f}"
+        if progress.active:
+            phase = "fine-tune" if progress.phase == "finetune" else f"KL {progress.extra:.0f}"
+            new = f" (+{progress.new})" if self.wide else ""
+            detail += f" {phase} factors {progress.active}{new}"
+        self.bar.update(self.bars[training], advance=1, detail=detail)
 
-    def task(self, seed: int, row: dict[str, Any]) -> None:
+    def task(self, training: str, row: dict[str, Any]) -> None:
         """One line: accuracy of the newest task, means over all so far, factors in use and how many are new."""
-        if seed in self.bars:
-            self.bar.remove_task(self.bars.pop(seed))
+        if training in self.bars:
+            self.bar.remove_task(self.bars.pop(training))
         if not self.head_printed:
             self.head_printed = True
             newest = f"{'newest task':>16}" if self.wide else ""
             self._line("", "", f"{newest}  {'mean of all tasks so far':>26}", "", style="bold")
             newest = f"{'given':>7}{'inferred':>9}" if self.wide else ""
             means = f"  {'given':>7}{'inferred':>9}{'inference':>10}"
-            self._line("seed", "task", newest + means, "factors (new)", style="bold")
-        given, inferred, inference = row["task_accuracy"], row["class_accuracy"], row["task_inference"]
-        newest = f"{given[-1]:7.2f}{inferred[-1]:9.2f}" if self.wide else ""
-        means = f"  {fmean(given):7.2f}{fmean(inferred):9.2f}{fmean(inference):10.2f}"
+            self._line("training", "task", newest + means, "factors (new)" if self.wide else "factors", style="bold")
+        keys = (("task_accuracy", 7), ("class_accuracy", 9), ("task_inference", 10))
+        last = "".join(f"{row[key][-1]:{w}.2f}" if key in row else f"{'–':>{w}}" for key, w in keys[:2])
+        means = "".join(f"{fmean(row[key]):{w}.2f}" if key in row else f"{'–':>{w}}" for key, w in keys)
         active, new = (sum(use[key] for use in row["factors"].values()) for key in ("active", "new"))
-        self._line(str(seed), _cut(row["task"]), newest + means, f"{active} (+{new})")
+        factors = "" if not row["factors"] else f"{active} (+{new})" if self.wide else str(active)
+        self._line(training, _cut(row["task"]), (last if self.wide else "") + "  " + means, factors)
 
-    def _line(self, seed: str, task: str, numbers: str, factors: str, style: str = "") -> None:
-        first = f"{seed:<5}" if self.seeds > 1 else ""
-        text = f"{first}{task:<{NAME}}{numbers}{factors:>14}"
+    def _line(self, training: str, task: str, numbers: str, factors: str, style: str = "") -> None:
+        first = f"{training.removeprefix('seed-'):<9}" if self.several else ""
+        text = f"{first}{task:<{NAME}}{numbers}{factors:>{14 if self.wide else 8}}"
         self.console.print(text, style=style, highlight=False, markup=False)
 
 
@@ -217,20 +222,29 @@ def _with_spread(entry: dict[str, Any] | None) -> str:
     return f"{entry['mean']:.2f}" + (f" ± {std:.2f}" if std is not None else "")
 
 
+def _mean_entry(result: dict[str, Any], setting: str, row: int, column: int) -> float | None:
+    """A matrix entry as a mean over seeds; None where the method does not answer in that setting."""
+    matrices = [matrix[setting] for matrix in result["matrix"]]
+    return None if None in matrices else fmean(matrix[row][column] for matrix in matrices)
+
+
 def per_task(console: Console, result: dict[str, Any]) -> None:
     """Every task's accuracy, right after it was learnt and after the last task, as a mean over seeds."""
     shown = Table(box=None, pad_edge=False)
     shown.add_column("accuracy, %")
     for head in ("when learnt", "at the end", "task inferred"):
         shown.add_column(head, justify="right")
-    columns = []
-    for number in range(len(result["tasks"])):
-        learnt = fmean(matrix["task"][number][number] for matrix in result["matrix"])
-        end = fmean(matrix["task"][-1][number] for matrix in result["matrix"])
-        inferred = fmean(matrix["class"][-1][number] for matrix in result["matrix"])
-        columns.append((learnt, end, inferred))
-        shown.add_row(escape(result["tasks"][number]["name"]), *(f"{value:.2f}" for value in columns[-1]))
-    shown.add_row("mean", *(f"{fmean(values):.2f}" for values in zip(*columns, strict=True)), style="bold")
+    tasks = len(result["tasks"])
+    columns = [
+        [_mean_entry(result, "task", number, number) for number in range(tasks)],
+        [_mean_entry(result, "task", -1, number) for number in range(tasks)],
+        [_mean_entry(result, "class", -1, number) for number in range(tasks)],
+    ]
+    for number, values in enumerate(zip(*columns, strict=True)):
+        cells = ("–" if value is None else f"{value:.2f}" for value in values)
+        shown.add_row(escape(result["tasks"][number]["name"]), *cells)
+    means = ("–" if None in column else f"{fmean(v for v in column if v is not None):.2f}" for column in columns)
+    shown.add_row("mean", *means, style="bold")
     console.print()
     console.print(shown)
 
@@ -256,7 +270,7 @@ def summary(console: Console, result: dict[str, Any]) -> None:
     )
     for label, ours, key in rows:
         paper = result["paper"].get(key) if key else None
-        difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper else ""
+        difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper and ours else ""
         shown.add_row(label, _with_spread(ours), *([_with_spread(paper), difference] if compared else []))
     console.print(shown)
     seconds, rate = result["seconds"], result["samples_per_second"]

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ibpwf.learner import Learner
+from ibpwf.learner import TaskLearner
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Percentages on one task's test set."""
+    """Percentages on one task's test set; None for a setting that was not asked for."""
 
-    task: float
-    class_: float
-    task_inference: float
+    task: float | None = None
+    class_: float | None = None
+    task_inference: float | None = None
 
 
 def percent(right: Tensor) -> float:
     return 100.0 * float(right.double().mean())
 
 
-def score(learner: Learner, number: int, x: Tensor, y: Tensor) -> TaskScore:
+def score(
+    learner: TaskLearner, number: int, x: Tensor, y: Tensor, settings: Sequence[str] = ("task", "class")
+) -> TaskScore:
     """Incremental task (task given), incremental class (task and label must both be right: a class is a task and
     a label) and task inference, on the test set of task `number`."""
     truth = y.to(learner.device)
-    given = learner.predict(x, task=number)
+    task = percent(learner.predict(x, task=number).labels == truth) if "task" in settings else None
+    if "class" not in settings:
+        return TaskScore(task)
     inferred = learner.predict(x)
     right_task = inferred.task == number
-    return TaskScore(
-        task=percent(given.labels == truth),
-        class_=percent(right_task & (inferred.labels == truth)),
-        task_inference=percent(right_task),
-    )
+    return TaskScore(task, percent(right_task & (inferred.labels == truth)), percent(right_task))
 
 
-def zero_shot(learner: Learner, classes: tuple[int, ...], x: Tensor, y: Tensor) -> float | None:
+def zero_shot(learner: TaskLearner, classes: tuple[int, ...], x: Tensor, y: Tensor) -> float | None:
     """Accuracy on a task not learnt yet, under the latest task's parameters, its classes taken in order.
 
     None before the first task, or when the numbers of classes differ.

@@ -6,12 +6,16 @@ is taken, and `note` says so. `default` is ours; `quick` is for a first look.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 from ibpwf.data.scenarios import scenario_names
 from ibpwf.errors import InputError, unknown
-from ibpwf.settings import Settings
+from ibpwf.experiments.baselines import baseline_settings
+from ibpwf.methods import method_named
+from ibpwf.methods.ibpwf import IBPWF
+from ibpwf.settings import FrozenSettings, Settings
 
 PRESETS = ("paper", "default", "quick")
 
@@ -24,8 +28,11 @@ class Preset:
     settings: dict[str, Any]
     note: str = ""
 
-    def make_settings(self) -> Settings:
-        return Settings().replace(**self.settings)
+    def make_settings(self, method: str = "ibpwf") -> FrozenSettings:
+        """The method's own kind of settings; one this method does not have is left out."""
+        kind = settings_type(method)
+        known = {field.name for field in dataclasses.fields(kind)}
+        return kind().replace(**{name: value for name, value in self.settings.items() if name in known})
 
 
 @dataclass(frozen=True)
@@ -125,10 +132,21 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def preset(scenario: str, name: str) -> Preset:
-    """The preset `name` of a scenario."""
+def settings_type(method: str) -> type[FrozenSettings]:
+    """The settings dataclass of a method."""
+    found = method_named(method)
+    return Settings if found is IBPWF else found.settings_type
+
+
+def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
+    """The preset `name` of a scenario for a method."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
+    if method_named(method) is not IBPWF:
+        if scenario not in scenario_names():
+            raise unknown("scenario", scenario, scenario_names())
+        changes, note = baseline_settings(method, scenario, name)
+        return Preset({}, changes, note)
     for key, family in FAMILIES.items():
         if scenario == key or scenario in family.also:
             return {"paper": family.paper, "default": family.default, "quick": family.quick}[name]

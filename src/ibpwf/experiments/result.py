@@ -39,41 +39,46 @@ def make_result(
 ) -> dict[str, Any]:
     """All numbers of a run from its per-seed rows."""
     rows = [record["rows"] for record in records]
-    matrices = {key: [_matrix(r, f"{key}_accuracy") for r in rows] for key in ("task", "class")}
-    inference = [statistics.fmean(r[-1]["task_inference"]) for r in rows]
+    seeds = list(dict.fromkeys(record["seed"] for record in records))
+    answered = {key: [r["rows"] for r in records if key in r["answers"]] for key in ("task", "class")}
+    matrices = {key: [_matrix(r, f"{key}_accuracy") for r in found] for key, found in answered.items()}
+    inference = [statistics.fmean(r[-1]["task_inference"]) for r in answered["class"]]
     chance = [100.0 / len(task.classes) for task in stream]
     train = sum(row["seconds"]["train"] for r in rows for row in r)
     evaluation = sum(row["seconds"]["eval"] for r in rows for row in r)
-    settings = config.settings()
-    passes = settings.epochs + settings.finetune_epochs
-    samples = sum(row["examples"] * passes for r in rows for row in r)
-    transfers = [forward_transfer([row["before"] for row in r], chance) for r in rows]
+    samples = sum(row["samples"] for r in rows for row in r)
+    transfers = [forward_transfer([row["before"] for row in r], chance) for r in answered["task"]]
     known = [transfer for transfer in transfers if transfer is not None]
+    # What a method forgets is read with the task given, where it answers that at all.
+    shown = matrices["task"] or matrices["class"]
+    kinds = dict.fromkeys(kind for r in rows for kind in r[-1]["memory"])
     return {
         "schema": SCHEMA,
         "scenario": config.scenario,
         "method": config.method,
         "preset": config.preset,
         "changes": config.changes,
-        "settings": settings.to_json(),
+        "settings": config.settings().to_json(),
         "network": config.chosen().network,
         "note": config.chosen().note,
         "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],
-        "seeds": [record["seed"] for record in records],
-        "accuracy": {key: spread([average_accuracy(m) for m in matrices[key]]) for key in ("task", "class")},
-        "task_inference": spread(inference),
+        "seeds": seeds,
+        "accuracy": {
+            key: spread([average_accuracy(m) for m in found]) if found else None for key, found in matrices.items()
+        },
+        "task_inference": spread(inference) if inference else None,
         "matrix": [
-            {"seed": record["seed"], "task": matrices["task"][i], "class": matrices["class"][i]}
-            for i, record in enumerate(records)
+            {"seed": seed, **{key: found[i] if found else None for key, found in matrices.items()}}
+            for i, seed in enumerate(seeds)
         ],
-        "forgetting": spread([forgetting(m) for m in matrices["task"]]),
-        "backward_transfer": spread([backward_transfer(m) for m in matrices["task"]]),
+        "forgetting": spread([forgetting(m) for m in shown]),
+        "backward_transfer": spread([backward_transfer(m) for m in shown]),
         "forward_transfer": spread(known) if known else None,
         "factors": [
-            {"seed": record["seed"], "per_task": [row["factors"] for row in r]}
-            for record, r in zip(records, rows, strict=True)
+            {"seed": record["seed"], "per_task": [row["factors"] for row in record["rows"]]} for record in records
         ],
         "parameters": spread([float(r[-1]["parameters"]) for r in rows]),
+        "memory": {kind: statistics.fmean(r[-1]["memory"].get(kind, 0) for r in rows) for kind in kinds},
         "paper": {key: _paper(config, key) for key in ("task", "class", "task-inference")},
         "seconds": {"train": train, "eval": evaluation},
         "samples_per_second": samples / train if train else None,

@@ -26,16 +26,15 @@ from torch import nn
 from ibpwf import models, store
 from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.data.tasks import Scenario
-from ibpwf.errors import InputError, StoreError, unknown
+from ibpwf.errors import InputError, StoreError
 from ibpwf.evaluation.evaluate import score, zero_shot
 from ibpwf.experiments.presets import Preset, preset
 from ibpwf.experiments.result import make_result
-from ibpwf.learner import Learner, choose_device
-from ibpwf.settings import Settings
+from ibpwf.learner import Learner, TaskLearner, choose_device, load
+from ibpwf.methods import method_named
+from ibpwf.settings import FrozenSettings, Settings
 from ibpwf.training.loop import Phase, Progress, make_optimizer
 from ibpwf.training.replicas import take_turns
-
-METHODS = ("ibpwf",)
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,22 @@ class RunConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise unknown("method", self.method, METHODS)
+        method_named(self.method)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise InputError(f"seeds are {list(self.seeds)}; give different whole numbers from 0.")
         self.settings()
         choose_device(self.device)
 
     def chosen(self) -> Preset:
-        return preset(self.scenario, self.preset)
+        return preset(self.scenario, self.preset, self.method)
 
-    def settings(self) -> Settings:
-        return self.chosen().make_settings().replace(**self.changes)
+    def settings(self) -> FrozenSettings:
+        return self.chosen().make_settings(self.method).replace(**self.changes)
+
+    def trainings(self) -> tuple[tuple[str, ...], ...]:
+        """What each training of a seed answers: one for both settings, or one for each the method can do."""
+        method = method_named(self.method)
+        return (method.answers,) if method.serves_both else tuple((setting,) for setting in method.answers)
 
     def to_json(self) -> dict[str, Any]:
         chosen = self.chosen()
@@ -79,8 +82,8 @@ class RunConfig:
 class Events:
     """What a display may listen to."""
 
-    epoch: Callable[[int, Progress], None] = lambda seed, progress: None
-    task: Callable[[int, dict[str, Any]], None] = lambda seed, row: None
+    epoch: Callable[[str, Progress], None] = lambda training, progress: None
+    task: Callable[[str, dict[str, Any]], None] = lambda training, row: None
     phase: Callable[[str], None] = lambda text: None
     fetched: Callable[[str, int, int | None], None] = lambda label, done, total: None
 
@@ -100,10 +103,20 @@ def build_network(spec: dict[str, Any], stream: Scenario, seed: int) -> nn.Modul
         return models.resnet20(classes=outputs)
 
 
-def new_learner(config: RunConfig, seed: int, stream: Scenario) -> Learner:
+def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[str, ...]) -> TaskLearner:
     """A learner that has learnt nothing yet."""
-    net = build_network(config.chosen().network, stream, seed)
-    return Learner(net, config.settings(), seed=seed, device=config.device)
+    method, settings = method_named(config.method), config.settings()
+    if isinstance(settings, Settings):
+        net = build_network(config.chosen().network, stream, seed)
+        return Learner(net, settings, seed=seed, device=config.device)
+    configuration = {
+        "input_shape": list(stream.input_shape),
+        "outputs": sum(len(task.classes) for task in stream),
+        "setting": answers[0],
+        "settings": settings.to_json(),
+        "seed": seed,
+    }
+    return TaskLearner(method.create(configuration, choose_device(config.device)), seed=seed)
 
 
 def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
@@ -181,7 +194,7 @@ def run(
         make_scenario(config.scenario, tasks=config.tasks, seed=seed, progress=events.fetched)
         for seed in config.seeds
     ]
-    new_learner(config, config.seeds[0], streams[0])
+    new_learner(config, config.seeds[0], streams[0], config.trainings()[0])
     # torch loads its compiler with the first optimiser, for seconds; that is no training time.
     make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
     with store.lock_folder(out), contextlib.ExitStack() as closing:
@@ -192,50 +205,64 @@ def run(
         if open_writer is not None:
             writer = open_writer(out / "tensorboard")
             closing.callback(writer.close)
-        pairs = zip(config.seeds, streams, strict=True)
-        seeds = [_SeedRun(config, seed, stream, out, events, writer) for seed, stream in pairs]
-        _drop_unfinished(out / "metrics.jsonl", {one.seed: len(one.rows) for one in seeds})
+        trainings = [
+            _Training(config, seed, answers, stream, out, events, writer)
+            for seed, stream in zip(config.seeds, streams, strict=True)
+            for answers in config.trainings()
+        ]
+        _drop_unfinished(out / "metrics.jsonl", {one.name: len(one.rows) for one in trainings})
         for number in range(len(streams[0])):
-            behind = [one for one in seeds if len(one.rows) == number]
+            behind = [one for one in trainings if len(one.rows) == number]
             started = time.perf_counter()
             take_turns([one.learn_steps(number) for one in behind], choose_device(config.device))
             seconds = (time.perf_counter() - started) / max(len(behind), 1)
             for one in behind:
                 one.finish(number, seconds)
-        result = make_result(config, streams[0], [one.record for one in seeds], command)
+        result = make_result(config, streams[0], [one.record for one in trainings], command)
         store.write_json(out / "result.json", result)
     return result
 
 
-def _drop_unfinished(metrics: Path, finished: dict[int, int]) -> None:
+def _drop_unfinished(metrics: Path, finished: dict[str, int]) -> None:
     """Leave out the lines of tasks that will be learnt again, so that none is there twice."""
     if not metrics.exists():
         return
     lines = store.read_jsonl(metrics)
-    kept = [line for line in lines if line["task_number"] < finished.get(line["seed"], len(lines))]
+    kept = [line for line in lines if line["task_number"] < finished.get(line.get("training", ""), len(lines))]
     if len(kept) < len(lines):
         store.write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-class _SeedRun:
-    """One seed's learner, its rows so far and its folder."""
+class _Training:
+    """One seed's learner (for one setting, where a method is trained for each), its rows so far and its folder."""
 
     def __init__(
-        self, config: RunConfig, seed: int, stream: Scenario, out: Path, events: Events, writer: Any
+        self,
+        config: RunConfig,
+        seed: int,
+        answers: tuple[str, ...],
+        stream: Scenario,
+        out: Path,
+        events: Events,
+        writer: Any,
     ) -> None:
-        self.config, self.seed, self.out, self.events, self.writer = config, seed, out, events, writer
-        self.stream = stream
-        self.folder = out / f"seed-{seed}"
+        self.config, self.seed, self.answers, self.stream = config, seed, answers, stream
+        self.out, self.events, self.writer = out, events, writer
+        one_of_many = not method_named(config.method).serves_both
+        self.name = f"seed-{seed}" + (f"-{answers[0]}" if one_of_many else "")
+        self.folder = out / self.name
         self.learner, self.rows = self._resume_or_start()
         self.before: float | None = None
+        self.samples = 0
+        self.epochs = 0
 
     @property
     def record(self) -> dict[str, Any]:
-        return {"seed": self.seed, "rows": self.rows}
+        return {"seed": self.seed, "answers": list(self.answers), "rows": self.rows}
 
-    def _resume_or_start(self) -> tuple[Learner, list[dict[str, Any]]]:
+    def _resume_or_start(self) -> tuple[TaskLearner, list[dict[str, Any]]]:
         if (self.folder / "model" / store.MANIFEST).exists():
-            learner = Learner.load(self.folder / "model", device=self.config.device)
+            learner = load(self.folder / "model", device=self.config.device)
             there = self.folder / "rows.json"
             rows = store.read_json(there)["rows"] if there.exists() else []
             if len(rows) < len(learner.tasks):
@@ -244,51 +271,52 @@ class _SeedRun:
                     "restore it from a copy, or start again with --overwrite."
                 )
             return learner, rows[: len(learner.tasks)]
-        return new_learner(self.config, self.seed, self.stream), []
+        return new_learner(self.config, self.seed, self.stream, self.answers), []
 
     def learn_steps(self, number: int) -> Generator[None, None, None]:
         """Learn task `number`, pausing after every step."""
         task = self.stream[number]
+        self.samples = self.epochs = 0
         self.before = zero_shot(self.learner, task.classes, task.test.x, task.test.y)
         yield from self.learner.learn_steps(task.train.x, task.train.y, name=task.name, progress=self._told)
 
     def _told(self, progress: Progress) -> None:
         number = len(self.learner.tasks)
-        self.events.epoch(self.seed, progress)
-        line = {"seed": self.seed, "task_number": number, **asdict(progress)}
+        self.samples += progress.samples
+        self.epochs += 1
+        self.events.epoch(self.name, progress)
+        line = {"seed": self.seed, "training": self.name, "task_number": number, **asdict(progress)}
         store.append_jsonl(self.out / "metrics.jsonl", line)
         if self.writer is not None:
-            step = _step_of(progress, number, self.config)
+            step = number * 1000 + self.epochs  # TensorBoard's axis: the task in thousands, then the epoch
             for key in ("loss", "extra", "active", "new", "reused"):
-                self.writer.add_scalar(f"seed-{self.seed}/{key}", getattr(progress, key), step)
+                self.writer.add_scalar(f"{self.name}/{key}", getattr(progress, key), step)
 
     def finish(self, number: int, seconds: float) -> None:
         """Evaluate all tasks learnt so far, then store the row, then the model: that makes the task count.
         `seconds` is this seed's share of the time that all seeds trained together."""
         started = time.perf_counter()
         seen = self.stream[: number + 1]
-        scores = [score(self.learner, task.index, task.test.x, task.test.y) for task in seen]
-        row = {
-            "task": seen[-1].name,
-            "task_accuracy": [s.task for s in scores],
-            "class_accuracy": [s.class_ for s in scores],
-            "task_inference": [s.task_inference for s in scores],
+        scores = [score(self.learner, task.index, task.test.x, task.test.y, self.answers) for task in seen]
+        row: dict[str, Any] = {"task": seen[-1].name}
+        if "task" in self.answers:
+            row["task_accuracy"] = [s.task for s in scores]
+        if "class" in self.answers:
+            row["class_accuracy"] = [s.class_ for s in scores]
+            row["task_inference"] = [s.task_inference for s in scores]
+        method = self.learner.method
+        row |= {
             "before": self.before,
-            "factors": {name: asdict(use) for name, use in self.learner.model.use(number).items()},
-            "parameters": self.learner.model.parameters(),
-            "examples": len(seen[-1].train),
+            "factors": method.use(number),
+            "parameters": method.parameter_count(),
+            "memory": method.memory(),
+            "samples": self.samples or len(seen[-1].train),
             "seconds": {"train": seconds, "eval": time.perf_counter() - started},
         }
         self.rows.append(row)
-        store.append_jsonl(self.out / "metrics.jsonl", {"seed": self.seed, "task_number": number, "finished": row})
+        line = {"seed": self.seed, "training": self.name, "task_number": number, "finished": row}
+        store.append_jsonl(self.out / "metrics.jsonl", line)
         self.folder.mkdir(exist_ok=True)
         store.write_json(self.folder / "rows.json", self.record)
         self.learner.save(self.folder / "model")
-        self.events.task(self.seed, row)
-
-
-def _step_of(progress: Progress, number: int, config: RunConfig) -> int:
-    """A running epoch number over tasks and phases, for TensorBoard's axis."""
-    settings = config.settings()
-    done = number * (settings.epochs + settings.finetune_epochs)
-    return done + progress.epoch + (settings.epochs if progress.phase == "finetune" else 0)
+        self.events.task(self.name, row)

@@ -97,6 +97,13 @@ class GaussianTaskInference:
         self.owner.append(task)
         self._whitening = None
 
+    def keep(self, count: int) -> None:
+        """Drop all groups after the first `count`."""
+        del self.groups[count:], self.owner[count:]
+        self._whitening = None
+        if not count:
+            self.absolute_ridge = None
+
     def set_scale(self, groups: list[Moments]) -> None:
         """Fix the absolute ridge from the first task's data, whatever its grouping."""
         total = sum(group.count for group in groups)

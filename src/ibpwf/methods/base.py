@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf.inference.prediction import Prediction
+from ibpwf.settings import FrozenSettings
 from ibpwf.training.loop import Phase
 
 
@@ -59,6 +60,7 @@ class Method(ABC):
     summary: ClassVar[str]  # one line for `ibpwf methods`
     stores: ClassVar[str]  # what is kept between tasks
     serves_both: ClassVar[bool] = False  # whether one training answers with the task given and inferred
+    settings_type: ClassVar[type[FrozenSettings]] = FrozenSettings
     answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
     capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
 

@@ -135,16 +135,19 @@ class IBPWF(Method):
     def end_task(self, data: TaskData) -> None:
         network = self._training
         self.model.finish_task(network, self.settings.kappa)
+        known = len(self.inference.groups)
         try:
             groups = self._statistics(data)
+            if self.inference.absolute_ridge is None:
+                self.inference.set_scale(groups)
+            for group in groups:
+                self.inference.add(data.index, group)
+            self.classes.append(data.classes)
         except BaseException:
+            self.inference.keep(known)
+            del self.classes[data.index :]
             self.model.drop_last_task()
             raise
-        if self.inference.absolute_ridge is None:
-            self.inference.set_scale(groups)
-        for group in groups:
-            self.inference.add(data.index, group)
-        self.classes.append(data.classes)
         self.network = None
 
     def _statistics(self, data: TaskData) -> list[Moments]:

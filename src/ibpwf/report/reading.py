@@ -221,7 +221,7 @@ def _read_model(run: Run) -> None:
     for seed in run.seeds:
         place = f"seed-{seed}/model"
         path = run.folder / place
-        if not run.finished and not (path / store.MANIFEST).exists():
+        if not (run.finished and run.layers) and not (path / store.MANIFEST).exists():
             continue
         try:
             opened = store.open_folder(path)
@@ -238,7 +238,7 @@ def _read_model(run: Run) -> None:
 def _take_alpha(run: Run, content: Fields) -> None:
     """The model has α resolved per layer ('auto' and patterns are worked out)."""
     with contextlib.suppress(StoreError):  # without it the expectation is not drawn; nothing else depends on it
-        for layer, value in content.child("settings").child("alpha").values.items():
+        for layer, value in content.child("configuration").child("settings").child("alpha").values.items():
             if is_number(value):
                 run.alpha[layer] = float(value)
 
@@ -254,7 +254,8 @@ def _take_classes(run: Run, content: Fields) -> None:
 
 def _scores(opened: store.Opened, content: Fields, seed: int) -> Scores | None:
     names = sorted(name for name in opened.files if name.startswith("task-"))
-    layers = content.items("layers") if "layers" in content else []
+    made = content.child("configuration") if "configuration" in content else content
+    layers = made.items("layers") if "layers" in made else []
     rows: list[list[float | None]] = []
     new: list[frozenset[int]] = []
     layer = ""

@@ -1,0 +1,161 @@
+"""The two ends of the scale: a network of its own for every task, and one network on all data at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ibpwf.methods.base import TaskData
+from ibpwf.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Problem, seeded
+from ibpwf.models import mlp
+from ibpwf.training.loop import Phase
+
+
+class Separate(DenseMethod):
+    """One network per task: nothing is forgotten, nothing is shared, and memory grows with every task.
+
+    `net` is a list with a module per task. A new task appends one and freezes those before it, so what a child
+    (a column with lateral connections, a side network) makes of the earlier ones cannot change them.
+    """
+
+    name: ClassVar[str] = "separate"
+    summary: ClassVar[str] = "a network of its own for every task"
+    stores: ClassVar[str] = "one network per task"
+    answers: ClassVar[tuple[str, ...]] = ("task",)
+    net: nn.ModuleList
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: DenseSettings | None = None,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._device = torch.empty(0, device=device).device  # an empty list has no parameter to ask
+        super().__init__(problem, settings, seed=seed, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def build(self) -> nn.ModuleList:
+        return nn.ModuleList()
+
+    def module(self, task: int, outputs: int) -> nn.Module:
+        """What task `task` adds; called with torch's random numbers seeded."""
+        return mlp(self.problem.inputs, self.settings.hidden, outputs)
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        """The outputs of a task's own classes."""
+        out: Tensor = self.net[task](x)
+        return out
+
+    def prepare(self, data: TaskData) -> None:
+        self.net.requires_grad_(False)
+        with seeded(data.generator("module").initial_seed()):
+            self.net.append(self.module(data.index, len(data.classes)).to(self.device))
+
+    def fit(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.forward(x, self.task.index), y)
+
+    def abandon_task(self) -> None:
+        del self.net[len(self.classes) :]
+        super().abandon_task()
+
+    def logits(self, x: Tensor, task: int) -> Tensor:
+        self.net.eval()
+        with torch.no_grad():
+            return torch.cat([self.forward(rows, task) for rows in torch.split(x, ROWS_AT_ONCE)])
+
+    def parameters_after(self, task: int) -> int:
+        """Numbers learnt by the end of task `task`, all earlier ones included."""
+        return sum(p.numel() for module in self.net[: task + 1] for p in module.parameters())
+
+    def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        with seeded(self.seed):  # values to be replaced; the caller's random numbers stay where they are
+            for task, classes in enumerate(content["classes"]):
+                self.net.append(self.module(task, len(classes)).to(self.device))
+        super().load_state(content, files)
+
+
+class Joint(DenseMethod):
+    """One network trained from scratch on the data of all tasks so far, `epochs` passes over their union.
+
+    It keeps every example, so it is no continual learner but the mark to reach. The loop runs over the newest
+    task's rows; each of its steps trains on the next batch of the union instead, and there are as many of its
+    epochs as that takes (rounded up to a whole one).
+    """
+
+    name: ClassVar[str] = "joint"
+    summary: ClassVar[str] = "trained anew on the data of all tasks so far: the upper bound"
+    stores: ClassVar[str] = "all examples"
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: DenseSettings | None = None,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__(problem, settings, seed=seed, device=device)
+        self.x = torch.empty(0, *problem.input_shape, device=self.device)
+        self.column = torch.empty(0, dtype=torch.long, device=self.device)  # the output of each row's class
+        self._union = self.x, self.column
+
+    def begin_task(self, data: TaskData) -> Sequence[Phase]:
+        (phase,) = super().begin_task(data)
+        steps = len(data.y) // min(phase.batch_size, len(data.y))
+        return [replace(phase, epochs=math.ceil(len(self._batches) / steps))]
+
+    def prepare(self, data: TaskData) -> None:
+        with seeded(self.seed):
+            self.net.load_state_dict(self.build().state_dict())
+        union = torch.cat([self.column, data.y + self.first_column(data.index)])
+        self._union = torch.cat([self.x, data.x]), union
+        tasks = torch.arange(len(self.known)).repeat_interleave(torch.tensor([len(c) for c in self.known]))
+        self._owner = tasks.to(self.device)
+        size, shuffle = min(self.settings.batch_size, len(union)), data.generator("shuffle")
+        passes = [torch.randperm(len(union), generator=shuffle) for _ in range(self.settings.epochs)]
+        whole = len(union) // size * size
+        self._batches = torch.cat([order[:whole].view(-1, size) for order in passes]).to(self.device)
+        self._step = torch.zeros(1, dtype=torch.long, device=self.device)
+
+    def fit(self, x: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy on the union's next batch, among the classes that compete with a row's own."""
+        batch = self._batches.index_select(0, self._step % len(self._batches)).squeeze(0)
+        x, y = (part.index_select(0, batch) for part in self._union)
+        logits = self.net(x)[:, : len(self._owner)]
+        if self.problem.setting == "task":
+            logits = logits.masked_fill(self._owner != self._owner[y].unsqueeze(1), -torch.inf)
+        return F.cross_entropy(logits, y)
+
+    def buffers(self) -> Sequence[Tensor]:
+        return [self._step]
+
+    def after_step(self) -> None:
+        self._step += 1
+
+    def consolidate(self, data: TaskData) -> None:
+        self.x, self.column = self._union
+
+    def abandon_task(self) -> None:
+        super().abandon_task()
+        self._union = self.x, self.column
+
+    def kept(self) -> dict[str, Tensor]:
+        return {"x": self.x, "column": self.column}
+
+    def load_kept(self, tensors: Mapping[str, Tensor]) -> None:
+        self._union = self.x, self.column = tensors["x"], tensors["column"]
+
+    def memory(self) -> dict[str, int]:
+        sizes = super().memory()
+        return {"network": sizes["network"], "examples": sizes.get("kept", 0)}

@@ -1,0 +1,128 @@
+"""Comparing methods: what is run, what is not run again, what a failure does, and what the table says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from ibpwf import store
+from ibpwf.errors import InputError
+from ibpwf.experiments import compare as comparing
+from ibpwf.experiments.paper import Target, targets
+from ibpwf.experiments.run import RunConfig
+from ibpwf.methods import method_named, methods
+
+QUICK = {"epochs": 1, "hidden": [16], "batch_size": 64}
+
+
+def config(method: str, **changes: object) -> RunConfig:
+    return RunConfig("split-digits", method, "quick", (0,), {**QUICK, **changes}, tasks=2)
+
+
+def test_every_method_of_the_papers_tables_is_there():
+    named = {target.method for target in targets()} - {"vae"}
+    assert named <= set(methods())
+
+
+def test_every_method_says_what_it_does_and_what_it_keeps():
+    for method in methods().values():
+        assert method.summary
+        assert method.stores
+        assert set(method.answers) <= {"task", "class"}
+        assert method.answers
+
+
+def test_an_unknown_method_is_refused_with_the_nearest_name():
+    with pytest.raises(InputError, match="Did you mean 'online-ewc'"):
+        method_named("online-ewcc")
+    with pytest.raises(InputError, match="Did you mean 'adam'"):
+        comparing.chosen_methods("sgd,adm")
+
+
+def test_all_means_all_and_repeated_names_count_once():
+    assert comparing.chosen_methods("all") == list(methods())
+    assert comparing.chosen_methods("adam, sgd,adam") == ["adam", "sgd"]
+    with pytest.raises(InputError, match="empty"):
+        comparing.chosen_methods(" , ")
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path):
+    first = comparing.compare([config("adam")], tmp_path)
+    stamp = (tmp_path / "adam" / "result.json").stat().st_mtime_ns
+    again = comparing.compare([config("adam")], tmp_path)
+    assert (tmp_path / "adam" / "result.json").stat().st_mtime_ns == stamp
+    assert again[0].result == store.read_json(tmp_path / "adam" / "result.json")
+    assert first[0].error is None
+
+
+def test_a_run_with_other_settings_needs_another_folder(tmp_path: Path):
+    comparing.compare([config("adam")], tmp_path)
+    with pytest.raises(InputError, match="holds an unfinished or different run"):
+        comparing.compare([config("adam", learning_rate=0.01)], tmp_path)
+
+
+def test_one_failure_does_not_stop_the_others_and_is_in_the_table(tmp_path: Path):
+    configs = [config("rehearsal", memory_size=100_000), config("sgd")]
+    outcomes = comparing.compare(configs, tmp_path)
+    assert outcomes[0].result is None
+    assert "memory_size" in (outcomes[0].error or "")
+    assert outcomes[1].result is not None
+    table = comparing.write_tables(tmp_path, outcomes)
+    assert [row["method"] for row in table] == ["rehearsal", "sgd"]
+    assert "failed" in (tmp_path / "comparison.md").read_text()
+    with open(tmp_path / "comparison.csv", newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["rehearsal", "sgd"]
+    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert rows[1]["task_mean"] == pytest.approx(outcomes[1].result["accuracy"]["task"]["mean"])
+
+
+def test_methods_in_processes_of_their_own_give_the_same_result(tmp_path: Path):
+    here = comparing.compare([config("sgd"), config("adam")], tmp_path / "here")
+    apart = comparing.compare([config("sgd"), config("adam")], tmp_path / "apart", jobs=2)
+    for one, other in zip(here, apart, strict=True):
+        assert one.result is not None
+        assert other.result is not None, other.error
+        assert one.result["accuracy"] == other.result["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "std", "passes"),
+    [
+        (89.1, 0.1, True),
+        (88.9, 0.1, False),
+        (87.1, 1.0, True),
+        (86.9, 1.0, False),
+        (99.0, 0.1, True),
+        (89.0, None, True),
+    ],
+)
+def test_a_row_reproduces_within_one_point_or_three_deviations_or_better(
+    ours: float, std: float | None, passes: bool
+):
+    paper = Target("table1", "split-mnist", "task", "adam", False, 90.0, std, "")
+    assert comparing.reproduces(ours, paper) is passes
+
+
+def test_the_floors_of_split_mnist_are_a_half_and_a_tenth_and_a_fifth():
+    result = {"tasks": [{"classes": [2 * t, 2 * t + 1]} for t in range(5)]}
+    floors = comparing.floors(result)
+    assert floors["guessing"] == {"task": 50.0, "class": 10.0}
+    assert floors["only the last task"] == {"task": 60.0, "class": 20.0}
+
+
+def test_a_method_that_answers_one_setting_leaves_the_other_empty(tmp_path: Path):
+    outcomes = comparing.compare([config("separate")], tmp_path)
+    assert outcomes[0].error is None
+    row = comparing.rows(outcomes)[0]
+    assert row["class_mean"] is None
+    assert row["task_mean"] > 50
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "2 kB"), (3.2e6, "3 MB"), (5e9, "5.0 GB")]
+)
+def test_sizes_read_well(count: float, text: str):
+    assert comparing.size(count) == text

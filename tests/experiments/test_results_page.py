@@ -1,0 +1,55 @@
+"""The pages of measured results say what the result files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ibpwf import store
+from ibpwf.errors import InputError
+from ibpwf.experiments import results_page
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_committed_pages_agree_with_the_committed_result_files():
+    assert results_page.main(["--check", str(ROOT / "docs"), str(ROOT / "README.md")]) == 0
+
+
+def test_a_number_changed_by_hand_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    docs = tmp_path / "docs"
+    (docs / "results").mkdir(parents=True)
+    for path in (ROOT / "docs" / "results").iterdir():
+        (docs / "results" / path.name).write_bytes(path.read_bytes())
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text())
+    assert results_page.main(["--check", str(docs), str(readme)]) == 0
+    page = docs / "results" / "README.md"
+    page.write_text(page.read_text().replace("97.87", "98.87"))
+    assert results_page.main(["--check", str(docs), str(readme)]) == 1
+    assert "make results" in capsys.readouterr().err
+    assert results_page.main([str(docs), str(readme)]) == 0
+    assert "98.87" not in page.read_text()
+
+
+def test_every_result_file_names_its_command_commit_and_hardware():
+    results = results_page.read_results(ROOT / "docs" / "results")
+    assert len(results) >= 3
+    for name, result in results:
+        assert result["command"].startswith("ibpwf "), name
+        assert len(result["commit"]) >= 40, name
+        assert result["environment"]["device"], name
+        assert result["seeds"], name
+
+
+def test_a_readme_without_marks_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="no lines"):
+        results_page.with_table("# nothing here", [])
+
+
+def test_the_table_rows_are_the_means_of_the_file():
+    path = ROOT / "docs" / "results" / "split-mnist-paper.json"
+    result = store.read_json(path)
+    mean = sum(result["accuracy"]["task"]["per_seed"]) / len(result["seeds"])
+    assert f"{mean:.2f} ±" in results_page.table([(path.name, result)])
