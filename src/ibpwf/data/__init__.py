@@ -1,10 +1,17 @@
 """Data sets, where they come from, and the scenarios made of them."""
 
-from ibpwf.data.arrays import scenario_from_arrays, split_by_class
-from ibpwf.data.fetching import fetch, verify
-from ibpwf.data.scenarios import describe, scenario, scenario_names
-from ibpwf.data.sets import ArrayDataset, data_set_names, load
-from ibpwf.data.tasks import Scenario, Split, Task
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ibpwf.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ibpwf.data.arrays import scenario_from_arrays, split_by_class
+    from ibpwf.data.fetching import fetch, verify
+    from ibpwf.data.scenarios import describe, scenario, scenario_names
+    from ibpwf.data.sets import ArrayDataset, data_set_names, load
+    from ibpwf.data.tasks import Scenario, Split, Task
 
 __all__ = [
     "ArrayDataset",
@@ -21,3 +28,14 @@ __all__ = [
     "split_by_class",
     "verify",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("scenario_from_arrays", "split_by_class"), "ibpwf.data.arrays"),
+        **dict.fromkeys(("fetch", "verify"), "ibpwf.data.fetching"),
+        **dict.fromkeys(("describe", "scenario", "scenario_names"), "ibpwf.data.scenarios"),
+        **dict.fromkeys(("ArrayDataset", "data_set_names", "load"), "ibpwf.data.sets"),
+        **dict.fromkeys(("Scenario", "Split", "Task"), "ibpwf.data.tasks"),
+    },
+)
