@@ -165,10 +165,11 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
                 f"{setting}_reproduces": reproduces(ours["mean"], paper) if ours and paper else None,
             }
         if outcome.result:
-            memory = outcome.result["memory"]
+            memory = outcome.result.get("memory")
+            kept = None if memory is None else sum(size for kind, size in memory.items() if kind != "network")
             row |= {
-                "memory_bytes": sum(memory.values()),
-                "kept_bytes": sum(size for kind, size in memory.items() if kind != "network"),
+                "memory_bytes": None if memory is None else sum(memory.values()),
+                "kept_bytes": kept,
                 "seconds": outcome.result["seconds"]["train"],
                 "seeds": len(outcome.result["seeds"]),
                 "command": outcome.result["command"],

@@ -12,6 +12,8 @@ from typing import Any
 
 from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError
+from ibpwf.experiments.compare import Outcome, markdown, rows
+from ibpwf.methods import methods
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
 SETTINGS = (("task", "task given"), ("class", "task inferred"), ("task-inference", "task inference"))
@@ -48,6 +50,34 @@ def read_results(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def read_comparisons(folder: Path) -> dict[str, list[Outcome]]:
+    """Every sub-folder of results as one comparison of methods, in the order of the tables."""
+    found = {}
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        results = {result["method"]: result for _, result in read_results(part)}
+        found[part.name] = [Outcome(name, results[name]) for name in methods() if name in results]
+    return {name: outcomes for name, outcomes in found.items() if outcomes}
+
+
+def comparison(name: str, outcomes: list[Outcome]) -> list[str]:
+    """One comparison: the table, what is missing, and the conditions."""
+    first = outcomes[0].result
+    assert first is not None
+    marks = [row[f"{s}_reproduces"] for row in rows(outcomes) for s in ("task", "class")]
+    judged = [mark for mark in marks if mark is not None]
+    missing = [method for method in methods() if method not in {o.method for o in outcomes}]
+    env = first["environment"]
+    return [
+        f"## {first['scenario']}: methods side by side",
+        "",
+        markdown(rows(outcomes), outcomes),
+        f"{sum(judged)} of {len(judged)} of the paper's rows ✅. {len(first['seeds'])} seeds; {env['device']}, "
+        f"torch {env['torch']}; commit {first['commit']}. Each file in `{name}/` holds its command and settings.",
+        *([f"Not measured yet: {', '.join(missing)}."] if missing else []),
+        "",
+    ]
+
+
 def table(results: list[tuple[str, dict[str, Any]]]) -> str:
     """One row per run and setting: ours, the paper's, the difference, a mark, the command."""
     lines = ["| | ours | paper | difference | | seeds | command |", "|---|---:|---:|---:|---|---:|---|"]
@@ -66,7 +96,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def page(results: list[tuple[str, dict[str, Any]]]) -> str:
+def page(results: list[tuple[str, dict[str, Any]]], comparisons: dict[str, list[Outcome]]) -> str:
     """The whole page: the table, then each file with its conditions."""
     parts = [
         "# Measured results",
@@ -78,6 +108,8 @@ def page(results: list[tuple[str, dict[str, Any]]]) -> str:
         table(results),
         "",
     ]
+    for name, outcomes in comparisons.items():
+        parts += comparison(name, outcomes)
     for name, result in results:
         env, seconds = result["environment"], result["seconds"]
         last = [matrix["task"][-1] for matrix in result["matrix"] if matrix["task"]]
@@ -110,7 +142,7 @@ def main(arguments: list[str]) -> int:
     check = "--check" in arguments
     docs, readme = (Path(a) for a in arguments if a != "--check")
     results = read_results(docs / "results")
-    wanted = {docs / "results" / "README.md": page(results)}
+    wanted = {docs / "results" / "README.md": page(results, read_comparisons(docs / "results"))}
     wanted[readme] = with_table(readme.read_text(encoding="utf-8"), results)
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check:

@@ -154,7 +154,7 @@ class Joint(DenseMethod):
         return {"x": self.x, "column": self.column}
 
     def load_kept(self, tensors: Mapping[str, Tensor]) -> None:
-        self._union = self.x, self.column = tensors["x"], tensors["column"]
+        self.x, self.column = tensors["x"], tensors["column"]
 
     def memory(self) -> dict[str, int]:
         sizes = super().memory()

@@ -114,7 +114,7 @@ class ImportancePenalty(DenseMethod):
 
 @dataclass(frozen=True)
 class L2Settings(PenaltySettings):
-    coefficient: float = 0.01
+    coefficient: float = 0.03
 
 
 class L2(ImportancePenalty):

@@ -52,11 +52,8 @@ class SideTuning(Separate):
 
     def module(self, task: int, outputs: int) -> nn.Module:
         base = self.settings.hidden
-        if task == 0:
-            branch = Branch(self.problem.inputs, base, outputs)
-            branch.blend.requires_grad_(False)
-            return branch
-        return Branch(self.problem.inputs, (*self.settings.side_hidden, base[-1]), outputs)
+        hidden = (*self.settings.side_hidden, base[-1]) if task else base
+        return Branch(self.problem.inputs, hidden, outputs)
 
     def branch(self, task: int) -> Branch:
         branch = self.net[task]
