@@ -1,4 +1,4 @@
-"""What goes to disk and comes back: JSON, JSON lines, tensors, and the model folder.
+"""The model folder: what a learner keeps on disk, and how it survives a crash at any moment.
 
 A model folder holds `manifest.json` and one safetensors file per part. Part `task-0003` lies in
 `task-0003.<first 12 hex digits of its SHA-256>.safetensors`, so a changed part gets a new file name and
@@ -13,11 +13,8 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import re
-import secrets
-import stat
 import sys
 import threading
 import warnings
@@ -26,16 +23,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from ibpwf.errors import StoreError
+from ibpwf.files import (
+    RESTORE,
+    StrPath,
+    append_jsonl,
+    decode_tensors,
+    encode,
+    encode_tensors,
+    plain_errors,
+    read_bytes,
+    read_json,
+    read_jsonl,
+    read_tensors,
+    sync_folder,
+    write_bytes,
+    write_json,
+    write_tensors,
+    write_text,
+)
+
+__all__ = [
+    "LOCK",
+    "MANIFEST",
+    "Entry",
+    "Opened",
+    "Problem",
+    "append_jsonl",
+    "lock_folder",
+    "open_folder",
+    "read_bytes",
+    "read_json",
+    "read_jsonl",
+    "read_tensors",
+    "save_folder",
+    "verify_folder",
+    "write_bytes",
+    "write_json",
+    "write_tensors",
+    "write_text",
+]
 
 SCHEMA = 1  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
 LOCK = ".lock"
-StrPath = str | os.PathLike[str]
 
 # Lower case only: on a file system that ignores case, two parts must not fall on one file.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -43,223 +77,6 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _OURS = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}\.[0-9a-f]{12}\.safetensors")
 _LEFTOVER = re.compile(r".*\.tmp-[0-9a-f]{16}")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
-_RESTORE = "Restore it from a copy, or train and save again."
-
-_DENIED = "permission denied. Check who owns it and its access rights."
-_REASONS: dict[int, str] = {
-    errno.ENOENT: "there is no such file or folder. Check the path.",
-    errno.EACCES: _DENIED,
-    errno.EPERM: _DENIED,
-    errno.ENOSPC: "the disk is full. Free some space and try again; what was saved before is untouched.",
-    errno.EISDIR: "it is a folder, not a file. Give the path of a file.",
-    errno.ENOTDIR: "part of the path is a file, not a folder. Check the path.",
-    errno.EEXIST: "a file of that name is in the way. Choose another name.",
-    errno.ENAMETOOLONG: "the name is too long for this file system. Choose a shorter one.",
-}
-
-
-@contextlib.contextmanager
-def _plain(doing: str, path: StrPath) -> Iterator[None]:
-    """Turns the system's errors into a `StoreError` that names the path, the reason and the remedy."""
-    try:
-        yield
-    except OSError as error:
-        reason = _REASONS.get(error.errno or 0, f"{error.strerror or error}. Check the disk and the path.")
-        raise StoreError(f"cannot {doing} {os.fspath(path)!r}: {reason}") from error
-    except ValueError as error:  # a NUL character in the path
-        raise StoreError(f"cannot {doing} {os.fspath(path)!r}: {error}. Check the path.") from error
-
-
-# ------------------------------------------------------------------------------------------ plain files
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut; Windows and some network disks offer no such call."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
-
-
-def write_bytes(path: StrPath, data: bytes) -> None:
-    """Writes a file whole or not at all; an old file of that name stays until the new one is on disk."""
-    target = Path(path)
-    # The start of the name only, so that a name which just fits does not fail because of the suffix.
-    aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
-    with _plain("write", target):
-        try:
-            handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, target)
-        except BaseException:
-            with contextlib.suppress(OSError, ValueError):
-                os.unlink(aside)
-            raise
-        _sync_folder(target.parent)
-
-
-def write_text(path: StrPath, text: str) -> None:
-    """Writes UTF-8 text whole or not at all."""
-    write_bytes(path, text.encode("utf-8"))
-
-
-def read_bytes(path: StrPath) -> bytes:
-    """A whole file. A pipe or a device is refused, since reading one may never end."""
-    with _plain("read", path):
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "it is not a plain file")
-        with open(path, "rb") as file:
-            return file.read()
-
-
-# ------------------------------------------------------------------------------------------------- JSON
-
-
-def _plain_json(value: object, where: str) -> Any:
-    """The value as JSON will give it back, or a `StoreError` that names the field JSON cannot hold."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise StoreError(f"{where} has the key {key!r}; JSON keys must be text. Use str(...) of it.")
-        return {key: _plain_json(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise StoreError(f"{where} is {value}, which JSON cannot hold. Give a finite number or None.")
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    remedy = "Give text, numbers, True/False, None, and lists and dicts of those."
-    raise StoreError(f"{where} is a {type(value).__name__}, which JSON cannot hold. {remedy}")
-
-
-def _encode(obj: object, where: str, indent: int | None = None) -> bytes:
-    try:
-        plain = _plain_json(obj, where)
-        # Without an indent it is the canonical form, over which digests are taken.
-        separators = (",", ":") if indent is None else None
-        text = json.dumps(plain, indent=indent, separators=separators, sort_keys=indent is None)
-    except (RecursionError, ValueError) as error:
-        raise StoreError(f"{where} is too deep or too large for JSON ({error}). Give less.") from error
-    return text.encode("ascii")
-
-
-def _decode(data: bytes) -> Any:
-    try:
-        return json.loads(data.decode("utf-8"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def write_json(path: StrPath, obj: object) -> None:
-    """Writes a JSON file whole or not at all."""
-    write_bytes(path, _encode(obj, Path(path).name, 2) + b"\n")
-
-
-def read_json(path: StrPath) -> Any:
-    """The content of a JSON file; a damaged or cut file is a `StoreError`."""
-    data = read_bytes(path)
-    try:
-        return _decode(data)
-    except ValueError as error:
-        what = "is empty" if not data.strip() else f"is not whole JSON ({error})"
-        raise StoreError(f"{os.fspath(path)!r} {what}. It was cut short or damaged; {_RESTORE}") from error
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        return isinstance(_decode(line), dict)
-    except ValueError:
-        return False
-
-
-def append_jsonl(path: StrPath, obj: Mapping[str, Any]) -> None:
-    """Adds one object as a line; first mends a last line that a crash cut short."""
-    if not isinstance(obj, Mapping):
-        # Objects only: a cut `{...` is never whole JSON, while a cut `123` would read as `12`.
-        raise StoreError(f"a line of {os.fspath(path)!r} must be a dict, not {type(obj).__name__}.")
-    line = _encode(obj, Path(path).name) + b"\n"
-    with _plain("write", path):
-        new = not os.path.exists(path)
-        with open(path, "ab+", buffering=0) as file:  # no buffer: closing must not write what failed before
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(end - 1, 0))
-            if file.read(1) not in (b"", b"\n"):
-                file.seek(0)
-                last = file.read().rpartition(b"\n")[2]
-                if _is_whole(last):
-                    line = b"\n" + line
-                else:
-                    end = file.truncate(end - len(last))
-            try:
-                if file.write(line) != len(line):
-                    raise OSError(errno.ENOSPC, "only part of the line was written")
-                os.fsync(file.fileno())
-            except BaseException:
-                with contextlib.suppress(OSError):  # half a line would be mended later; better none
-                    os.truncate(path, end)
-                raise
-        if new:
-            _sync_folder(Path(path).parent)
-
-
-def read_jsonl(path: StrPath) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line that a crash cut short is left out."""
-    *lines, last = read_bytes(path).split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not _is_whole(line):
-            raise StoreError(f"line {number} of {os.fspath(path)!r} is damaged. Remove that line to go on.")
-    return [_decode(line) for line in ([*lines, last] if _is_whole(last) else lines)]
-
-
-# ---------------------------------------------------------------------------------------------- tensors
-
-
-def _encode_tensors(tensors: Mapping[str, Tensor], where: str) -> bytes:
-    copies: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if not isinstance(name, str) or name == "__metadata__":
-            raise StoreError(f"{where}: {name!r} cannot name a tensor. Use other text as its name.")
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
-            kind = getattr(tensor, "layout", type(tensor).__name__)
-            raise StoreError(f"{where}: '{name}' ({kind}) is not a dense tensor with values. Give one.")
-        # A copy each: safetensors refuses tensors that share memory or are not contiguous.
-        copies[name] = tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
-    try:
-        return safetensors.torch.save(copies)
-    except Exception as error:
-        raise StoreError(f"{where}: these tensors cannot be stored ({error}). Use a common dtype.") from error
-
-
-def _decode_tensors(data: bytes, path: StrPath, device: str | torch.device) -> dict[str, Tensor]:
-    try:
-        tensors = safetensors.torch.load(data)
-    except Exception as error:  # its parser raises several kinds on a damaged file
-        what = f"is not a whole safetensors file ({error})"
-        raise StoreError(f"{os.fspath(path)!r} {what}. {_RESTORE}") from error
-    return {name: tensors[name].to(device) for name in sorted(tensors)}
-
-
-def write_tensors(path: StrPath, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors as safetensors, whole or not at all; the same tensors give the same bytes."""
-    write_bytes(path, _encode_tensors(tensors, Path(path).name))
-
-
-def read_tensors(path: StrPath, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file, bit for bit as they were written."""
-    return _decode_tensors(read_bytes(path), path, device)
-
-
-# ----------------------------------------------------------------------------------------- model folders
 
 
 class Problem(NamedTuple):
@@ -299,10 +116,10 @@ class Opened:
             raise StoreError(f"{str(path)!r} is missing. {hint}")
         data = read_bytes(path)
         if len(data) != entry.bytes:
-            raise StoreError(f"{str(path)!r} has {len(data)} bytes instead of {entry.bytes}. {_RESTORE}")
+            raise StoreError(f"{str(path)!r} has {len(data)} bytes instead of {entry.bytes}. {RESTORE}")
         if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise StoreError(f"{str(path)!r} is damaged: its SHA-256 is not the manifest's. {_RESTORE}")
-        return _decode_tensors(data, path, device)
+            raise StoreError(f"{str(path)!r} is damaged: its SHA-256 is not the manifest's. {RESTORE}")
+        return decode_tensors(data, path, device)
 
 
 _held: dict[str, tuple[int, int]] = {}  # folders locked by this process: which process and thread holds each
@@ -316,16 +133,16 @@ def lock_folder(path: StrPath) -> Iterator[None]:
     the lock when the process ends, however it ends.
     """
     me = (os.getpid(), threading.get_ident())
-    with _plain("lock", path):
+    with plain_errors("lock", path):
         key = os.path.realpath(path)
     if _held.get(key) == me:
         yield
         return
-    with _plain("make the folder", path):
+    with plain_errors("make the folder", path):
         if not os.path.isdir(path):
             os.makedirs(path, exist_ok=True)
-            _sync_folder(Path(path).parent)
-    with _plain("lock", path):
+            sync_folder(Path(path).parent)
+    with plain_errors("lock", path):
         handle = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _lock(handle, path)
@@ -360,7 +177,7 @@ def _lock(handle: int, path: StrPath, take: bool = True) -> None:
 def _seal(manifest: Mapping[str, Any]) -> str:
     """A digest over the manifest itself: without it, one flipped digit in the content would pass."""
     body = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(_encode(body, MANIFEST)).hexdigest()
+    return hashlib.sha256(encode(body, MANIFEST)).hexdigest()
 
 
 def save_folder(
@@ -385,12 +202,12 @@ def save_folder(
             if old is None or name not in old.files:
                 raise StoreError(f"{str(folder)!r} has no part '{name}' to keep. Pass its tensors in files.")
             entries[name] = old.files[name]
-        plain = json.loads(_encode(content, "content"))  # refused before anything is written
+        plain = json.loads(encode(content, "content"))  # refused before anything is written
         for name, tensors in files.items():
             if not _NAME.fullmatch(name):
                 remedy = "Use a-z, 0-9, '.', '_', '-', at most 100 of them."
                 raise StoreError(f"{name!r} cannot name a part of {str(folder)!r}. {remedy}")
-            data = _encode_tensors(tensors, name)
+            data = encode_tensors(tensors, name)
             digest = hashlib.sha256(data).hexdigest()
             entry = Entry(f"{name}.{digest[:12]}.safetensors", digest, len(data))
             there = folder / entry.file
@@ -418,7 +235,7 @@ def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA)
     """Reads and checks the manifest of a folder; `kind=None` accepts any kind."""
     folder = Path(path)
     where = str(folder / MANIFEST)
-    with _plain("open", folder):
+    with plain_errors("open", folder):
         os.listdir(folder)
     if not os.path.lexists(where):
         raise StoreError(f"{str(folder)!r} is not a model folder: it has no {MANIFEST}. Check the path.")
@@ -426,7 +243,7 @@ def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA)
 
     def need(holds: bool, what: str) -> None:
         if not holds:
-            raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged; {_RESTORE}")
+            raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged; {RESTORE}")
 
     need(isinstance(manifest, dict), f"it holds a {type(manifest).__name__} instead of an object")
     schema = manifest.get("schema")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from three_tasks import SETTINGS, learn, task
 from torch import Tensor, nn
 
 from ibpwf.errors import InputError
@@ -16,26 +17,10 @@ from ibpwf.methods.dense import Problem
 from ibpwf.methods.lwf import LwF, LwFSettings
 from ibpwf.training.loop import task_steps
 
-SETTINGS = ["task", "class"]
-
 
 def make(setting: str, **changes: Any) -> LwF:
     small = {"hidden": (5,), "epochs": 3, "batch_size": 8, "learning_rate": 0.01}
     return LwF(Problem((6,), 6, setting), LwFSettings(**{**small, **changes}))
-
-
-def task(index: int, examples: int = 40) -> TaskData:
-    generator = torch.Generator().manual_seed(100 + index)
-    y = torch.arange(examples) % 2
-    centres = 2 * torch.randn(2, 6, generator=generator)
-    x = centres[y] + torch.randn(examples, 6, generator=generator)
-    return TaskData(f"task {index}", index, (2 * index, 2 * index + 1), x, y, 0)
-
-
-def learn(method: LwF, *tasks: TaskData) -> None:
-    for data in tasks:
-        for _ in task_steps(method, data):
-            pass
 
 
 def third_task(setting: str, disturbed: float = 0.0, **changes: Any) -> LwF:

@@ -133,11 +133,14 @@ class VCLCoresetSettings(VCLSettings):
     memory: int = 400
     selection: Literal["random", "k-center"] = "random"
     coreset_epochs: int = 100
+    coreset_kl_weight: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.memory >= 1, "memory", self.memory, "give at least 1 example, or use method vcl")
         require(self.coreset_epochs >= 1, "coreset_epochs", self.coreset_epochs, "give at least 1")
+        weight = self.coreset_kl_weight
+        require(weight >= 0, "coreset_kl_weight", weight, "it cannot be negative; 1 is the bound itself")
 
 
 class VCLCoreset(VCL):
@@ -198,11 +201,12 @@ class VCLCoreset(VCL):
             rivals[first : first + len(classes), self.columns(task)] = True
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            kl = net.kl(outputs, noise) / examples_kept
+            kl = net.kl(outputs, noise) * weight
             logits = net(x, noise)[:, :outputs].masked_fill(~rivals[y], -torch.inf)
             return F.cross_entropy(logits, y) + kl, kl
 
-        examples_kept, s = len(y), self.settings
+        s = self.settings
+        weight = s.coreset_kl_weight / len(y)
         phase = Phase("coreset", s.coreset_epochs, s.batch_size, s.learning_rate, s.optimizer)
         step = Step(phase, list(net.parameters()), loss, (noise,))
         order = data.generator("order")

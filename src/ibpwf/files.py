@@ -1,0 +1,240 @@
+"""Single files on disk: bytes, text, JSON, JSON lines and tensors, each written aside and renamed into place.
+
+Every failure of the system is a `StoreError` that names the file and says what to do. Tensors go through
+safetensors: nothing here unpickles anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ibpwf.errors import StoreError
+
+StrPath = str | os.PathLike[str]
+
+RESTORE = "Restore it from a copy, or train and save again."
+_DENIED = "permission denied. Check who owns it and its access rights."
+_REASONS: dict[int, str] = {
+    errno.ENOENT: "there is no such file or folder. Check the path.",
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.ENOSPC: "the disk is full. Free some space and try again; what was saved before is untouched.",
+    errno.EISDIR: "it is a folder, not a file. Give the path of a file.",
+    errno.ENOTDIR: "part of the path is a file, not a folder. Check the path.",
+    errno.EEXIST: "a file of that name is in the way. Choose another name.",
+    errno.ENAMETOOLONG: "the name is too long for this file system. Choose a shorter one.",
+}
+
+
+@contextlib.contextmanager
+def plain_errors(doing: str, path: StrPath) -> Iterator[None]:
+    """Turns the system's errors into a `StoreError` that names the path, the reason and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, f"{error.strerror or error}. Check the disk and the path.")
+        raise StoreError(f"cannot {doing} {os.fspath(path)!r}: {reason}") from error
+    except ValueError as error:  # a NUL character in the path
+        raise StoreError(f"cannot {doing} {os.fspath(path)!r}: {error}. Check the path.") from error
+
+
+# ------------------------------------------------------------------------------------------ plain files
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename survive a power cut; Windows and some network disks offer no such call."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: StrPath, data: bytes) -> None:
+    """Writes a file whole or not at all; an old file of that name stays until the new one is on disk."""
+    target = Path(path)
+    # The start of the name only, so that a name which just fits does not fail because of the suffix.
+    aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
+    with plain_errors("write", target):
+        try:
+            handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, target)
+        except BaseException:
+            with contextlib.suppress(OSError, ValueError):
+                os.unlink(aside)
+            raise
+        sync_folder(target.parent)
+
+
+def write_text(path: StrPath, text: str) -> None:
+    """Writes UTF-8 text whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def read_bytes(path: StrPath) -> bytes:
+    """A whole file. A pipe or a device is refused, since reading one may never end."""
+    with plain_errors("read", path):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "it is not a plain file")
+        with open(path, "rb") as file:
+            return file.read()
+
+
+# ------------------------------------------------------------------------------------------------- JSON
+
+
+def _plain_json(value: object, where: str) -> Any:
+    """The value as JSON will give it back, or a `StoreError` that names the field JSON cannot hold."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise StoreError(f"{where} has the key {key!r}; JSON keys must be text. Use str(...) of it.")
+        return {key: _plain_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise StoreError(f"{where} is {value}, which JSON cannot hold. Give a finite number or None.")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    remedy = "Give text, numbers, True/False, None, and lists and dicts of those."
+    raise StoreError(f"{where} is a {type(value).__name__}, which JSON cannot hold. {remedy}")
+
+
+def encode(obj: object, where: str, indent: int | None = None) -> bytes:
+    try:
+        plain = _plain_json(obj, where)
+        # Without an indent it is the canonical form, over which digests are taken.
+        separators = (",", ":") if indent is None else None
+        text = json.dumps(plain, indent=indent, separators=separators, sort_keys=indent is None)
+    except (RecursionError, ValueError) as error:
+        raise StoreError(f"{where} is too deep or too large for JSON ({error}). Give less.") from error
+    return text.encode("ascii")
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        return json.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def write_json(path: StrPath, obj: object) -> None:
+    """Writes a JSON file whole or not at all."""
+    write_bytes(path, encode(obj, Path(path).name, 2) + b"\n")
+
+
+def read_json(path: StrPath) -> Any:
+    """The content of a JSON file; a damaged or cut file is a `StoreError`."""
+    data = read_bytes(path)
+    try:
+        return _decode(data)
+    except ValueError as error:
+        what = "is empty" if not data.strip() else f"is not whole JSON ({error})"
+        raise StoreError(f"{os.fspath(path)!r} {what}. It was cut short or damaged; {RESTORE}") from error
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return isinstance(_decode(line), dict)
+    except ValueError:
+        return False
+
+
+def append_jsonl(path: StrPath, obj: Mapping[str, Any]) -> None:
+    """Adds one object as a line; first mends a last line that a crash cut short."""
+    if not isinstance(obj, Mapping):
+        # Objects only: a cut `{...` is never whole JSON, while a cut `123` would read as `12`.
+        raise StoreError(f"a line of {os.fspath(path)!r} must be a dict, not {type(obj).__name__}.")
+    line = encode(obj, Path(path).name) + b"\n"
+    with plain_errors("write", path):
+        new = not os.path.exists(path)
+        with open(path, "ab+", buffering=0) as file:  # no buffer: closing must not write what failed before
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - 1, 0))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                last = file.read().rpartition(b"\n")[2]
+                if _is_whole(last):
+                    line = b"\n" + line
+                else:
+                    end = file.truncate(end - len(last))
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, "only part of the line was written")
+                os.fsync(file.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):  # half a line would be mended later; better none
+                    os.truncate(path, end)
+                raise
+        if new:
+            sync_folder(Path(path).parent)
+
+
+def read_jsonl(path: StrPath) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line that a crash cut short is left out."""
+    *lines, last = read_bytes(path).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not _is_whole(line):
+            raise StoreError(f"line {number} of {os.fspath(path)!r} is damaged. Remove that line to go on.")
+    return [_decode(line) for line in ([*lines, last] if _is_whole(last) else lines)]
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+def encode_tensors(tensors: Mapping[str, Tensor], where: str) -> bytes:
+    copies: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__":
+            raise StoreError(f"{where}: {name!r} cannot name a tensor. Use other text as its name.")
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+            kind = getattr(tensor, "layout", type(tensor).__name__)
+            raise StoreError(f"{where}: '{name}' ({kind}) is not a dense tensor with values. Give one.")
+        # A copy each: safetensors refuses tensors that share memory or are not contiguous.
+        copies[name] = tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+    try:
+        return safetensors.torch.save(copies)
+    except Exception as error:
+        raise StoreError(f"{where}: these tensors cannot be stored ({error}). Use a common dtype.") from error
+
+
+def decode_tensors(data: bytes, path: StrPath, device: str | torch.device) -> dict[str, Tensor]:
+    try:
+        tensors = safetensors.torch.load(data)
+    except Exception as error:  # its parser raises several kinds on a damaged file
+        what = f"is not a whole safetensors file ({error})"
+        raise StoreError(f"{os.fspath(path)!r} {what}. {RESTORE}") from error
+    return {name: tensors[name].to(device) for name in sorted(tensors)}
+
+
+def write_tensors(path: StrPath, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors as safetensors, whole or not at all; the same tensors give the same bytes."""
+    write_bytes(path, encode_tensors(tensors, Path(path).name))
+
+
+def read_tensors(path: StrPath, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """The tensors of a safetensors file, bit for bit as they were written."""
+    return decode_tensors(read_bytes(path), path, device)
