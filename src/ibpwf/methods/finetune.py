@@ -16,7 +16,6 @@ class SGDSettings(DenseSettings):
 
 @dataclass(frozen=True)
 class AdagradSettings(DenseSettings):
-    learning_rate: float = 1e-2
     optimizer: Literal["adam", "sgd", "adagrad"] = "adagrad"
 
 
