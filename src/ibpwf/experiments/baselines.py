@@ -19,7 +19,7 @@ PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "rehearsal": {"memory_size": 400},
         "gem": {"memory_size": 400, "margin": 0.5},
         "vcl": {"epochs": 50},
-        "vcl-coreset": {"epochs": 50},
+        "vcl-coreset": {"epochs": 50, "memory": 400},
     },
     "permuted-mnist": {
         "ewc": {"coefficient": 500.0},
@@ -29,7 +29,7 @@ PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "rehearsal": {"memory_size": 1100},
         "gem": {"memory_size": 1100, "margin": 0.5},
         "vcl": {"epochs": 100},
-        "vcl-coreset": {"epochs": 100, "memory_size": 1100},
+        "vcl-coreset": {"epochs": 100, "memory": 1100},
     },
 }
 
@@ -61,7 +61,7 @@ def baseline_settings(method: str, scenario: str, preset: str) -> tuple[dict[str
         changes |= found
     if scenario.endswith("digits"):
         changes |= {"hidden": [100, 100], "epochs": 40, "batch_size": 32}
-        changes |= {"memory_size": 100} if "memory_size" in changes else {}
+        changes |= {name: 100 for name in ("memory", "memory_size") if name in changes}
     if preset == "quick":
         changes |= {"epochs": 10 if scenario.endswith("digits") else 1}
     return changes, note

@@ -35,7 +35,7 @@ class VCLSettings(DenseSettings):
     """`likelihood_epochs` of maximum likelihood before the first task, `samples` of the posterior averaged in an
     answer, `prior_std` of the first prior."""
 
-    epochs: int = 50
+    epochs: int = 10
     likelihood_epochs: int = 10
     samples: int = 20
     prior_std: float = 1.0
@@ -133,7 +133,7 @@ class VCLCoresetSettings(VCLSettings):
     memory: int = 400
     selection: Literal["random", "k-center"] = "random"
     coreset_epochs: int = 100
-    coreset_kl_weight: float = 1.0
+    coreset_kl_weight: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
