@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,7 @@ def test_the_committed_pages_agree_with_the_committed_result_files():
 
 def test_a_number_changed_by_hand_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     docs = tmp_path / "docs"
-    (docs / "results").mkdir(parents=True)
-    for path in (ROOT / "docs" / "results").iterdir():
-        (docs / "results" / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(ROOT / "docs" / "results", docs / "results")
     readme = tmp_path / "README.md"
     readme.write_text((ROOT / "README.md").read_text())
     assert results_page.main(["--check", str(docs), str(readme)]) == 0
