@@ -162,7 +162,7 @@ class TestLearning:
         hidden = sum(float(kl_divergence(q, p).sum()) for q, p in normals(method.net.hidden[0]))
         head = sum(float(kl_divergence(q, p)[:4].sum()) for q, p in normals(method.net.head))
         assert float(extra) == pytest.approx((hidden + head) / len(data.y), rel=1e-5)
-        assert float(loss.detach()) == pytest.approx(float(fit) + float(extra), rel=1e-4)
+        assert float(loss.detach()) == pytest.approx(float(fit.detach()) + float(extra), rel=1e-4)
 
     def test_the_first_task_alone_begins_with_maximum_likelihood_which_moves_only_means(
         self, digits: Scenario

@@ -28,6 +28,7 @@ PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "mas": {"coefficient": 0.01},
         "rehearsal": {"memory_size": 1100},
         "gem": {"memory_size": 1100, "margin": 0.5},
+        "rtf": {"iterations": 5000},
         "vcl": {"epochs": 100},
         "vcl-coreset": {"epochs": 100, "memory": 1100},
     },
