@@ -328,6 +328,13 @@ class TestUsingACoreset:
         assert kept > 0.8
         assert plain < 0.6
 
+    def test_the_heavier_the_kl_the_nearer_the_answer_stays_to_the_posterior(self, digits: Scenario) -> None:
+        moved = []
+        for weight in (0.0, 1.0, 100.0):
+            method = learn(new(VCLCoreset, epochs=1, coreset_epochs=30, coreset_kl_weight=weight), digits, 0)
+            moved.append(float((method.answering.hidden[0].means[0] - method.net.hidden[0].means[0]).detach().norm()))
+        assert moved[0] > 1.2 * moved[1] > 1.2 * 1.2 * moved[2]
+
     def test_memory_counts_the_examples_and_both_posteriors(self, digits: Scenario) -> None:
         method = learn(new(VCLCoreset, epochs=1), digits, 0, 1)
         weights = 2 * 4 * (65 * 24 + 25 * 10)
@@ -374,6 +381,7 @@ class TestKeeping:
         (VCLSettings, {"prior_std": 0.0}),
         (VCLCoresetSettings, {"memory": 0}),
         (VCLCoresetSettings, {"coreset_epochs": 0}),
+        (VCLCoresetSettings, {"coreset_kl_weight": -0.1}),
         (VCLCoresetSettings, {"selection": "best"}),
     ],
 )

@@ -35,7 +35,10 @@ PAPER: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 FOUND: dict[str, dict[str, dict[str, Any]]] = {
-    "split-mnist": {},
+    "split-mnist": {
+        "vcl": {"epochs": 8, "likelihood_epochs": 3},
+        "vcl-coreset": {"epochs": 8, "likelihood_epochs": 3, "coreset_kl_weight": 0.1},
+    },
     # The paper names no coefficient for L2; this is the one of the code base its baselines come from (Hsu et al.).
     "permuted-mnist": {"l2": {"coefficient": 0.001}},
 }

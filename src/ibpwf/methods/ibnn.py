@@ -37,6 +37,7 @@ class IBNNSettings(VCLSettings):
     """
 
     hidden: tuple[int, ...] = (100,)
+    epochs: int = 5
     alpha: float = 50.0
     temperature: float = 0.7
     infer_task: Literal["none", "entropy", "batch-entropy"] = "none"
