@@ -66,13 +66,16 @@ def comparison(name: str, outcomes: list[Outcome]) -> list[str]:
     marks = [row[f"{s}_reproduces"] for row in rows(outcomes) for s in ("task", "class")]
     judged = [mark for mark in marks if mark is not None]
     missing = [method for method in methods() if method not in {o.method for o in outcomes}]
-    env = first["environment"]
+    found = [outcome.result for outcome in outcomes if outcome.result is not None]
+    where = sorted({f"{r['environment']['device']} with torch {r['environment']['torch']}" for r in found})
+    commits = sorted({str(r["commit"]) for r in found})
     return [
         f"## {first['scenario']}: methods side by side",
         "",
         markdown(rows(outcomes), outcomes),
-        f"{sum(judged)} of {len(judged)} of the paper's rows ✅. {len(first['seeds'])} seeds; {env['device']}, "
-        f"torch {env['torch']}; commit {first['commit']}. Each file in `{name}/` holds its command and settings.",
+        f"{sum(judged)} of {len(judged)} of the paper's rows ✅. {len(first['seeds'])} seeds; {', '.join(where)}; "
+        f"commits {', '.join(commits)}. Training times of different devices do not compare. "
+        f"Each file in `{name}/` holds its command, settings, commit and device.",
         *([f"Not measured yet: {', '.join(missing)}."] if missing else []),
         "",
     ]
