@@ -97,6 +97,17 @@ def test_permuted_tasks_share_one_copy_of_the_data() -> None:
     assert len({id(task.train.base) for task in held}) == 1
 
 
+def test_a_scenario_moved_to_a_device_is_the_same_and_still_shares_its_data() -> None:
+    tasks = scenario("permuted-digits", validation=0.2)
+    moved = tasks.to("cpu")
+    assert len({id(task.train.base) for task in moved}) == 1
+    for one, other in zip(tasks, moved, strict=True):
+        assert (one.name, one.index, one.classes) == (other.name, other.index, other.classes)
+        for part in ("train", "test", "validation"):
+            assert torch.equal(getattr(one, part).x, getattr(other, part).x)
+            assert torch.equal(getattr(one, part).y, getattr(other, part).y)
+
+
 @pytest.mark.mnist
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's memory counter")
 def test_ten_tasks_of_permuted_mnist_do_not_take_ten_times_the_memory() -> None:

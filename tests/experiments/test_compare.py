@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from ibpwf import store
+from ibpwf.data.scenarios import scenario
 from ibpwf.errors import InputError
+from ibpwf.experiments import baselines
 from ibpwf.experiments import compare as comparing
 from ibpwf.experiments.paper import Target, targets
-from ibpwf.experiments.run import RunConfig
+from ibpwf.experiments.run import RunConfig, new_learner
 from ibpwf.methods import method_named, methods
 
 QUICK = {"epochs": 1, "hidden": [16], "batch_size": 64}
@@ -77,6 +80,39 @@ def test_one_failure_does_not_stop_the_others_and_is_in_the_table(tmp_path: Path
         assert [row["method"] for row in csv.DictReader(file)] == ["rehearsal", "sgd"]
     rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
     assert rows[1]["task_mean"] == pytest.approx(outcomes[1].result["accuracy"]["task"]["mean"])
+
+
+def test_a_method_may_have_settings_of_its_own_in_one_setting(monkeypatch: pytest.MonkeyPatch):
+    special = {"split-mnist": {"l2": {"class": {"coefficient": 7.0}}}}
+    monkeypatch.setattr(baselines, "FOUND_FOR", special)
+    chosen = config("l2")
+    assert chosen.settings_for() == {"class": {"coefficient": 7.0}}
+    assert chosen.settings("class").to_json()["coefficient"] == 7.0
+    assert chosen.settings("task").to_json() == chosen.settings().to_json()
+    assert "7.0} in the class setting" in chosen.to_json()["note"]
+    assert config("l2", coefficient=3.0).settings_for() == {}  # what is asked for holds in both
+    stream = scenario("split-digits", tasks=2)
+    learners = {setting: new_learner(chosen, 0, stream, (setting,)) for setting in ("task", "class")}
+    assert learners["class"].method.settings.coefficient == 7.0
+    assert learners["task"].method.settings.coefficient == chosen.settings().to_json()["coefficient"]
+
+
+def test_results_made_with_other_settings_in_one_setting_are_not_taken_for_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    comparing.compare([config("l2")], tmp_path)
+    assert comparing.finished(tmp_path / "l2", config("l2")) is not None
+    monkeypatch.setattr(baselines, "FOUND_FOR", {"split-mnist": {"l2": {"class": {"coefficient": 7.0}}}})
+    assert comparing.finished(tmp_path / "l2", config("l2")) is None
+
+
+def test_without_models_the_results_are_the_same_and_no_model_is_stored(tmp_path: Path):
+    with_models, without = config("sgd"), dataclasses.replace(config("sgd"), models=False)
+    results = [comparing.compare([c], tmp_path / str(c.models))[0].result for c in (with_models, without)]
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+    assert list((tmp_path / "True").rglob("*.safetensors"))
+    assert not list((tmp_path / "False").rglob("*.safetensors"))
+    assert "--no-models" in results[1]["command"]
 
 
 def test_methods_in_processes_of_their_own_give_the_same_result(tmp_path: Path):

@@ -19,7 +19,19 @@ from processes import Finished
 
 TIMES = ("seconds", "samples_per_second", "command")
 FIELDS = {
-    *("schema", "scenario", "method", "preset", "changes", "settings", "network", "note", "tasks", "seeds"),
+    *(
+        "schema",
+        "scenario",
+        "method",
+        "preset",
+        "changes",
+        "settings",
+        "settings_for",
+        "network",
+        "note",
+        "tasks",
+        "seeds",
+    ),
     *("accuracy", "task_inference", "matrix", "forgetting", "backward_transfer", "forward_transfer"),
     *(
         "factors",

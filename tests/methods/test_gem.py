@@ -157,6 +157,7 @@ def test_after_the_backward_pass_no_tasks_stored_loss_rises_along_the_step(setti
     method.loss(data.x[:32], data.y[:32])[0].backward()
     before = torch.cat([p.grad.flatten() for p in method.net.parameters()])
     method.after_backward()
+    method.on_host()
     after = torch.cat([p.grad.flatten() for p in method.net.parameters()])
     assert not torch.equal(before, after)
     for task in range(2):  # the loss on each task's examples, in its own outputs, written out

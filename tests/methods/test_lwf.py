@@ -178,7 +178,7 @@ def test_nothing_is_kept_of_an_abandoned_task(setting: str) -> None:
 def test_a_recorded_step_does_what_a_plain_step_does(setting: str) -> None:
     found = []
     for capturable in (True, False):
-        one = type("One", (LwF,), {"capturable": capturable})
+        one = type("One", (LwF,), {"capturable": capturable, "tf32": False})
         method = one(Problem((6,), 6, setting), make(setting).settings, device="cuda")
         for index in range(3):
             data = task(index)

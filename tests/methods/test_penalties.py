@@ -201,7 +201,7 @@ def test_a_step_changes_only_parameters_and_listed_buffers_and_those_in_place(ki
 def test_a_recorded_step_does_what_a_plain_step_does(kind: type[ImportancePenalty]) -> None:
     positions = []
     for capturable in (True, False):
-        one = type("One", (kind,), {"capturable": capturable})
+        one = type("One", (kind,), {"capturable": capturable, "tf32": False})
         method = one(Problem((6,), 6, "class"), kind.settings_type(**SMALL), device="cuda")
         for index in range(3):
             data = task(index)

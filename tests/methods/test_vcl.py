@@ -23,7 +23,7 @@ from ibpwf.methods.vcl import LIKELIHOOD, VCL, VCLCoreset, VCLCoresetSettings, V
 from ibpwf.training.loop import task_steps
 
 QUICK = {"hidden": (24,), "epochs": 3, "likelihood_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "samples": 4}
-CORESET = {**QUICK, "memory": 60, "coreset_epochs": 10}
+CORESET = {**QUICK, "memory_size": 60, "coreset_epochs": 10}
 
 
 def new(cls: type[VCL], setting: str = "task", seed: int = 0, **changes: object) -> VCL:
@@ -271,7 +271,7 @@ class TestChoosingACoreset:
     def test_what_is_kept_is_each_tasks_own_data_and_what_was_kept_before(
         self, digits: Scenario, selection: str
     ) -> None:
-        method = new(VCLCoreset, epochs=1, coreset_epochs=1, memory=50, selection=selection)
+        method = new(VCLCoreset, epochs=1, coreset_epochs=1, memory_size=50, selection=selection)
         for number in range(3):
             before = method.examples
             learn(method, digits, number)
@@ -323,7 +323,7 @@ class TestUsingACoreset:
     def test_the_coreset_brings_old_classes_back(self, digits: Scenario) -> None:
         settings = {"hidden": (64,), "epochs": 10, "likelihood_epochs": 5}
         plain = accuracy(learn(new(VCL, "class", **settings), digits, 0, 1, 2), digits, 3)
-        method = new(VCLCoreset, "class", memory=120, coreset_epochs=60, **settings)
+        method = new(VCLCoreset, "class", memory_size=120, coreset_epochs=60, **settings)
         kept = accuracy(learn(method, digits, 0, 1, 2), digits, 3)
         assert kept > 0.8
         assert plain < 0.6
@@ -379,7 +379,7 @@ class TestKeeping:
         (VCLSettings, {"likelihood_epochs": -1}),
         (VCLSettings, {"samples": 0}),
         (VCLSettings, {"prior_std": 0.0}),
-        (VCLCoresetSettings, {"memory": 0}),
+        (VCLCoresetSettings, {"memory_size": 0}),
         (VCLCoresetSettings, {"coreset_epochs": 0}),
         (VCLCoresetSettings, {"coreset_kl_weight": -0.1}),
         (VCLCoresetSettings, {"selection": "best"}),
@@ -391,9 +391,9 @@ def test_a_setting_out_of_range_is_refused_by_name(settings: type[VCLSettings], 
 
 
 def test_a_coreset_as_large_as_the_task_is_refused_and_leaves_no_trace(digits: Scenario) -> None:
-    method = new(VCLCoreset, memory=len(task_data(digits, 0).y))
+    method = new(VCLCoreset, memory_size=len(task_data(digits, 0).y))
     before = everything(method)
-    with pytest.raises(InputError, match=r"memory is 288; task '0/1' has 288 examples"):
+    with pytest.raises(InputError, match=r"memory_size is 288; task '0/1' has 288 examples"):
         learn(method, digits, 0)
     assert same(before, everything(method))
     assert method.classes == []

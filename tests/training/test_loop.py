@@ -14,8 +14,10 @@ from ibpwf import Learner, Settings
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import TrainingError
 from ibpwf.methods.base import Method, TaskData
-from ibpwf.training.loop import Phase, Progress, Step, check_finite, learning_rate_at, make_optimizer, task_steps
+from ibpwf.training.loop import Progress, check_finite, epoch_steps, task_steps
+from ibpwf.training.phase import Phase, learning_rate_at, make_optimizer
 from ibpwf.training.replicas import take_turns
+from ibpwf.training.step import Step
 
 
 class Recorder(Method):
@@ -107,9 +109,9 @@ def test_a_step_is_adams_step(decay: float, clip: float | None) -> None:
     def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return 0.5 * (curvature * (weight - 1) ** 2).sum(), torch.tensor(0.0)
 
-    step = Step(Phase("p", 1, 1, learning_rate=0.02, weight_decay=decay, clip=clip), [weight], loss)
-    for _ in range(50):
-        step.run(torch.zeros(1, 1), torch.zeros(1))
+    phase = Phase("p", 1, 1, learning_rate=0.02, weight_decay=decay, clip=clip)
+    step = Step(phase, [weight], loss, torch.zeros(50, 1), torch.zeros(50))
+    assert sum(1 for _ in epoch_steps(step, torch.arange(50), "")) == 50
 
     def gradient(w: Tensor) -> Tensor:
         return curvature.double() * (w - 1)
@@ -126,7 +128,9 @@ def test_clipping_limits_every_value_of_the_gradient() -> None:
     def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return (slopes * weight).sum(), torch.tensor(0.0)
 
-    Step(Phase("p", 1, 1, 1.0, "sgd", clip=0.5), [weight], loss).run(torch.zeros(1, 1), torch.zeros(1))
+    step = Step(Phase("p", 1, 1, 1.0, "sgd", clip=0.5), [weight], loss, torch.zeros(1, 1), torch.zeros(1))
+    for _ in epoch_steps(step, torch.arange(1), ""):
+        pass
     torch.testing.assert_close(weight.detach(), torch.tensor([0.5, -0.2, -0.5]))
 
 

@@ -47,6 +47,9 @@ def compare_command(
     jobs: Annotated[int, typer.Option(help="Methods to run at the same time, each in its own process.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/compare-SCENARIO")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
+    no_models: Annotated[
+        bool, typer.Option("--no-models", help="Store results only: saves disk, but an interrupted seed starts anew.")
+    ] = False,
 ) -> None:
     """Run several methods on one scenario and print one table, ours beside the paper's.
 
@@ -78,6 +81,7 @@ def compare_command(
             {key: value for key, value in changes.items() if key in known[name]},
             tasks,
             device,
+            not no_models,
         )
         for name in names
     ]

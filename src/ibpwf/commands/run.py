@@ -53,6 +53,9 @@ def run_command(
         typer.Option(help="Scenario to run if the data cannot be fetched.", show_default=False),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False,
+    no_models: Annotated[
+        bool, typer.Option("--no-models", help="Store results only: saves disk, but an interrupted seed starts anew.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on stdout.")] = False,
 ) -> None:
     """Learn a scenario task by task and print the accuracies beside the paper's."""
@@ -73,7 +76,7 @@ def run_command(
     command = "ibpwf " + shlex.join(sys.argv[1:])
     names = [scenario] if fallback is None else [scenario, fallback]
     # All of them now: a mistake in the fallback's name should not show only when it is needed.
-    configs = [RunConfig(name, method, preset, chosen, changes, tasks, device) for name in names]
+    configs = [RunConfig(name, method, preset, chosen, changes, tasks, device, not no_models) for name in names]
     open_writer = _summary_writer() if tensorboard else None
 
     def go(config: RunConfig) -> dict[str, Any]:

@@ -123,6 +123,15 @@ class Split:
         """All labels, `(N,)`."""
         return self._y
 
+    def to(self, device: torch.device | str, moved: dict[int, Rows] | None = None) -> Split:
+        """The same examples on another device; splits that are given the same `moved` share one copy of a base."""
+        moved = {} if moved is None else moved
+        key = id(self._examples)
+        if key not in moved:
+            moved[key] = Rows(self.base.to(device))
+        permutation = None if self._permutation is None else self._permutation.to(device)
+        return Split(moved[key], self._y.to(device), permutation)
+
     def permuted(self, permutation: Tensor) -> Split:
         """The same examples, still in the same memory, behind `permutation`."""
         return Split(self._examples, self._y, permutation)
@@ -188,6 +197,20 @@ class Scenario(Sequence[Task]):
             return self.tasks[index]
         except IndexError:
             raise IndexError(f"task {index} of scenario '{self.name}', which has {len(self)} tasks") from None
+
+    def to(self, device: torch.device | str) -> Scenario:
+        """The same tasks with all examples on `device`; permuted tasks share one copy there as well."""
+        moved: dict[int, Rows] = {}
+        tasks = tuple(
+            replace(
+                task,
+                train=task.train.to(device, moved),
+                test=task.test.to(device, moved),
+                validation=None if task.validation is None else task.validation.to(device, moved),
+            )
+            for task in self.tasks
+        )
+        return replace(self, tasks=tasks)
 
     def __repr__(self) -> str:
         names = ", ".join(task.name for task in self.tasks)

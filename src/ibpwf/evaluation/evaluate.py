@@ -45,5 +45,5 @@ def zero_shot(learner: TaskLearner, classes: tuple[int, ...], x: Tensor, y: Tens
     """
     if not learner.tasks or len(learner.tasks[-1].classes) != len(classes):
         return None
-    answers = learner.logits(x, len(learner.tasks) - 1).argmax(1).cpu()
-    return percent(torch.tensor(classes)[answers] == y)
+    answers = learner.logits(x, len(learner.tasks) - 1).argmax(1)
+    return percent(torch.tensor(classes, device=answers.device)[answers] == y.to(answers.device))

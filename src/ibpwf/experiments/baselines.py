@@ -6,6 +6,7 @@ holds settings that do (or come nearest); preset `paper` then uses those, and it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 _PERMUTED: dict[str, Any] = {"hidden": [1000, 1000], "epochs": 15}
@@ -19,7 +20,7 @@ PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "rehearsal": {"memory_size": 400},
         "gem": {"memory_size": 400, "margin": 0.5},
         "vcl": {"epochs": 50},
-        "vcl-coreset": {"epochs": 50, "memory": 400},
+        "vcl-coreset": {"epochs": 50, "memory_size": 400},
     },
     "permuted-mnist": {
         "ewc": {"coefficient": 500.0},
@@ -30,17 +31,36 @@ PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "gem": {"memory_size": 1100, "margin": 0.5},
         "rtf": {"iterations": 5000},
         "vcl": {"epochs": 100},
-        "vcl-coreset": {"epochs": 100, "memory": 1100},
+        "vcl-coreset": {"epochs": 100, "memory_size": 1100},
     },
 }
 
 FOUND: dict[str, dict[str, dict[str, Any]]] = {
     "split-mnist": {
+        "dgr": {"epochs": 40},
+        "rtf": {"iterations": 4500, "generator_weight": 10.0},
         "vcl": {"epochs": 8, "likelihood_epochs": 3},
         "vcl-coreset": {"epochs": 8, "likelihood_epochs": 3, "coreset_kl_weight": 0.1},
     },
-    # The paper names no coefficient for L2; this is the one of the code base its baselines come from (Hsu et al.).
-    "permuted-mnist": {"l2": {"coefficient": 0.001}},
+    "permuted-mnist": {
+        # The paper names no coefficient for L2; this is that of the code its baselines come from (Hsu et al.).
+        "l2": {"coefficient": 0.001},
+        # That code squares gradients averaged over a batch, which makes importances about a batch size smaller.
+        "ewc": {"coefficient": 40.0},
+        "online-ewc": {"coefficient": 40.0},
+    },
+}
+
+# A method that is trained anew for each setting may want settings of its own there.
+FOUND_FOR: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
+    "split-mnist": {
+        "l2": {"class": {"coefficient": 100.0}},
+        "ibnn": {"class": {"infer_task": "batch-entropy"}},
+    },
+    "permuted-mnist": {
+        "si": {"class": {"coefficient": 0.1}},
+        "ibnn": {"class": {"infer_task": "batch-entropy"}},
+    },
 }
 
 # Methods the paper has no numbers for keep their own sizes on Permuted MNIST.
@@ -69,22 +89,33 @@ _LIKE = {
 }
 
 
-def baseline_settings(method: str, scenario: str, preset: str) -> tuple[dict[str, Any], str]:
-    """Changes to a baseline's own defaults for a scenario and preset, and a note."""
+@dataclass(frozen=True)
+class Baseline:
+    """Changes to a method's own defaults: for both settings, and beyond them for one."""
+
+    changes: dict[str, Any]
+    changes_for: dict[str, dict[str, Any]]
+    note: str
+
+
+def baseline_settings(method: str, scenario: str, preset: str) -> Baseline:
+    """What a baseline runs with in a scenario and preset."""
     like = _LIKE.get(scenario, scenario)
     changes: dict[str, Any] = dict(_PERMUTED) if like == "permuted-mnist" else {}
     changes |= OURS.get(like, {}).get(method, {})
-    changes |= PAPER.get(like, {}).get(method, {})
+    paper = PAPER.get(like, {}).get(method, {})
+    changes |= paper
+    found = FOUND.get(like, {}).get(method, {})
+    changes |= found
+    special = FOUND_FOR.get(like, {}).get(method, {})
+    words = [str(found)] if found else []
+    words += [f"{values} in the {setting} setting" for setting, values in special.items()]
     note = ""
-    found = FOUND.get(like, {}).get(method)
-    if found:
-        note = (
-            f"found to come nearest to the paper's number: {found} (the paper's own: {PAPER[like].get(method, {})})"
-        )
-        changes |= found
+    if words:
+        note = f"found to come nearest to the paper's number: {', '.join(words)} (the paper's own: {paper or 'none'})"
     if scenario.endswith("digits"):
         changes |= {"hidden": [100, 100], "epochs": 40, "batch_size": 32}
-        changes |= {name: 100 for name in ("memory", "memory_size") if name in changes}
+        changes |= {"memory_size": 100} if "memory_size" in changes else {}
     if preset == "quick":
         changes |= {"epochs": 10 if scenario.endswith("digits") else 1}
-    return changes, note
+    return Baseline(changes, {setting: dict(values) for setting, values in special.items()}, note)

@@ -57,6 +57,7 @@ def finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     except IBPWFError:
         return None
     same = isinstance(result, dict) and result.get("seeds") == list(config.seeds)
+    same = same and result.get("settings_for", {}) == config.settings_for()
     return result if same and result.get("settings") == config.settings().to_json() else None
 
 
@@ -105,6 +106,7 @@ def run_command_line(config: RunConfig, folder: Path) -> list[str]:
     line += ["--tasks", str(config.tasks)] if config.tasks is not None else []
     for name, value in config.changes.items():
         line += ["--set", f"{name}={json.dumps(value)}"]
+    line += [] if config.models else ["--no-models"]
     return [*line, "--out", str(folder)]
 
 

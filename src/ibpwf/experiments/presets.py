@@ -27,12 +27,14 @@ class Preset:
     network: dict[str, Any]
     settings: dict[str, Any]
     note: str = ""
+    settings_for: dict[str, dict[str, Any]] = field(default_factory=dict)  # beyond those, for one setting alone
 
-    def make_settings(self, method: str = "ibpwf") -> FrozenSettings:
+    def make_settings(self, method: str = "ibpwf", setting: str | None = None) -> FrozenSettings:
         """The method's own kind of settings; one this method does not have is left out."""
         kind = settings_type(method)
         known = {field.name for field in dataclasses.fields(kind)}
-        return kind().replace(**{name: value for name, value in self.settings.items() if name in known})
+        chosen = self.settings | (self.settings_for.get(setting, {}) if setting else {})
+        return kind().replace(**{name: value for name, value in chosen.items() if name in known})
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,8 @@ def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
     if method_named(method) is not IBPWF:
         if scenario not in scenario_names():
             raise unknown("scenario", scenario, scenario_names())
-        changes, note = baseline_settings(method, scenario, name)
-        return Preset({}, changes, note)
+        found = baseline_settings(method, scenario, name)
+        return Preset({}, found.changes, found.note, found.changes_for)
     for key, family in FAMILIES.items():
         if scenario == key or scenario in family.also:
             return {"paper": family.paper, "default": family.default, "quick": family.quick}[name]

@@ -59,6 +59,7 @@ def make_result(
         "preset": config.preset,
         "changes": config.changes,
         "settings": config.settings().to_json(),
+        "settings_for": config.settings_for(),
         "network": config.chosen().network,
         "note": config.chosen().note,
         "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],

@@ -3,7 +3,7 @@
     DIR/config.json            what was asked for
     DIR/metrics.jsonl          a line per epoch and per finished task
     DIR/seed-S/rows.json       accuracies after every finished task of a seed (resume reads it)
-    DIR/seed-S/model/          the model after the last finished task
+    DIR/seed-S/model/          the model after the last finished task (unless models are not to be stored)
     DIR/result.json            the whole result, written last
 
 A task is finished once its model is stored; its row and its metrics are written before that. A run that was
@@ -33,7 +33,8 @@ from ibpwf.experiments.result import make_result
 from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.methods import method_named
 from ibpwf.settings import FrozenSettings, Settings
-from ibpwf.training.loop import Phase, Progress, make_optimizer
+from ibpwf.training.loop import Progress
+from ibpwf.training.phase import Phase, make_optimizer
 from ibpwf.training.replicas import take_turns
 
 
@@ -48,6 +49,7 @@ class RunConfig:
     changes: dict[str, Any] = field(default_factory=dict)
     tasks: int | None = None
     device: str = "auto"
+    models: bool = True  # whether to store the models; without them a resumed seed starts anew
 
     def __post_init__(self) -> None:
         method_named(self.method)
@@ -59,8 +61,18 @@ class RunConfig:
     def chosen(self) -> Preset:
         return preset(self.scenario, self.preset, self.method)
 
-    def settings(self) -> FrozenSettings:
-        return self.chosen().make_settings(self.method).replace(**self.changes)
+    def settings(self, setting: str | None = None) -> FrozenSettings:
+        """Of the method, and for one setting where that has its own; `changes` hold in both."""
+        return self.chosen().make_settings(self.method, setting).replace(**self.changes)
+
+    def settings_for(self) -> dict[str, dict[str, Any]]:
+        """What is not as in `settings()` where a method is trained for one setting alone."""
+        common = self.settings().to_json()
+        special = {}
+        for setting in self.chosen().settings_for:
+            own = self.settings(setting).to_json()
+            special[setting] = {name: value for name, value in own.items() if value != common[name]}
+        return {setting: values for setting, values in special.items() if values}
 
     def trainings(self) -> tuple[tuple[str, ...], ...]:
         """What each training of a seed answers: one for both settings, or one for each the method can do."""
@@ -74,6 +86,7 @@ class RunConfig:
             "seeds": list(self.seeds),
             "network": chosen.network,
             "settings": self.settings().to_json(),
+            "settings_for": self.settings_for(),
             "note": chosen.note,
         }
 
@@ -105,7 +118,7 @@ def build_network(spec: dict[str, Any], stream: Scenario, seed: int) -> nn.Modul
 
 def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[str, ...]) -> TaskLearner:
     """A learner that has learnt nothing yet."""
-    method, settings = method_named(config.method), config.settings()
+    method, settings = method_named(config.method), config.settings(answers[0])
     if isinstance(settings, Settings):
         net = build_network(config.chosen().network, stream, seed)
         return Learner(net, settings, seed=seed, device=config.device)
@@ -152,6 +165,8 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str
     for key, now in new["settings"].items():
         if before.get(key) != now:
             yield key, before.get(key), now
+    if old.get("settings_for", {}) != new["settings_for"]:
+        yield "settings_for", old.get("settings_for", {}), new["settings_for"]
 
 
 OURS = (
@@ -194,6 +209,9 @@ def run(
         make_scenario(config.scenario, tasks=config.tasks, seed=seed, progress=events.fetched)
         for seed in config.seeds
     ]
+    device = choose_device(config.device)
+    if device.type == "cuda":  # once, and not anew for every task and learner
+        streams = [stream.to(device) for stream in streams]
     new_learner(config, config.seeds[0], streams[0], config.trainings()[0])
     # torch loads its compiler with the first optimiser, for seconds; that is no training time.
     make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
@@ -214,7 +232,7 @@ def run(
         for number in range(len(streams[0])):
             behind = [one for one in trainings if len(one.rows) == number]
             started = time.perf_counter()
-            take_turns([one.learn_steps(number) for one in behind], choose_device(config.device))
+            take_turns([one.learn_steps(number) for one in behind], device)
             seconds = (time.perf_counter() - started) / max(len(behind), 1)
             for one in behind:
                 one.finish(number, seconds)
@@ -318,5 +336,6 @@ class _Training:
         store.append_jsonl(self.out / "metrics.jsonl", line)
         self.folder.mkdir(exist_ok=True)
         store.write_json(self.folder / "rows.json", self.record)
-        self.learner.save(self.folder / "model")
+        if self.config.models:
+            self.learner.save(self.folder / "model")
         self.events.task(self.name, row)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ibpwf.inference.prediction import Prediction
 from ibpwf.settings import FrozenSettings
-from ibpwf.training.loop import Phase
+from ibpwf.training.phase import Phase
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Method(ABC):
     settings_type: ClassVar[type[FrozenSettings]] = FrozenSettings
     answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
     capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
+    tf32: ClassVar[bool] = True  # whether products rounded to 10 bits are precise enough to train with on CUDA
+    decides_on_host: ClassVar[bool] = False  # whether `on_host` has something to do
 
     @property
     @abstractmethod
@@ -71,6 +73,10 @@ class Method(ABC):
     @abstractmethod
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         """Prepare for a task and say what to train."""
+
+    def examples_to_train(self, data: TaskData) -> tuple[Tensor, Tensor]:
+        """The rows that mini-batches are made of; asked for after `begin_task`."""
+        return data.x, data.y
 
     @abstractmethod
     def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
@@ -90,6 +96,9 @@ class Method(ABC):
 
     def after_backward(self) -> None:  # noqa: B027
         """Called between the backward pass and the optimiser's step; may change gradients."""
+
+    def on_host(self) -> None:  # noqa: B027
+        """Called after `after_backward` for what must be decided on the CPU; never part of a recorded step."""
 
     def after_step(self) -> None:  # noqa: B027 (most methods have nothing to do here)
         """Called after every optimiser step."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +12,6 @@ from torch.nn import functional as F
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Problem, seeded
 from ibpwf.models import mlp
-from ibpwf.training.loop import Phase
 
 
 class Separate(DenseMethod):
@@ -88,9 +85,7 @@ class Separate(DenseMethod):
 class Joint(DenseMethod):
     """One network trained from scratch on the data of all tasks so far, `epochs` passes over their union.
 
-    It keeps every example, so it is no continual learner but the mark to reach. The loop runs over the newest
-    task's rows; each of its steps trains on the next batch of the union instead, and there are as many of its
-    epochs as that takes (rounded up to a whole one).
+    It keeps every example, so it is no continual learner but the mark to reach.
     """
 
     name: ClassVar[str] = "joint"
@@ -106,56 +101,38 @@ class Joint(DenseMethod):
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(problem, settings, seed=seed, device=device)
-        self.x = torch.empty(0, *problem.input_shape, device=self.device)
-        self.column = torch.empty(0, dtype=torch.long, device=self.device)  # the output of each row's class
-        self._union = self.x, self.column
-
-    def begin_task(self, data: TaskData) -> Sequence[Phase]:
-        (phase,) = super().begin_task(data)
-        steps = len(data.y) // min(phase.batch_size, len(data.y))
-        return [replace(phase, epochs=math.ceil(len(self._batches) / steps))]
+        self.examples: list[tuple[Tensor, Tensor]] = []  # a task each: x, and the output of each row's class
 
     def prepare(self, data: TaskData) -> None:
         with seeded(self.seed):
             self.net.load_state_dict(self.build().state_dict())
-        union = torch.cat([self.column, data.y + self.first_column(data.index)])
-        self._union = torch.cat([self.x, data.x]), union
         tasks = torch.arange(len(self.known)).repeat_interleave(torch.tensor([len(c) for c in self.known]))
         self._owner = tasks.to(self.device)
-        size, shuffle = min(self.settings.batch_size, len(union)), data.generator("shuffle")
-        passes = [torch.randperm(len(union), generator=shuffle) for _ in range(self.settings.epochs)]
-        whole = len(union) // size * size
-        self._batches = torch.cat([order[:whole].view(-1, size) for order in passes]).to(self.device)
-        self._step = torch.zeros(1, dtype=torch.long, device=self.device)
+
+    def examples_to_train(self, data: TaskData) -> tuple[Tensor, Tensor]:
+        x, y = zip(*self.examples, (data.x, data.y + self.first_column(data.index)), strict=True)
+        return torch.cat(x), torch.cat(y)
 
     def fit(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy on the union's next batch, among the classes that compete with a row's own."""
-        batch = self._batches.index_select(0, self._step % len(self._batches)).squeeze(0)
-        x, y = (part.index_select(0, batch) for part in self._union)
+        """Cross-entropy among the classes that compete with a row's own."""
         logits = self.net(x)[:, : len(self._owner)]
         if self.problem.setting == "task":
             logits = logits.masked_fill(self._owner != self._owner[y].unsqueeze(1), -torch.inf)
         return F.cross_entropy(logits, y)
 
-    def buffers(self) -> Sequence[Tensor]:
-        return [self._step]
-
-    def after_step(self) -> None:
-        self._step += 1
-
     def consolidate(self, data: TaskData) -> None:
-        self.x, self.column = self._union
+        self.examples.append((data.x, data.y + self.first_column(data.index)))
 
-    def abandon_task(self) -> None:
-        super().abandon_task()
-        self._union = self.x, self.column
+    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """A file of examples per task, so that a new task writes no old one again."""
+        content, files = super().state()
+        stored = {f"examples-{task}": {"x": x, "column": column} for task, (x, column) in enumerate(self.examples)}
+        return content, files | stored
 
-    def kept(self) -> dict[str, Tensor]:
-        return {"x": self.x, "column": self.column}
-
-    def load_kept(self, tensors: Mapping[str, Tensor]) -> None:
-        self.x, self.column = tensors["x"], tensors["column"]
+    def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        super().load_state(content, files)
+        parts = [files[f"examples-{task}"] for task in range(len(self.classes))]
+        self.examples = [(part["x"].to(self.device), part["column"].to(self.device)) for part in parts]
 
     def memory(self) -> dict[str, int]:
-        sizes = super().memory()
-        return {"network": sizes["network"], "examples": sizes.get("kept", 0)}
+        return super().memory() | {"examples": sum(x.nbytes + column.nbytes for x, column in self.examples)}

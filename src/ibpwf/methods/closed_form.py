@@ -22,7 +22,7 @@ from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
 from ibpwf.models import mlp
 from ibpwf.settings import require
-from ibpwf.training.loop import Phase
+from ibpwf.training.phase import Phase
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ibpwf.methods.dense import DenseSettings, Problem, seeded
 from ibpwf.methods.ibpwf import IBPWF
 from ibpwf.models import mlp
 from ibpwf.settings import Settings, require
-from ibpwf.training.loop import Phase
+from ibpwf.training.phase import Phase
 
 CERTAIN = 30.0
 """The logit of a factor that every task reads: its probability rounds to 1 in float32."""

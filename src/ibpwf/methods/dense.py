@@ -23,7 +23,7 @@ from ibpwf.inference.uncertainty import entropy
 from ibpwf.methods.base import Method, TaskData
 from ibpwf.models import mlp
 from ibpwf.settings import FrozenSettings, require
-from ibpwf.training.loop import Phase
+from ibpwf.training.phase import Phase
 
 ROWS_AT_ONCE = 4096
 

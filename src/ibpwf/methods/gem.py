@@ -29,6 +29,7 @@ from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import DenseSettings
 from ibpwf.methods.rehearsal import MemoryMethod, MemorySettings
 from ibpwf.settings import require
+from ibpwf.training.step import products_in_tf32
 
 
 @dataclass(frozen=True)
@@ -46,23 +47,37 @@ class GEM(MemoryMethod):
     name: ClassVar[str] = "gem"
     summary: ClassVar[str] = "turns each step so that it does not harm any earlier task's stored examples"
     settings_type: ClassVar[type[DenseSettings]] = GEMSettings
-    capturable: ClassVar[bool] = False  # whether and how far to turn is decided on the CPU
+    decides_on_host: ClassVar[bool] = True  # whether and how far to turn
 
     def prepare(self, data: TaskData) -> None:
         super().prepare(data)
         self._stored = [] if self.examples is None else [self.examples.of(task) for task in range(data.index)]
 
     def after_backward(self) -> None:
-        """Put the projected gradient in the place of the mini-batch's."""
-        assert isinstance(self.settings, GEMSettings)
-        moving = [p for p in self.net.parameters() if p.grad is not None]
+        """The earlier tasks' gradients G, and what the dual problem is made of: GGᵀ with Gg beneath it."""
+        self._moving = [p for p in self.net.parameters() if p.grad is not None]
         if not self._stored:
             return
-        old = torch.stack([flat(torch.autograd.grad(self.stored_loss(*part), moving)) for part in self._stored])
-        gradients = [p.grad for p in moving if p.grad is not None]
-        turned = project(flat(gradients), old, self.settings.margin)
-        for gradient, part in zip(gradients, torch.split(turned, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        old = [flat(torch.autograd.grad(self.stored_loss(*part), self._moving)) for part in self._stored]
+        self._old = torch.stack(old)
+        self._gradient = flat([p.grad for p in self._moving if p.grad is not None])
+        with products_in_tf32(False):  # nearly parallel gradients differ in the last bits
+            self._angles = torch.cat([self._old, self._gradient.unsqueeze(0)]) @ self._old.T
+
+    def on_host(self) -> None:
+        """Put the projected gradient in the place of the mini-batch's."""
+        assert isinstance(self.settings, GEMSettings)
+        if not self._stored:
+            return
+        angles = self._angles.cpu()
+        weights = turning_weights(angles[:-1], angles[-1], self.settings.margin)
+        if weights is None:
+            return
+        turned = self._gradient + weights.to(self._gradient) @ self._old
+        sizes = [p.numel() for p in self._moving]
+        for parameter, part in zip(self._moving, torch.split(turned, sizes), strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(part.view_as(parameter.grad))
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -71,11 +86,16 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def project(gradient: Tensor, old: Tensor, margin: float = 0.0) -> Tensor:
     """g̃ for a gradient g and the earlier tasks' gradients, the rows of `old`; g itself if it harms none of them."""
-    products, gram = old @ gradient, old @ old.T
+    weights = turning_weights(old @ old.T, old @ gradient, margin)
+    return gradient if weights is None else gradient + weights.to(gradient) @ old
+
+
+def turning_weights(gram: Tensor, products: Tensor, margin: float) -> Tensor | None:
+    """v of g̃ = g + Gᵀv, from GGᵀ and Gg; None where g harms no earlier task."""
     finite = bool(torch.isfinite(products).all() and torch.isfinite(gram).all())
     if not finite or not bool((products < 0).any()):  # the loop stops at a loss that is not a number
-        return gradient
-    return gradient + dual(gram, products, margin).to(gradient) @ old
+        return None
+    return dual(gram, products, margin)
 
 
 def dual(gram: Tensor, products: Tensor, margin: float) -> Tensor:

@@ -20,7 +20,7 @@ from ibpwf.methods.base import TaskData
 from ibpwf.methods.bounds import Separate
 from ibpwf.methods.dense import DenseSettings
 from ibpwf.settings import require
-from ibpwf.training.loop import Phase
+from ibpwf.training.phase import Phase
 
 VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
 """How many decoded values to have in memory at a time: what fits a processor's cache, or fills a GPU."""

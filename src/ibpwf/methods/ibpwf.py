@@ -25,7 +25,7 @@ from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.methods.base import Counts, Method, TaskData
 from ibpwf.settings import Settings
-from ibpwf.training.loop import Phase
+from ibpwf.training.phase import Phase
 
 ELBO, FINETUNE = "elbo", "finetune"
 ROWS_AT_ONCE = 4096
@@ -43,6 +43,7 @@ class IBPWF(Method):
     summary: ClassVar[str] = "each task selects rank-1 weight factors from a shared, growing dictionary"
     serves_both: ClassVar[bool] = True
     stores: ClassVar[str] = "locked factors, each task's scores, feature means and covariances"
+    tf32: ClassVar[bool] = False  # a weight is itself a product, answered with in full precision
 
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings

@@ -28,7 +28,7 @@ from ibpwf.methods.dense import DenseSettings
 from ibpwf.methods.dgr import DGR, DGRSettings, Scholar
 from ibpwf.methods.vae import VAE
 from ibpwf.settings import require
-from ibpwf.training.loop import Phase
+from ibpwf.training.phase import Phase
 
 
 @dataclass(frozen=True)

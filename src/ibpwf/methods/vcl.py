@@ -23,9 +23,12 @@ from torch.nn import functional as F
 from ibpwf.inference.prediction import Prediction
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.bayesian_layers import BayesianMLP
+from ibpwf.methods.buffer import shares
 from ibpwf.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
 from ibpwf.settings import require
-from ibpwf.training.loop import Phase, Step, epoch_steps
+from ibpwf.training.loop import epoch_steps
+from ibpwf.training.phase import Phase
+from ibpwf.training.step import Step
 
 LIKELIHOOD = "likelihood"
 
@@ -131,17 +134,17 @@ class VCL(DenseMethod):
 
 @dataclass(frozen=True)
 class VCLCoresetSettings(VCLSettings):
-    """`memory` examples in all, shared evenly by the tasks seen; `coreset_epochs` over them before answering, with
-    `coreset_kl_weight` on the KL (1 is the bound itself)."""
+    """`memory_size` examples in all, shared evenly by the tasks seen; `coreset_epochs` over them before answering,
+    with `coreset_kl_weight` on the KL (1 is the bound itself)."""
 
-    memory: int = 400
+    memory_size: int = 400
     selection: Literal["random", "k-center"] = "random"
     coreset_epochs: int = 100
     coreset_kl_weight: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.memory >= 1, "memory", self.memory, "give at least 1 example, or use method vcl")
+        require(self.memory_size >= 1, "memory_size", self.memory_size, "give at least 1 example, or use method vcl")
         require(self.coreset_epochs >= 1, "coreset_epochs", self.coreset_epochs, "give at least 1")
         weight = self.coreset_kl_weight
         require(weight >= 0, "coreset_kl_weight", weight, "it cannot be negative; 1 is the bound itself")
@@ -165,9 +168,9 @@ class VCLCoreset(VCL):
         return self.answerer or self.net
 
     def prepare(self, data: TaskData) -> None:
-        share = shares(self.settings.memory, len(self.classes) + 1)[-1]
+        share = shares(self.settings.memory_size, len(self.classes) + 1)[-1]
         remedy = f"task '{data.name}' has {len(data.y)} examples and some must be left to train on; keep fewer"
-        require(share < len(data.y), "memory", self.settings.memory, remedy)
+        require(share < len(data.y), "memory_size", self.settings.memory_size, remedy)
         super().prepare(data)
         choice = data.generator("coreset")
         if self.settings.selection == "k-center":
@@ -180,14 +183,13 @@ class VCLCoreset(VCL):
         self.rest = rest.nonzero().flatten()
         self.examples_trained = len(self.rest)
 
-    def fit(self, x: Tensor, y: Tensor) -> Tensor:
-        """On as many examples as the mini-batch has, drawn from those not in the coreset."""
-        rows = torch.randint(len(self.rest), y.shape, generator=self.noise, device=y.device)
-        return super().fit(self.task.x[self.rest[rows]], self.task.y[self.rest[rows]])
+    def examples_to_train(self, data: TaskData) -> tuple[Tensor, Tensor]:
+        """Those not in the coreset."""
+        return data.x[self.rest], data.y[self.rest]
 
     def consolidate(self, data: TaskData) -> None:
         new = data.x[self.held_out], data.y[self.held_out] + self.learnt
-        sizes = shares(self.settings.memory, len(self.known))
+        sizes = shares(self.settings.memory_size, len(self.known))
         pairs = zip((*self.examples, new), sizes, strict=True)
         examples = tuple((x[:size].clone(), y[:size].clone()) for (x, y), size in pairs)
         self.answerer = self.refined(data, examples)
@@ -212,11 +214,11 @@ class VCLCoreset(VCL):
         s = self.settings
         weight = s.coreset_kl_weight / len(y)
         phase = Phase("coreset", s.coreset_epochs, s.batch_size, s.learning_rate, s.optimizer)
-        step = Step(phase, list(net.parameters()), loss, (noise,))
+        step = Step(phase, list(net.parameters()), loss, x, y, generators=(noise,), tf32=self.tf32)
         order = data.generator("order")
         for epoch in range(phase.epochs):
             describe = f"epoch {epoch + 1} over the coreset of task '{data.name}'"
-            for _ in epoch_steps(step, x, y, torch.randperm(len(y), generator=order), phase.batch_size, describe):
+            for _ in epoch_steps(step, torch.randperm(len(y), generator=order), describe):
                 pass
         return net
 
@@ -241,11 +243,6 @@ class VCLCoreset(VCL):
         for name, tensor in self.kept().items():
             sizes[name.partition("/")[0]] += tensor.numel() * tensor.element_size()
         return {"network": super().memory()["network"], **sizes}
-
-
-def shares(memory: int, tasks: int) -> list[int]:
-    """`memory` split over tasks, equal to within one, the earlier tasks first; no share grows with more tasks."""
-    return [memory // tasks + (task < memory % tasks) for task in range(tasks)]
 
 
 def k_center(x: Tensor, count: int, start: int) -> Tensor:

@@ -21,12 +21,17 @@ def take_turns(steps: Sequence[Generator[None, None, None]], device: torch.devic
                 pass
         return
     torch.cuda.synchronize(device)
+    here = torch.cuda.current_stream(device)
     waiting = [(generator, torch.cuda.Stream(device)) for generator in steps]  # type: ignore[no-untyped-call]
-    while waiting:
-        going = []
-        for generator, stream in waiting:
-            with torch.cuda.stream(stream), contextlib.suppress(StopIteration):
-                next(generator)
-                going.append((generator, stream))
-        waiting = going
-    torch.cuda.synchronize(device)
+    try:
+        while waiting:
+            going = []
+            for generator, stream in waiting:
+                torch.cuda.set_stream(stream)
+                with contextlib.suppress(StopIteration):
+                    next(generator)
+                    going.append((generator, stream))
+            waiting = going
+    finally:
+        torch.cuda.set_stream(here)
+        torch.cuda.synchronize(device)
