@@ -162,3 +162,26 @@ def test_a_method_that_answers_one_setting_leaves_the_other_empty(tmp_path: Path
 )
 def test_sizes_read_well(count: float, text: str):
     assert comparing.size(count) == text
+
+
+def test_a_figure_of_fewer_tasks_is_compared_after_as_many_tasks():
+    paper = next(
+        t for t in targets() if t.benchmark == "permuted-mnist" and t.method == "ibnn" and t.setting == "task"
+    )
+    assert (paper.mean, paper.after_tasks) == (95.6, 5)
+    matrix = [[96.0] * (row + 1) + [None] * (9 - row) for row in range(9)] + [[50.0] * 10]
+    result = {
+        "scenario": "permuted-mnist",
+        "tasks": [{"classes": list(range(10))}] * 10,
+        "accuracy": {"task": {"mean": 50.0, "std": None}, "class": None},
+        "matrix": [{"seed": 0, "task": matrix, "class": None}],
+        "paper": {"task": {"mean": 95.6, "std": 0.2}},
+        "seconds": {"train": 1.0},
+        **{"seeds": [0], "command": "", "commit": "", "memory": None},
+    }
+    outcomes = [comparing.Outcome("ibnn", result)]
+    (row,) = comparing.rows(outcomes)
+    assert row["task_mean"] == 50.0
+    assert row["task_difference"] == pytest.approx(0.4)
+    assert row["task_reproduces"] is True
+    assert "95.60 ± 0.20 after 5 tasks (ours 96.00)" in comparing.markdown([row], outcomes)

@@ -149,6 +149,17 @@ def test_a_gradient_that_is_not_a_number_is_left_to_the_training_loop():
     assert project(gradient, old, 0.5) is gradient
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-14, 1e-6])
+def test_a_task_with_hardly_a_gradient_does_not_upset_the_step(size: float, margin: float):
+    gradient, old = gradients(5, 3, 40, torch.float32)
+    old[1] *= size
+    turned = project(gradient, old, margin)
+    assert bool(torch.isfinite(turned).all())
+    assert float(turned.norm()) <= float((gradient + margin * old.sum(0)).norm()) * (1 + 1e-5)
+    assert float((old[[0, 2]] @ turned).min()) >= -1e-4
+
+
 @pytest.mark.parametrize("setting", ["task", "class"])
 def test_after_the_backward_pass_no_tasks_stored_loss_rises_along_the_step(setting, digits: Scenario):
     method = learn(gem(setting), *digits[:2])

@@ -48,6 +48,10 @@ FOUND: dict[str, dict[str, dict[str, Any]]] = {
         # That code squares gradients averaged over a batch, which makes importances about a batch size smaller.
         "ewc": {"coefficient": 40.0},
         "online-ewc": {"coefficient": 40.0},
+        "mas": {"coefficient": 1e-5},
+        # With a prior as wide as 1 the units that a task does not need drown those of the next in noise.
+        "vcl": {"epochs": 5, "likelihood_epochs": 3, "prior_std": 0.1},
+        "vcl-coreset": {"epochs": 5, "likelihood_epochs": 3, "prior_std": 0.1, "coreset_kl_weight": 0.1},
     },
 }
 

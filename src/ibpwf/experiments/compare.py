@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError
+from ibpwf.evaluation.metrics import spread
 from ibpwf.experiments.paper import Target, target
 from ibpwf.experiments.run import Events, RunConfig, run
 from ibpwf.methods import method_named, methods
@@ -147,6 +149,11 @@ def floors(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     return {"guessing": guess, "only the last task": last}
 
 
+def accuracy_after(result: dict[str, Any], setting: str, tasks: int) -> dict[str, Any]:
+    """Spread over seeds of the mean accuracy of the first `tasks` tasks, right after they were learnt."""
+    return spread([statistics.fmean(matrix[setting][tasks - 1][:tasks]) for matrix in result["matrix"]])
+
+
 def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """One row per method: ours, the paper's and the mark in both settings, memory and time."""
     table = []
@@ -163,8 +170,15 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
                 f"{setting}_std": ours["std"] if ours else None,
                 f"{setting}_paper": paper.mean if paper else None,
                 f"{setting}_paper_std": paper.std if paper else None,
-                f"{setting}_difference": ours["mean"] - paper.mean if ours and paper else None,
-                f"{setting}_reproduces": reproduces(ours["mean"], paper) if ours and paper else None,
+            }
+            judged, after = ours, None
+            if result and ours and paper and paper.after_tasks:  # the paper's figure is of fewer tasks
+                judged, after = accuracy_after(result, setting, paper.after_tasks), paper.after_tasks
+            row |= {
+                f"{setting}_after_tasks": after,
+                f"{setting}_after_tasks_mean": judged["mean"] if after and judged else None,
+                f"{setting}_difference": judged["mean"] - paper.mean if judged and paper else None,
+                f"{setting}_reproduces": reproduces(judged["mean"], paper) if judged and paper else None,
             }
         if outcome.result:
             memory = outcome.result.get("memory")
@@ -185,6 +199,14 @@ def number(mean: float | None, std: float | None) -> str:
     if mean is None:
         return "–"
     return f"{mean:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+
+
+def paper_number(row: dict[str, Any], setting: str) -> str:
+    """The paper's figure, and ours where it is of fewer tasks."""
+    text = number(row[f"{setting}_paper"], row[f"{setting}_paper_std"])
+    if row[f"{setting}_after_tasks"] is None:
+        return text
+    return f"{text} after {row[f'{setting}_after_tasks']} tasks (ours {row[f'{setting}_after_tasks_mean']:.2f})"
 
 
 def mark(passed: bool | None) -> str:
@@ -216,7 +238,7 @@ def markdown(table: Sequence[dict[str, Any]], outcomes: Sequence[Outcome]) -> st
         for setting in SETTINGS:
             cells += [
                 number(row[f"{setting}_mean"], row[f"{setting}_std"]),
-                number(row[f"{setting}_paper"], row[f"{setting}_paper_std"]),
+                paper_number(row, setting),
                 mark(row[f"{setting}_reproduces"]),
             ]
         cells += [size(row["kept_bytes"]), f"{row['seconds']:.1f} s"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -20,6 +21,12 @@ class Target:
     mean: float
     std: float | None
     note: str
+
+    @property
+    def after_tasks(self) -> int | None:
+        """How many tasks had been learnt, where that was not all of them."""
+        found = re.match(r"(\d+) tasks only", self.note)
+        return int(found[1]) if found else None
 
 
 @cache

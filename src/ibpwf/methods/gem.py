@@ -29,7 +29,9 @@ from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import DenseSettings
 from ibpwf.methods.rehearsal import MemoryMethod, MemorySettings
 from ibpwf.settings import require
-from ibpwf.training.step import products_in_tf32
+
+NO_LENGTH = 1e-10
+"""A gradient shorter than this share of the longest is that of a task answered perfectly: nothing harms it."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,16 @@ class GEM(MemoryMethod):
         old = [flat(torch.autograd.grad(self.stored_loss(*part), self._moving)) for part in self._stored]
         self._old = torch.stack(old)
         self._gradient = flat([p.grad for p in self._moving if p.grad is not None])
-        with products_in_tf32(False):  # nearly parallel gradients differ in the last bits
-            self._angles = torch.cat([self._old, self._gradient.unsqueeze(0)]) @ self._old.T
+        exact = torch.cat([self._old, self._gradient.unsqueeze(0)]).double()  # for gradients that are nearly parallel
+        self._products = exact @ exact[:-1].T
 
     def on_host(self) -> None:
         """Put the projected gradient in the place of the mini-batch's."""
         assert isinstance(self.settings, GEMSettings)
         if not self._stored:
             return
-        angles = self._angles.cpu()
-        weights = turning_weights(angles[:-1], angles[-1], self.settings.margin)
+        products = self._products.cpu()
+        weights = turning_weights(products[:-1], products[-1], self.settings.margin)
         if weights is None:
             return
         turned = self._gradient + weights.to(self._gradient) @ self._old
@@ -86,7 +88,8 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def project(gradient: Tensor, old: Tensor, margin: float = 0.0) -> Tensor:
     """g̃ for a gradient g and the earlier tasks' gradients, the rows of `old`; g itself if it harms none of them."""
-    weights = turning_weights(old @ old.T, old @ gradient, margin)
+    exact = old.double()
+    weights = turning_weights(exact @ exact.T, exact @ gradient.double(), margin)
     return gradient if weights is None else gradient + weights.to(gradient) @ old
 
 
@@ -103,13 +106,20 @@ def dual(gram: Tensor, products: Tensor, margin: float) -> Tensor:
 
     With v = γ + u and any R with RᵀR = GGᵀ this is a non-negative least squares problem, min over u ≥ 0 of
     ‖Ru + R⁻ᵀ(Gg + γ GGᵀ1)‖². SciPy's `nnls` (Lawson and Hanson's active set method) solves it exactly in a finite
-    number of steps and comes with scikit-learn, so no QP solver need be installed. R is taken from eigenvalues,
-    less those lost in rounding, because gradients of two tasks may well be parallel."""
+    number of steps and comes with scikit-learn, so no QP solver need be installed. Gradients are first brought to
+    length 1, as those of two tasks may differ by many orders, and R is taken from eigenvalues, less those that come
+    from rounding the gradients, as two may well be parallel."""
     exact = gram.double().cpu()
     aim = products.double().cpu() + margin * exact.sum(1)
-    sizes, basis = torch.linalg.eigh(exact)
-    sound = sizes > sizes[-1] * len(sizes) * torch.finfo(gram.dtype).eps
-    root = sizes[sound].sqrt()
-    basis = basis[:, sound]
-    u, _ = nnls((basis * root).T.numpy(), -((aim @ basis) / root).numpy())
-    return torch.from_numpy(u) + margin
+    length = exact.diagonal().sqrt()
+    v = torch.full_like(length, margin)
+    real = length > NO_LENGTH * length.max()
+    if not bool(real.any()):
+        return v
+    length = length[real]
+    sizes, basis = torch.linalg.eigh(exact[real][:, real] / torch.outer(length, length))
+    sound = sizes > len(sizes) * torch.finfo(torch.float32).eps
+    root, basis = sizes[sound].sqrt(), basis[:, sound]
+    u, _ = nnls((basis * root).T.numpy(), -((aim[real] / length @ basis) / root).numpy())
+    v[real] += torch.from_numpy(u) / length
+    return v
