@@ -177,7 +177,10 @@ def test_a_figure_of_fewer_tasks_is_compared_after_as_many_tasks():
         "matrix": [{"seed": 0, "task": matrix, "class": None}],
         "paper": {"task": {"mean": 95.6, "std": 0.2}},
         "seconds": {"train": 1.0},
-        **{"seeds": [0], "command": "", "commit": "", "memory": None},
+        "seeds": [0],
+        "command": "",
+        "commit": "",
+        "memory": None,
     }
     outcomes = [comparing.Outcome("ibnn", result)]
     (row,) = comparing.rows(outcomes)

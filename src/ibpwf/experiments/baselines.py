@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PERMUTED: dict[str, Any] = {"hidden": [1000, 1000], "epochs": 15}
+_SLOW: dict[str, Any] = {"learning_rate": 1e-4}
 
 PAPER: dict[str, dict[str, dict[str, Any]]] = {
     "split-mnist": {
@@ -39,16 +40,25 @@ FOUND: dict[str, dict[str, dict[str, Any]]] = {
     "split-mnist": {
         "dgr": {"epochs": 40},
         "rtf": {"iterations": 4500, "generator_weight": 10.0},
-        "vcl": {"epochs": 8, "likelihood_epochs": 3},
+        "vcl": {"epochs": 20, "likelihood_epochs": 3, "prior_std": 0.3},
         "vcl-coreset": {"epochs": 8, "likelihood_epochs": 3, "coreset_kl_weight": 0.1},
     },
     "permuted-mnist": {
+        # At the paper's rate of 1e-3 Adam moves so far that fine-tuning ends at 71 %, task given (paper: 91.70).
+        "adam": _SLOW,
+        "rehearsal": _SLOW,
+        "lwf": _SLOW,
+        "gem": {**_SLOW, "epochs": 5},
+        "dgr": _SLOW,
+        "rtf": _SLOW,
         # The paper names no coefficient for L2; this is that of the code its baselines come from (Hsu et al.).
-        "l2": {"coefficient": 0.001},
+        "l2": {**_SLOW, "coefficient": 0.001},
         # That code squares gradients averaged over a batch, which makes importances about a batch size smaller.
         "ewc": {"coefficient": 40.0},
-        "online-ewc": {"coefficient": 40.0},
-        "mas": {"coefficient": 1e-5},
+        "online-ewc": {**_SLOW, "coefficient": 40.0},
+        "si": _SLOW,
+        "mas": {**_SLOW, "coefficient": 1e-4},
+        "ibnn": {"hidden": [200], "epochs": 10, "prior_std": 0.1},
         # With a prior as wide as 1 the units that a task does not need drown those of the next in noise.
         "vcl": {"epochs": 5, "likelihood_epochs": 3, "prior_std": 0.1},
         "vcl-coreset": {"epochs": 5, "likelihood_epochs": 3, "prior_std": 0.1, "coreset_kl_weight": 0.1},
@@ -62,7 +72,6 @@ FOUND_FOR: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "ibnn": {"class": {"infer_task": "batch-entropy"}},
     },
     "permuted-mnist": {
-        "si": {"class": {"coefficient": 0.1}},
         "ibnn": {"class": {"infer_task": "batch-entropy"}},
     },
 }
