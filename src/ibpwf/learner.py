@@ -17,6 +17,7 @@ from ibpwf import store
 from ibpwf.architecture import build, check_same, describe, signature
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.factors.model import FactorModel, factorize
+from ibpwf.factors.weights import load_tensors
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels, from_dataset
 from ibpwf.methods import method_named
@@ -266,8 +267,8 @@ def _whole_folder(path: str | Path) -> Iterator[None]:
 class Learner(TaskLearner):
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
-    Given a plain network, it is factorised with the settings' `alpha`, `max_factors`, `heads` and
-    `strength_std`; given the result of `factorize`, that keeps its own. The same seed on the same machine gives
+    Given a plain network, it is factorised with the settings' `alpha`, `max_factors`, `heads`, `strength_std` and
+    `init`; given the result of `factorize`, that keeps its own. The same seed on the same machine gives
     the same bits, whether or not the learner was stored and loaded between tasks.
     """
 
@@ -287,6 +288,7 @@ class Learner(TaskLearner):
                 max_factors=settings.max_factors,
                 heads=settings.heads,
                 strength_std=settings.strength_std,
+                init=settings.init,
             )
         if not isinstance(model, FactorModel):
             raise InputError(
@@ -300,12 +302,17 @@ class Learner(TaskLearner):
             max_factors=caps or None,
             heads=model.heads,
             strength_std=model.strength_std,
+            init=model.init,
         )
         self.model = model.to(choose_device(device))
         super().__init__(IBPWF(model, self.settings), seed=seed)
 
     def merge(self, task: int | str) -> nn.Module:
-        """One task as an ordinary network, its outputs in the order of the task's classes."""
+        """One task as an ordinary network of the original class, its outputs in the order of the task's classes.
+
+        Its state dict loads into your own network, unless `heads` is "per-task" and the task has another number of
+        classes (see `FactorModel.merge`).
+        """
         if not self.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         return self.model.merge(self.task_number(task))
@@ -336,7 +343,7 @@ class Learner(TaskLearner):
                     )
                 net = build(configuration["network"])
             check_same(net, configuration["signature"])
-            net.load_state_dict(opened.tensors("template"))
+            load_tensors(net, opened.tensors("template"))
             settings = Settings.from_json(configuration["settings"])
             model = factorize(
                 net,
@@ -346,11 +353,13 @@ class Learner(TaskLearner):
                 head=configuration["head"],
                 include=list(configuration["layers"]),
                 strength_std=settings.strength_std,
+                init=settings.init,
             )
             return cls(model, settings, seed=opened.content["seed"], device=device)._restored(opened)
 
 
-def load(path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
-    """Read the model folder of any method."""
-    method = store.open_folder(path, kind=KIND).content.get("method")
-    return Learner.load(path, device=device) if method == IBPWF.name else TaskLearner.load(path, device=device)
+def load(path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto") -> TaskLearner:
+    """Read the model folder of any method; `net` is for IBP-WF on a network of your own class."""
+    if store.open_folder(path, kind=KIND).content.get("method") == IBPWF.name:
+        return Learner.load(path, net=net, device=device)
+    return TaskLearner.load(path, device=device)

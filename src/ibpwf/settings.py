@@ -105,7 +105,8 @@ class Settings(FrozenSettings):
 
     Factorisation: `alpha` (IBP's expected factors per task, per layer pattern if a mapping, "auto" for half of
     what each weight's rank allows), `max_factors` (the paper's truncation K; none lets the dictionary grow),
-    `heads` ("shared" factorised head or a dense one "per-task"), `strength_std` (spread of the initial r).
+    `heads` ("shared" factorised head or a dense one "per-task"), `strength_std` (spread of the initial r), `init`
+    ("random" factors, or "pretrained": fitted to the network's own weights).
     ELBO phase: `epochs`, `batch_size`, `learning_rate`, `temperature` (of the Concrete distribution, reached
     from `temperature_start` by a factor `temperature_decay` a step), `kl_weight`, `kl_terms` (of the series in
     appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`.
@@ -118,6 +119,7 @@ class Settings(FrozenSettings):
     max_factors: int | dict[str, int] | None = None
     heads: Literal["shared", "per-task"] = "shared"
     strength_std: float = 0.316
+    init: Literal["random", "pretrained"] = "random"
     epochs: int = 10
     finetune_epochs: int = 5
     batch_size: int = 32

@@ -34,17 +34,24 @@ class Net(nn.Module):
         return out
 
 
+ATTENTION = ["attention.in_proj_weight", "attention.out_proj"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, ["stem", "body.0", "body.2", "head"]),
-        ({"heads": "per-task"}, ["stem", "body.0", "body.2"]),
-        ({"heads": "per-task", "head": "body.2"}, ["stem", "body.0", "head"]),
+        ({}, ["stem", "body.0", "body.2", *ATTENTION, "head"]),
+        ({"heads": "per-task"}, ["stem", "body.0", "body.2", *ATTENTION]),
+        ({"heads": "per-task", "head": "body.2"}, ["stem", "body.0", *ATTENTION, "head"]),
         ({"include": "body.*"}, ["body.0", "body.2"]),
         ({"include": ["stem", "head"]}, ["stem", "head"]),
         ({"include": "Linear"}, ["body.0", "body.2", "head"]),
-        ({"exclude": "Conv*"}, ["body.0", "body.2", "head"]),
-        ({"exclude": ["head", "body.0"]}, ["stem", "body.2"]),
+        ({"include": "attention"}, ATTENTION),
+        ({"include": "MultiheadAttention"}, ATTENTION),
+        ({"include": "*.out_proj"}, ATTENTION[1:]),
+        ({"exclude": "Conv*"}, ["body.0", "body.2", *ATTENTION, "head"]),
+        ({"exclude": ["head", "body.0", "attention"]}, ["stem", "body.2"]),
+        ({"exclude": ["head", "attention.*"]}, ["stem", "body.0", "body.2"]),
         ({"include": "Linear", "exclude": "body.*"}, ["head"]),
         ({"include": "Linear", "heads": "per-task"}, ["body.0", "body.2"]),
     ],
@@ -61,13 +68,14 @@ def test_the_last_linear_layer_is_the_head_unless_another_is_named() -> None:
 @pytest.mark.parametrize(
     ("alpha", "expected"),
     [
-        (7, [7, 7, 7, 7]),
-        ("auto", [4, 4, 10, 4]),  # half of the rank of 9×6, 6×40, 40×20, 20×5, but at least 4
-        ({"Linear": 30.0, "stem": 2.5}, [2.5, 30, 30, 30]),
-        ({"body.*": 9, "Linear": 3}, [4, 9, 9, 3]),
-        ({"Linear": 3, "body.*": 9}, [4, 3, 3, 3]),  # the first pattern that fits
-        ({"*": 3, "body.2": 9}, [3, 3, 9, 3]),  # but a layer's own name goes before any pattern
-        ({"body.2": "auto", "*": 6}, [6, 6, 10, 6]),
+        (7, [7, 7, 7, 7, 7, 7]),
+        ("auto", [4, 4, 10, 10, 10, 4]),  # half the rank of 9×6, 6×40, 40×20, 20×60, 20×20, 20×5, but at least 4
+        ({"Linear": 30.0, "stem": 2.5}, [2.5, 30, 30, 10, 10, 30]),
+        ({"body.*": 9, "Linear": 3}, [4, 9, 9, 10, 10, 3]),
+        ({"Linear": 3, "body.*": 9}, [4, 3, 3, 10, 10, 3]),  # the first pattern that fits
+        ({"*": 3, "body.2": 9}, [3, 3, 9, 3, 3, 3]),  # but a layer's own name goes before any pattern
+        ({"body.2": "auto", "*": 6}, [6, 6, 10, 6, 6, 6]),
+        ({"MultiheadAttention": 8, "attention.out_proj": 5}, [4, 4, 10, 8, 5, 4]),
     ],
 )
 def test_alpha_is_one_number_or_goes_by_the_first_pattern_that_fits(alpha: Any, expected: list[float]) -> None:
@@ -76,7 +84,13 @@ def test_alpha_is_one_number_or_goes_by_the_first_pattern_that_fits(alpha: Any, 
 
 @pytest.mark.parametrize(
     ("cap", "expected"),
-    [(None, [None] * 4), (12, [12] * 4), ({"Linear": 8}, [None, 8, 8, 8]), ({"stem": 3, "*": 50}, [3, 50, 50, 50])],
+    [
+        (None, [None] * 6),
+        (12, [12] * 6),
+        ({"Linear": 8}, [None, 8, 8, None, None, 8]),
+        ({"stem": 3, "*": 50}, [3, 50, 50, 50, 50, 50]),
+        ({"attention": 7}, [None, None, None, 7, 7, None]),
+    ],
 )
 def test_max_factors_is_one_number_or_goes_by_pattern(cap: Any, expected: list[int | None]) -> None:
     assert [dictionary.max_factors for dictionary in factorize(Net(), max_factors=cap).layers.values()] == expected
@@ -84,13 +98,28 @@ def test_max_factors_is_one_number_or_goes_by_pattern(cap: Any, expected: list[i
 
 def test_a_dictionary_has_the_shape_of_its_layers_matrix() -> None:
     shapes = {name: (d.inputs, d.outputs) for name, d in factorize(Net()).layers.items()}
-    assert shapes == {"stem": (9, 6), "body.0": (6, 40), "body.2": (40, 20), "head": (20, 5)}
+    plain = {"stem": (9, 6), "body.0": (6, 40), "body.2": (40, 20), "head": (20, 5)}
+    assert shapes == plain | {"attention.in_proj_weight": (20, 60), "attention.out_proj": (20, 20)}
+
+
+def test_an_attention_with_other_keys_and_values_has_a_dictionary_per_projection() -> None:
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2, kdim=6, vdim=5), "head": nn.Linear(8, 3)})
+    shapes = {name: (d.inputs, d.outputs) for name, d in factorize(net).layers.items()}
+    projections = {f"attention.{name}_proj_weight": (size, 8) for name, size in (("q", 8), ("k", 6), ("v", 5))}
+    assert shapes == {**projections, "attention.out_proj": (8, 8), "head": (8, 3)}
+
+
+def test_a_type_stands_for_the_types_derived_from_it() -> None:
+    net = three(Scaled(6, 6))
+    assert list(factorize(net, include="Linear").layers) == ["0", "2", "4"]
+    assert list(factorize(net, include="Scaled").layers) == ["0"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"heads": "both"}, "heads is 'both'; choose"),
+        ({"init": "trained"}, "init is 'trained'; choose 'random' or 'pretrained'"),
         ({"head": "stem"}, "head is 'stem'; name one of the Linear layers: body.0, body.2, head"),
         ({"alpha": 0}, "alpha is 0"),
         ({"alpha": -3.0}, "alpha is -3"),
@@ -105,6 +134,9 @@ def test_a_dictionary_has_the_shape_of_its_layers_matrix() -> None:
         ({"max_factors": {"bdy.*": 4}}, "unknown layer in max_factors 'bdy"),
         ({"include": ["stem", "boddy"]}, "unknown layer in include 'boddy'"),
         ({"exclude": "Conv1d"}, "unknown layer in exclude 'Conv1d'"),
+        ({"include": ["stem", "norm"]}, "include has 'norm', which fits 'norm', a BatchNorm2d: only Linear"),
+        ({"include": "ConvTranspose2d"}, "fits 'up', a ConvTranspose2d: only Linear.*Take it out of include"),
+        ({"alpha": {"up": 3.0}}, "alpha has 'up', which fits 'up', a ConvTranspose2d"),
         ({"exclude": "*"}, "no layer of net is left to factorise"),
         ({"include": "head", "heads": "per-task"}, "no layer of net is left to factorise"),
         ({"strength_std": 0.0}, "strength_std is 0"),
@@ -119,8 +151,20 @@ def test_what_does_not_fit_is_refused_by_name_and_value(options: dict[str, Any],
 def test_something_that_is_no_network_or_has_no_linear_layer_is_refused() -> None:
     with pytest.raises(InputError, match="net is a list"):
         factorize([nn.Linear(2, 2)])  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no Linear layer"):
-        factorize(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()))
+    with pytest.raises(InputError, match="no Linear or convolution layer"):
+        factorize(nn.Sequential(nn.BatchNorm2d(2), nn.Flatten()))
+
+
+@pytest.mark.parametrize("heads", ["shared", "per-task"])
+def test_a_network_without_a_linear_layer_may_end_in_a_convolution(heads: str) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = factorize(net, heads=heads, alpha=4)
+    assert model.head == "2"
+    x = torch.randn(3, 1, 6, 6)
+    for task, outputs in enumerate((5, 3)):
+        model.finish_task(model.start_task(outputs, torch.Generator().manual_seed(task)), 0.5)
+        assert model.logits(x, task).shape == (3, outputs)
+        torch.testing.assert_close(model.merge(task)(x), model.logits(x, task))
 
 
 class Scaled(nn.Linear):
@@ -146,7 +190,6 @@ def twice() -> nn.Sequential:
 UNSUITABLE = [
     pytest.param(tied, "layer '0' shares its weight with '2.weight'", id="tied weights"),
     pytest.param(twice, "layer '0' shares its weight with '2.weight'", id="one layer under two names"),
-    pytest.param(lambda: three(Scaled(6, 6)), "layer '0' is a Scaled with a forward pass", id="own forward"),
     pytest.param(
         lambda: three(parametrizations.weight_norm(nn.Linear(6, 6))),
         "layer '0' computes its weight",
@@ -161,11 +204,6 @@ UNSUITABLE = [
 def test_a_layer_whose_weight_cannot_be_replaced_is_refused_before_any_training(build: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         factorize(build())
-
-
-def test_a_dense_head_of_its_own_forward_is_refused() -> None:
-    with pytest.raises(InputError, match="layer '4' is a Scaled"):
-        factorize(three(nn.Linear(6, 6), Scaled(6, 4)), heads="per-task")
 
 
 @pytest.mark.parametrize("build", [tied, twice, lambda: three(Scaled(6, 6))])

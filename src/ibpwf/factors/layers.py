@@ -45,9 +45,9 @@ class FactorLayer(nn.Module):
     free_at: Tensor
     scores: Tensor
 
-    def __init__(self, original: nn.Linear | _ConvNd, locked: FactorBlock) -> None:
+    def __init__(self, original: nn.Module, locked: FactorBlock, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.shape = tuple(original.weight.shape)
+        self.shape = tuple(weight.shape)
         self.scores = locked.a.new_empty(0)
         self.register_buffer("locked_a", locked.a, persistent=False)
         self.register_buffer("locked_b", locked.b, persistent=False)
@@ -55,7 +55,7 @@ class FactorLayer(nn.Module):
         self.register_buffer("free_at", torch.empty(0, dtype=torch.long), persistent=False)
         self.free_a = nn.Parameter(locked.a.new_empty(self.inputs, 0))
         self.free_b = nn.Parameter(locked.b.new_empty(0, self.outputs))
-        self.bias = None if original.bias is None else nn.Parameter(original.bias.detach().clone())
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         # Kept in a tuple so that the original's own weight is not registered as a parameter of ours.
         self._original = (original,)
 
@@ -141,13 +141,27 @@ class FactorConv(FactorLayer):
         return y
 
 
+class FactorWeight(FactorLayer):
+    """The factorised weight of a module that runs as it is: a projection that an attention module reads, or a layer
+    with a forward pass of its own. It is composed before every pass and lent to the module; a bias stays there."""
+
+
 def factor_layer(original: nn.Module, locked: FactorBlock) -> FactorLayer:
     """The factor layer that stands in for `original`."""
     if isinstance(original, nn.Linear):
-        return FactorLinear(original, locked)
+        return FactorLinear(original, locked, original.weight, original.bias)
     if isinstance(original, _ConvNd) and not original.transposed:
-        return FactorConv(original, locked)
+        return FactorConv(original, locked, original.weight, original.bias)
     raise TypeError(f"no factor layer for {type(original).__name__}")
 
 
-__all__ = ["FactorConv", "FactorLayer", "FactorLinear", "as_matrix", "as_weight", "factor_layer", "xavier"]
+__all__ = [
+    "FactorConv",
+    "FactorLayer",
+    "FactorLinear",
+    "FactorWeight",
+    "as_matrix",
+    "as_weight",
+    "factor_layer",
+    "xavier",
+]

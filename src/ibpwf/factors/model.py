@@ -9,23 +9,35 @@ user's network itself, at its own cost, and `merge(task)` hands it back as an or
 from __future__ import annotations
 
 import copy
-import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.conv import _ConvNd
 
-from ibpwf.errors import InputError, unknown
+from ibpwf.errors import InputError
 from ibpwf.factors.dictionary import Dictionary, FactorBlock
 from ibpwf.factors.layers import as_matrix, as_weight
 from ibpwf.factors.posterior import LayerVectors
+from ibpwf.factors.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.factors.task_network import TaskNetwork
+from ibpwf.factors.weights import (
+    Weight,
+    automatic_alpha,
+    check_patterns,
+    check_weight,
+    factorisable,
+    head_choices,
+    load_tensors,
+    per_layer,
+    replace_module,
+    resized,
+)
 
-PLAIN_FORWARDS = {layer.forward for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+SILENT = -1e4
+"""The bias of an output that a merged task has no class for: it never wins, and its probability is 0."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +79,22 @@ class FactorModel:
         self,
         net: nn.Module,
         layers: Mapping[str, Dictionary],
+        weights: Mapping[str, Weight],
         head: str,
         heads: str,
         strength_std: float,
+        init: str = "random",
     ) -> None:
         self.net = net
         self.layers = dict(layers)
+        self.weights = dict(weights)
         self.head = head
         self.heads = heads
         self.strength_std = strength_std
+        self.init = init
         self.tasks: list[LearntTask] = []
         self._composed: dict[int, dict[str, Tensor]] = {}
+        self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -96,10 +113,9 @@ class FactorModel:
         self, outputs: int, generator: torch.Generator, temperature: float = 2 / 3, kl_terms: int | None = None
     ) -> TaskNetwork:
         """A trainable network for the next task with `outputs` classes."""
-        width = self._head(self.net).out_features
-        if self.heads == "shared" and outputs > width:
+        if self.heads == "shared" and outputs > self.head_width:
             raise InputError(
-                f"the task has {outputs} classes but the shared head '{self.head}' has {width} outputs; "
+                f"the task has {outputs} classes but the shared head '{self.head}' has {self.head_width} outputs; "
                 "give the network a wider last layer or use heads='per-task'."
             )
         previous = self.tasks[-1].vectors if self.tasks else {}
@@ -140,29 +156,70 @@ class FactorModel:
         return self._composed[task]
 
     def _compose(self, task: int) -> dict[str, Tensor]:
-        learnt = self.tasks[task]
-        state = dict(learnt.own)
+        state = dict(self.tasks[task].own)
         for name in self.layers:
             factors, strength = self.selected_factors(task, name)
             weight = as_weight((factors.a * strength) @ factors.b, self._weight(name).shape)
-            state[f"{name}.weight"] = weight.contiguous()
-        return self._cut_head(state, learnt.outputs)
-
-    def _cut_head(self, state: dict[str, Tensor], outputs: int) -> dict[str, Tensor]:
-        """Only the task's own outputs; a shared head's others mean nothing to it."""
-        for part in (f"{self.head}.weight", f"{self.head}.bias"):
-            if part in state:
-                dim = state[part].ndim - (2 if part.endswith("weight") else 1)
-                state[part] = state[part].narrow(dim, 0, outputs).contiguous()
+            state[self.weights[name].parameter] = weight.contiguous()
         return state
 
     def _weight(self, name: str) -> Tensor:
-        return self.net.get_parameter(f"{name}.weight")
+        return self.net.get_parameter(self.weights[name].parameter)
 
-    def _head(self, net: nn.Module) -> nn.Linear:
-        head = net.get_submodule(self.head)
-        assert isinstance(head, nn.Linear)
-        return head
+    @property
+    def head_width(self) -> int:
+        """Outputs of the user's own head."""
+        return len(self.net.get_parameter(f"{self.head}.weight"))
+
+    def check_head(self, x: Tensor, out: object) -> None:
+        """Refuse a head that is not the layer the network's outputs come from, seen by what it gives for `x`."""
+        wanted, net = self.head_width, self.net
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            return  # said elsewhere, in other words
+        if out.shape[1] == wanted and self.heads == "per-task":
+            wanted += 1
+            net = copy.deepcopy(net)
+            replace_module(net, self.head, resized(net.get_submodule(self.head), wanted))
+            try:
+                with torch.no_grad():
+                    out = net(x)
+            except (RuntimeError, ValueError, IndexError):
+                out = None
+        if not isinstance(out, Tensor) or out.shape[1] != wanted:
+            raise InputError(
+                f"head is '{self.head}' with {self.head_width} outputs, but the network's outputs do not come from "
+                "it alone; name the layer that gives the class scores: factorize(net, head='...')."
+            )
+
+    # Starting from trained weights
+
+    def fitted_factors(self, name: str) -> tuple[Tensor, Tensor]:
+        """The factors a layer starts with when `init` is "pretrained": as many as its rank, or the cap, allows."""
+        if name not in self._fitted:
+            matrix = as_matrix(self._weight(name))
+            self._fitted[name] = singular_factors(matrix, self.layers[name].capped(min(matrix.shape)))
+        return self._fitted[name]
+
+    def fits(self) -> dict[str, LayerFit]:
+        """Per layer: how many factors are fitted to the given weight, its rank, and the relative error left."""
+        self._need_pretrained()
+        return {name: fit_of(as_matrix(self._weight(name)), *self.fitted_factors(name)) for name in self.layers}
+
+    def fitted_network(self) -> nn.Module:
+        """The given network with every factorised weight as its fitted factors give it: where task 1 starts."""
+        self._need_pretrained()
+        net = copy.deepcopy(self.net).eval()
+        for name in self.layers:
+            a, b = self.fitted_factors(name)
+            shape = self._weight(name).shape
+            net.get_parameter(self.weights[name].parameter).copy_(as_weight(a @ b, shape))
+        return net.requires_grad_(True)
+
+    def _need_pretrained(self) -> None:
+        if self.init != "pretrained":
+            raise InputError(f"init is '{self.init}'; only factorize(net, init='pretrained') fits the given weights.")
+
+    # Answering
 
     def selected_factors(self, task: int, layer: str) -> tuple[FactorBlock, Tensor]:
         """The locked factors a task reads in a layer, in stick order, and their strengths r."""
@@ -178,7 +235,7 @@ class FactorModel:
         self.net.eval()
         with torch.no_grad():
             out: Tensor = functional_call(self.net, self.state(task), (x,), tie_weights=False)
-        return out
+        return out[:, : self.tasks[task].outputs]
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the
@@ -193,23 +250,30 @@ class FactorModel:
             matrices = (factors.a * scores.unsqueeze(1)) @ factors.b
             shape = self._weight(name).shape
             weight = matrices.transpose(1, 2).reshape(draws, matrices.shape[2], *shape[1:])
-            state[f"{name}.weight"] = weight
-        return self._cut_head(state, learnt.outputs)
+            state[self.weights[name].parameter] = weight
+        return state
 
     def merge(self, task: int) -> nn.Module:
-        """An ordinary network with the task's weights: same class, same layer names, nothing of ours left.
+        """An ordinary network with the task's weights: same class, same layer names, no factors left.
 
-        Its head has one output per class of the task, so a state dict from it loads into the user's own
-        network whenever that has as many outputs.
+        A shared head keeps its shape, so the state dict loads into the user's own network. Where it has more outputs
+        than the task has classes, the merged network answers with the task's alone; in the state dict the others
+        have a weight of 0 and, if the head has a bias, one so low that they never win. A dense head per task has
+        one output per class of the task.
         """
-        net = copy.deepcopy(self.net).eval()
-        head = self._head(net)
         learnt = self.tasks[task]
-        if head.out_features != learnt.outputs:
-            parent, _, leaf = self.head.rpartition(".")
-            dense = nn.Linear(head.in_features, learnt.outputs, bias=head.bias is not None)
-            setattr(net.get_submodule(parent), leaf, dense.to(self.device))
-        net.load_state_dict(self.state(task))
+        net = copy.deepcopy(self.net).eval()
+        state = dict(self.state(task))
+        if self.heads == "per-task" and learnt.outputs != self.head_width:
+            replace_module(net, self.head, resized(net.get_submodule(self.head), learnt.outputs))
+        elif learnt.outputs != self.head_width:
+            for part, empty in (("weight", 0.0), ("bias", SILENT)):
+                if f"{self.head}.{part}" in state:
+                    rows = state[f"{self.head}.{part}"].clone()
+                    rows[learnt.outputs :] = empty
+                    state[f"{self.head}.{part}"] = rows
+            net.register_forward_hook(FirstOutputs(learnt.outputs))
+        load_tensors(net, state)
         return net.requires_grad_(True)
 
     def use(self, task: int) -> dict[str, FactorUse]:
@@ -231,79 +295,14 @@ class FactorModel:
         return factors + vectors + own
 
 
-def _matches(name: str, module: nn.Module, patterns: str | list[str] | tuple[str, ...]) -> bool:
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-    return any(fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(type(module).__name__, p) for p in wanted)
+class FirstOutputs:
+    """A forward hook: only the first outputs of a network, those its task has classes for."""
 
+    def __init__(self, outputs: int) -> None:
+        self.outputs = outputs
 
-def _factorisable(net: nn.Module) -> dict[str, nn.Module]:
-    """Linear and convolution layers by name; those an attention module reads directly are its own affair."""
-    modules = dict(net.named_modules(remove_duplicate=False))
-    inside = {
-        f"{name}.{child}" if name else child
-        for name, module in modules.items()
-        if isinstance(module, nn.MultiheadAttention)
-        for child, _ in module.named_modules(remove_duplicate=False)
-        if child
-    }
-    return {
-        name: module
-        for name, module in modules.items()
-        if name
-        and name not in inside
-        and (isinstance(module, nn.Linear) or (isinstance(module, _ConvNd) and not module.transposed))
-    }
-
-
-def _check_layer(net: nn.Module, name: str) -> None:
-    """Refuse a layer whose weight cannot be replaced by ours."""
-    module = net.get_submodule(name)
-    weight = module._parameters.get("weight")
-    if type(module).forward not in PLAIN_FORWARDS:
-        raise InputError(
-            f"layer '{name}' is a {type(module).__name__} with a forward pass of its own, which factors cannot "
-            "follow; use a plain layer, or exclude it."
-        )
-    if weight is None:
-        raise InputError(
-            f"layer '{name}' computes its weight from other parameters (weight_norm, spectral_norm, ...); "
-            "remove the parametrisation, or exclude the layer."
-        )
-    if isinstance(weight, nn.UninitializedParameter):
-        raise InputError(f"layer '{name}' is lazy and has no shape yet; run the network on one example first.")
-    if weight.dtype != torch.float32:
-        raise InputError(f"layer '{name}' has weights of {weight.dtype}; training is in float32: use net.float().")
-    for other, parameter in net.named_parameters(remove_duplicate=False):
-        if parameter is weight and other != f"{name}.weight":
-            raise InputError(
-                f"layer '{name}' shares its weight with '{other}', and factorised weights cannot be shared; "
-                "give each layer its own weight, or exclude them."
-            )
-
-
-def _check_patterns(field: str, patterns: Iterable[str], found: Mapping[str, nn.Module]) -> None:
-    """Refuse a pattern that fits no layer: it is misspelt, and would do nothing."""
-    for pattern in patterns:
-        if not any(_matches(name, module, pattern) for name, module in found.items()):
-            raise unknown(f"layer in {field}", pattern, found)
-
-
-def _per_layer(field: str, value: object, name: str, module: nn.Module, automatic: float | None) -> float | None:
-    """A setting for one layer: a number for all layers, or a mapping from patterns to numbers."""
-    if value is None or value == "auto":
-        return automatic
-    if isinstance(value, Mapping):
-        chosen = [value[name]] if name in value else []
-        chosen += [number for pattern, number in value.items() if _matches(name, module, pattern)]
-        return _per_layer(field, chosen[0], name, module, automatic) if chosen else automatic
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise InputError(f"{field} is {value!r}; give a number, or a mapping from layer patterns to numbers.")
-
-
-def automatic_alpha(inputs: int, outputs: int) -> float:
-    """Half the rank a J×M weight can have, at least 4: α should be below the rank (appendix F)."""
-    return max(4.0, min(inputs, outputs) / 2)
+    def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return output[:, : self.outputs]
 
 
 def factorize(
@@ -316,38 +315,40 @@ def factorize(
     include: str | list[str] | None = None,
     exclude: str | list[str] | None = None,
     strength_std: float = 0.316,
+    init: str = "random",
 ) -> FactorModel:
     """Turn a network into a continual learner's model; `net` itself is copied, not changed.
 
+    The weights of Linear and convolution layers and the projections of `nn.MultiheadAttention` are factorised;
+    `include` and `exclude` choose among them by name or type pattern. Every other parameter and buffer (biases,
+    normalisation and its running statistics, embeddings, tokens) becomes the task's own.
     `alpha` is the IBP's expected number of factors per task and layer (a number, "auto", or a mapping from
     layer-name or type patterns to numbers); `max_factors` caps the dictionary (None: it grows as needed).
-    `heads="shared"` factorises the last layer like any other, `"per-task"` gives each task a dense one.
-    `include` and `exclude` choose layers by name or type pattern. Every parameter that is not factorised
-    (biases, normalisation, embeddings) becomes the task's own.
+    `heads="shared"` factorises the last layer like any other, `"per-task"` gives each task a dense one; `head`
+    names that layer where it is not the last Linear one.
+    `init="pretrained"` fits the dictionary to the weights of `net` by singular value decomposition, so that the first
+    task starts from what `net` computes and each later one from the task before it; `FactorModel.fits` tells the
+    error. `"random"` takes nothing from `net` but what is not factorised.
     """
     if not isinstance(net, nn.Module):
         raise InputError(f"net is a {type(net).__name__}; factorize takes a torch.nn.Module.")
-    if heads not in ("shared", "per-task"):
-        raise InputError(f"heads is {heads!r}; choose 'shared' or 'per-task'.")
+    for field, value, choices in (("heads", heads, ("shared", "per-task")), ("init", init, ("random", "pretrained"))):
+        if value not in choices:
+            raise InputError(f"{field} is {value!r}; choose {' or '.join(map(repr, choices))}.")
     if not (strength_std > 0 and math.isfinite(strength_std)):
         raise InputError(f"strength_std is {strength_std}; the spread of the initial r must be above 0.")
     template = copy.deepcopy(net)
-    found = _factorisable(template)
-    linear = [name for name, module in found.items() if isinstance(module, nn.Linear)]
-    _check_patterns("include", [include] if isinstance(include, str) else include or [], found)
-    _check_patterns("exclude", [exclude] if isinstance(exclude, str) else exclude or [], found)
-    _check_patterns("alpha", alpha if isinstance(alpha, Mapping) else [], found)
-    _check_patterns("max_factors", max_factors if isinstance(max_factors, Mapping) else [], found)
-    if head is not None and head not in linear:
-        raise InputError(f"head is {head!r}; name one of the Linear layers: {', '.join(linear) or 'none'}.")
-    if not linear:
-        raise InputError("net has no Linear layer to serve as its head; add one as the last layer.")
-    head = head or linear[-1]
+    found = factorisable(template)
+    for field, chosen_by in (("include", include), ("exclude", exclude)):
+        check_patterns(field, [chosen_by] if isinstance(chosen_by, str) else chosen_by or [], found, template)
+    for field, numbers in (("alpha", alpha), ("max_factors", max_factors)):
+        check_patterns(field, numbers if isinstance(numbers, Mapping) else [], found, template)
+    head = _chosen_head(head, found)
     chosen = {
-        name: module
-        for name, module in found.items()
-        if (include is None or _matches(name, module, include))
-        and not (exclude is not None and _matches(name, module, exclude))
+        name: weight
+        for name, weight in found.items()
+        if (include is None or weight.matches(include))
+        and not (exclude is not None and weight.matches(exclude))
         and not (heads == "per-task" and name == head)
     }
     if not chosen:
@@ -355,17 +356,28 @@ def factorize(
             f"no layer of net is left to factorise (include={include!r}, exclude={exclude!r}, heads={heads!r}); "
             f"it has {', '.join(found)}."
         )
-    for name in [*chosen, head] if heads == "per-task" else chosen:
-        _check_layer(template, name)
-    layers = {}
-    for name, module in chosen.items():
-        inputs, outputs = as_matrix(template.get_parameter(f"{name}.weight")).shape
-        layer_alpha = _per_layer("alpha", alpha, name, module, automatic_alpha(inputs, outputs))
-        cap = _per_layer("max_factors", max_factors, name, module, None)
-        if cap is not None and not cap.is_integer():
-            raise InputError(
-                f"max_factors is {cap}; give a whole number, or None for a dictionary that grows freely."
-            )
-        layers[name] = Dictionary(inputs, outputs, layer_alpha or 0.0, None if cap is None else int(cap))
+    for weight in [*chosen.values(), found[head]] if heads == "per-task" else chosen.values():
+        check_weight(template, weight)
+    layers = {name: _dictionary(template, weight, alpha, max_factors) for name, weight in chosen.items()}
     template.requires_grad_(False)
-    return FactorModel(template, layers, head, heads, strength_std)
+    return FactorModel(template, layers, chosen, head, heads, strength_std, init)
+
+
+def _chosen_head(head: str | None, found: Mapping[str, Weight]) -> str:
+    choices = head_choices(found)
+    if head is not None and head not in choices:
+        kind = "Linear" if any(isinstance(found[name].module, nn.Linear) for name in choices) else "convolution"
+        raise InputError(f"head is {head!r}; name one of the {kind} layers: {', '.join(choices) or 'none'}.")
+    if not choices:
+        raise InputError("net has no Linear or convolution layer to serve as its head; add one as the last layer.")
+    return head or choices[-1]
+
+
+def _dictionary(net: nn.Module, weight: Weight, alpha: object, max_factors: object) -> Dictionary:
+    """An empty dictionary for a weight, with the settings that the patterns give it."""
+    inputs, outputs = as_matrix(net.get_parameter(weight.parameter)).shape
+    layer_alpha = per_layer("alpha", alpha, weight, automatic_alpha(inputs, outputs))
+    cap = per_layer("max_factors", max_factors, weight, None)
+    if cap is not None and not cap.is_integer():
+        raise InputError(f"max_factors is {cap}; give a whole number, or None for a dictionary that grows freely.")
+    return Dictionary(inputs, outputs, layer_alpha or 0.0, None if cap is None else int(cap))

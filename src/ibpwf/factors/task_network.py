@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from ibpwf.factors.layers import FactorLayer, factor_layer, xavier
+from ibpwf.factors.dictionary import FactorBlock
+from ibpwf.factors.layers import FactorLayer, FactorWeight, factor_layer, xavier
 from ibpwf.factors.posterior import LayerVectors, TaskPosterior, initial_vectors
+from ibpwf.factors.pretrained import continued_vectors, fitted_vectors
+from ibpwf.factors.weights import Weight, load_tensors, replace_module, resized
 
 if TYPE_CHECKING:
     from ibpwf.factors.model import FactorModel
@@ -21,6 +26,9 @@ FACTOR_STATE = ("free_a", "free_b")
 
 class TaskNetwork(nn.Module):
     """Locked factors as constants, free factors and the task's own parameters to train, and its posterior.
+
+    A factor layer stands in for each plain Linear or convolution layer. Every other factorised weight is composed
+    before the forward pass and lent to the module that owns it, which runs as it is.
 
     In the ELBO phase every forward pass uses a fresh sample of the selection; after `fix_selection` the
     selection is what it is and only the selected factors are multiplied.
@@ -39,47 +47,99 @@ class TaskNetwork(nn.Module):
         self.outputs = outputs
         self.generator = generator  # on the CPU: initial values do not depend on the device
         self.noise: torch.Generator | None = None
+        self.dropout: Tensor | None = None  # the state of torch's own random numbers, which dropout draws from
         self.strength_std = model.strength_std
         self.dictionaries = model.layers
         self.selected: dict[str, Tensor] = {}
         self._temperature, self._kl_terms = temperature, kl_terms
         self.number = len(model.tasks) + 1
-        net = copy.deepcopy(model.net).train()
-        net.requires_grad_(True)
-        if model.heads == "per-task":
-            _replace(net, model.head, _dense_head(net.get_submodule(model.head), outputs, generator))
+        self._fitted = model.init == "pretrained" and self.number == 1
         self._layer_names = list(model.layers)
-        start, prior = [], []
-        for name, dictionary in model.layers.items():
-            layer = factor_layer(net.get_submodule(name), dictionary.gathered())
-            width = dictionary.room_for(self.number)
-            start.append(initial_vectors(dictionary.alpha, width, previous.get(name), self.strength_std, generator))
-            prior.append(start[-1])
-            taken = set(layer.locked_at.tolist())
-            free_at = torch.tensor([k for k in range(width) if k not in taken], dtype=torch.long)
-            a, b = xavier(dictionary.inputs, dictionary.outputs, len(free_at), width, generator)
-            layer.set_free(a, b, free_at)
-            _replace(net, name, layer)
+        net = copy.deepcopy(model.net).train()
+        if model.init == "pretrained" and model.tasks:
+            _continue_from(net, model.tasks[-1].own, model.head if model.heads == "per-task" else None)
+        for parameter in net.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        if model.heads == "per-task":
+            trained = self._fitted and outputs == model.head_width
+            if not trained:
+                replace_module(net, model.head, _dense_head(net.get_submodule(model.head), outputs, generator))
+        self.lent = nn.ModuleList()
+        self._lent: dict[str, tuple[str, FactorWeight]] = {}
+        start = []
+        for name in model.layers:
+            layer, vectors = self._started(model, net, name, previous.get(name), generator)
+            start.append(vectors)
+            if isinstance(layer, FactorWeight):
+                self._lent[name] = (model.weights[name].parameter, layer)
+                self.lent.append(layer)
+            else:
+                replace_module(net, name, layer)
         self.network = net
-        self.posterior = TaskPosterior(start, prior, temperature, kl_terms)
+        self.posterior = TaskPosterior(start, start, temperature, kl_terms)
         self.to(model.device)
+
+    def _started(
+        self,
+        model: FactorModel,
+        net: nn.Module,
+        name: str,
+        previous: LayerVectors | None,
+        generator: torch.Generator,
+    ) -> tuple[FactorLayer, LayerVectors]:
+        """A layer's factors and vectors as the task finds them."""
+        dictionary = model.layers[name]
+        layer = _layer_of(net, model.weights[name], dictionary.gathered())
+        fitted = model.fitted_factors(name) if self._fitted else None
+        width = dictionary.room_for(self.number) if fitted is None else fitted[0].shape[1]
+        vectors = initial_vectors(dictionary.alpha, width, previous, self.strength_std, generator)
+        taken = set(layer.locked_at.tolist())
+        free_at = torch.tensor([k for k in range(width) if k not in taken], dtype=torch.long)
+        if fitted is not None:
+            a, b = fitted
+            vectors = fitted_vectors(vectors)
+        else:
+            a, b = xavier(dictionary.inputs, dictionary.outputs, len(free_at), width, generator)
+            if model.init == "pretrained" and previous is not None:
+                vectors = continued_vectors(vectors, previous, layer.locked_at)
+        layer.set_free(a, b, free_at)
+        return layer, vectors
 
     @property
     def factor_layers(self) -> dict[str, FactorLayer]:
         layers = {}
         for name in self._layer_names:
-            layer = self.network.get_submodule(name)
+            layer = self._lent[name][1] if name in self._lent else self.network.get_submodule(name)
             assert isinstance(layer, FactorLayer)
             layers[name] = layer
         return layers
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
-        for row, name in enumerate(self._layer_names):
-            layer = self.network.get_submodule(name)
+        for row, layer in enumerate(self.factor_layers.values()):
             layer.scores = scores[row]
-        y: Tensor = self.network(x)
+        with self._own_random_numbers(x.device):
+            if self._lent:
+                weights = {parameter: layer.weight for parameter, layer in self._lent.values()}
+                y: Tensor = functional_call(self.network, weights, (x,), tie_weights=False)
+            else:
+                y = self.network(x)
         return y[:, : self.outputs]
+
+    @contextlib.contextmanager
+    def _own_random_numbers(self, device: torch.device) -> Iterator[None]:
+        """Let dropout draw from the task's own stream on the CPU, so that the same seed gives the same bits whatever
+        else has drawn from torch's. (A GPU's stream belongs to the recorded graph and is left alone.)"""
+        if self.dropout is None or device.type != "cpu":
+            yield
+            return
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self.dropout)
+        try:
+            yield
+            self.dropout = torch.get_rng_state()
+        finally:
+            torch.set_rng_state(outside)
 
     def kl(self) -> Tensor:
         return self.posterior.kl(self.noise)
@@ -93,8 +153,9 @@ class TaskNetwork(nn.Module):
         return counts
 
     def grow(self, kappa: float) -> int:
-        """Add sticks to every layer that has used up the free factors it was offered; how many were added."""
-        if self.selected:
+        """Add sticks to every layer that has used up the free factors it was offered; how many were added. Factors
+        that were fitted to trained weights are all in use from the start, and are not added to."""
+        if self.selected or self._fitted:
             return 0
         added = 0
         start, prior = [], []
@@ -149,24 +210,34 @@ class TaskNetwork(nn.Module):
     def own_state(self) -> dict[str, Tensor]:
         """Parameters and buffers that belong to the task alone, by their names in the user's network."""
         factor = {f"{name}.{part}" for name in self._layer_names for part in FACTOR_STATE}
+        factor |= {parameter for parameter, _ in self._lent.values()}
         state = self.network.state_dict()
         return {name: tensor.detach().clone() for name, tensor in state.items() if name not in factor}
 
     def trainable(self, *, posterior: bool) -> list[nn.Parameter]:
         """What the optimiser moves; without the posterior only r of it (the fine-tune phase)."""
         inner = list(self.posterior.parameters()) if posterior else [self.posterior.strength]
-        return [p for p in [*self.network.parameters(), *inner] if p.requires_grad and p.numel()]
+        outer = [*self.network.parameters(), *self.lent.parameters()]
+        return [p for p in [*outer, *inner] if p.requires_grad and p.numel()]
 
 
-def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(net.get_submodule(parent), leaf, module)
+def _layer_of(net: nn.Module, weight: Weight, locked: FactorBlock) -> FactorLayer:
+    """The factor layer of a weight; the module's own parameter, if it stays, is not trained."""
+    if weight.replaceable:
+        return factor_layer(net.get_submodule(weight.layer), locked)
+    owner, _, _ = weight.parameter.rpartition(".")
+    parameter = net.get_parameter(weight.parameter).requires_grad_(False)
+    return FactorWeight(net.get_submodule(owner), locked, parameter)
 
 
-def _dense_head(original: nn.Module, outputs: int, generator: torch.Generator) -> nn.Linear:
-    assert isinstance(original, nn.Linear)
-    head = nn.Linear(original.in_features, outputs, bias=original.bias is not None)
-    bound = 1 / math.sqrt(original.in_features)
+def _continue_from(net: nn.Module, own: Mapping[str, Tensor], but: str | None) -> None:
+    """Take over the parameters and buffers of the task before, save those of a dense head."""
+    load_tensors(net, {name: value for name, value in own.items() if but is None or not name.startswith(f"{but}.")})
+
+
+def _dense_head(original: nn.Module, outputs: int, generator: torch.Generator) -> nn.Module:
+    head = resized(original, outputs)
+    bound = 1 / math.sqrt(math.prod(original.get_parameter("weight").shape[1:]))
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * bound)

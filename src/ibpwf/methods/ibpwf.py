@@ -67,6 +67,7 @@ class IBPWF(Method):
         start = s.temperature_start or s.temperature
         network = self.model.start_task(len(data.classes), data.generator("init"), start, s.kl_terms)
         network.noise = data.generator("noise", self.device)
+        network.dropout = data.generator("dropout").get_state()
         self.network, self._phase, self._examples = network, ELBO, len(data.y)
         phases = [self._phase_of(ELBO, s.epochs, s.learning_rate)]
         if s.finetune_epochs:
@@ -172,7 +173,9 @@ class IBPWF(Method):
         net = self.model.net.eval()
         features(net, dict(net.state_dict()), self.inference_layers, x)  # a layer that never runs is named now
         with torch.no_grad():
-            return net(x)
+            out = net(x)
+        self.model.check_head(x, out)
+        return out
 
     def logits(self, x: Tensor, task: int) -> Tensor:
         return self.model.logits(x, task)
@@ -236,7 +239,7 @@ class IBPWF(Method):
         if draws:
             generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + task)
             stacked = self.model.drawn_states(task, draws, generator)
-            return draw_probabilities(self.model.net, stacked, x)
+            return draw_probabilities(self.model.net, stacked, x, outputs=self.model.tasks[task].outputs)
         parts = [self.model.logits(rows, task).double().softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)]
         p = torch.cat(parts)
         return p, entropy(p)
@@ -260,7 +263,7 @@ class IBPWF(Method):
     @classmethod
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
         settings = Settings.from_json(configuration["settings"])
-        names = {key: getattr(settings, key) for key in ("alpha", "max_factors", "heads", "strength_std")}
+        names = {key: getattr(settings, key) for key in ("alpha", "max_factors", "heads", "strength_std", "init")}
         return cls(factorize(build(configuration["network"]), **names).to(device), settings)
 
     def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
