@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ibpwf import Learner, Settings
 from ibpwf.errors import InputError
 from ibpwf.inference.features import check_layers, features, first_layer
 
@@ -185,3 +186,128 @@ def test_the_first_layer_is_not_one_that_attention_reads_without_running_it() ->
     assert first_layer(net) == "0.linear1"
     x = torch.randn(4, 3, 6)
     assert features(net, dict(net.state_dict()), ["0.linear1"], x).shape == (4, 8)
+
+
+# Layers of transformers, and of networks with layouts of their own
+
+
+class Patches(nn.Module):
+    """Attention of torch's over patches; tokens come first or second."""
+
+    def __init__(self, batch_first: bool = True) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.stem = nn.Conv2d(1, 6, 2, stride=2)
+        self.drop = nn.Dropout(0.5)
+        self.block = nn.TransformerEncoderLayer(6, 2, 8, batch_first=batch_first)
+        self.attention = nn.MultiheadAttention(6, 3, batch_first=batch_first)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.drop(self.stem(x).flatten(2).transpose(1, 2))
+        tokens = self.block(tokens if self.batch_first else tokens.transpose(0, 1))
+        mixed = self.attention(tokens, tokens, tokens)[0]
+        out: Tensor = self.head(mixed.mean(1 if self.batch_first else 0))
+        return out
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])  # nine tokens: as many as rows once
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_transformers_layers_are_averaged_over_tokens_whichever_dimension_they_have(
+    batch_first: bool, rows: int
+) -> None:
+    torch.manual_seed(3)
+    net = Patches(batch_first)
+    state = task_state(net)
+    by_hand = loaded(net, state)
+    x = torch.randn(rows, 1, 6, 6, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        stem = by_hand.stem(x).flatten(2).transpose(1, 2)
+        block = by_hand.block(stem if batch_first else stem.transpose(0, 1))
+        mixed = by_hand.attention(block, block, block)[0]
+    tokens = 1 if batch_first else 0
+    expected = {
+        "drop": stem.mean(1),
+        "block": block.mean(tokens),
+        "attention": mixed.mean(tokens),
+        "stem": by_hand.stem(x).mean((2, 3)),
+    }
+    for names in (["drop"], ["block"], ["attention"], ["stem", "attention", "block"]):
+        got = features(net, state, names, x)
+        torch.testing.assert_close(got, torch.cat([expected[n] for n in names], 1), rtol=1e-4, atol=1e-5)
+
+
+class ChannelsLast(nn.Module):
+    """As in ConvNeXt and Swin: linear layers on N×H×W×C between convolutions on N×C×H×W."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 7, 3)
+        self.act = nn.ReLU()
+        self.mix = nn.Sequential(nn.LayerNorm(7), nn.Linear(7, 5), nn.GELU())
+        self.back = nn.Identity()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mix(self.act(self.conv(x)).permute(0, 2, 3, 1))
+        out: Tensor = self.head(self.back(h.permute(0, 3, 1, 2)).mean((2, 3)))
+        return out
+
+
+def test_modules_without_channels_of_their_own_are_read_like_the_layer_before_them() -> None:
+    net = ChannelsLast()
+    state = task_state(net)
+    by_hand = loaded(net, state)
+    x = torch.randn(4, 1, 6, 8)
+    with torch.no_grad():
+        active = by_hand.conv(x).relu()
+        mixed = by_hand.mix(active.permute(0, 2, 3, 1))
+    expected = {"act": active.mean((2, 3)), "mix": mixed.mean((1, 2)), "mix.2": mixed.mean((1, 2))}
+    expected["back"] = expected["mix"]
+    for name, value in expected.items():
+        torch.testing.assert_close(features(net, state, [name], x), value)
+
+
+class Windows(nn.Module):
+    """A layer that sees four windows of every input as rows of their own, and one that gives no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.named, self.head = nn.Linear(2, 5), nn.Identity(), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x.reshape(-1, 2)).reshape(len(x), -1, 5).mean(1)
+        out: Tensor = self.head(self.named({"hidden": h})["hidden"])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("inner", r"'inner' gives an output of shape \(12, 5\) for 3 inputs, not one row per input"),
+        ("named", "'named' gives a dict and no tensor"),
+    ],
+)
+def test_a_layer_that_does_not_give_a_row_per_input_is_refused_by_name(name: str, message: str) -> None:
+    net = Windows()
+    with pytest.raises(InputError, match=message):
+        features(net, dict(net.state_dict()), [name], torch.randn(3, 8))
+    assert hooks(net) == 0
+
+
+def test_a_learner_infers_tasks_from_the_layers_that_its_settings_name() -> None:
+    x = torch.randn(40, 1, 6, 6, generator=torch.Generator().manual_seed(5))
+    y = torch.arange(40) % 2
+    base = Settings(alpha=4.0, epochs=1, finetune_epochs=1, batch_size=8)
+    sizes = {}
+    for layers in ("auto", ("attention",), ("stem", "block")):
+        torch.manual_seed(0)
+        learner = Learner(Patches(), base.replace(inference_layers=layers), device="cpu")
+        learner.learn(x, y)
+        learner.learn(x + 3, y)
+        sizes[layers] = len(learner.method.inference.groups[0].mean)
+        assert float((learner.predict(x).task == 0).double().mean()) > 0.9
+        assert float((learner.predict(x + 3).task == 1).double().mean()) > 0.9
+    assert sizes == {"auto": 6, ("attention",): 6, ("stem", "block"): 12}
+    with pytest.raises(InputError, match=r"unknown inference_layer 'blok'\. Did you mean 'block'"):
+        Learner(Patches(), base.replace(inference_layers=("blok",)))

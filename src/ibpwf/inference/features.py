@@ -1,16 +1,23 @@
-"""φ(x): what a named layer of the network gives under one task's weights (paper, section 2.4)."""
+"""φ(x): what a named layer of the network gives under one task's weights (paper, section 2.4).
+
+The paper's φ is the first layer's output, averaged over space for a convolution. Here it may be any layer's, or
+several layers' side by side: a convolution is averaged over space, a transformer's layer over its tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.errors import InputError, unknown
 
-CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
+FIRST, LAST = 1, -1  # where the channels are: N×C×…, or N×…×C
 
 
 class _Enough(Exception):
@@ -34,33 +41,125 @@ def check_layers(net: nn.Module, names: Sequence[str]) -> None:
             raise unknown("inference_layer", name, known)
 
 
+def _channels(module: nn.Module) -> tuple[int, int] | None:
+    """How many channels a layer of torch's own gives, and where; None for anything else."""
+    if isinstance(module, _ConvNd):
+        return module.out_channels, FIRST
+    if isinstance(module, _NormBase):
+        return module.num_features, FIRST
+    if isinstance(module, nn.GroupNorm):
+        return module.num_channels, FIRST
+    if isinstance(module, nn.Linear):
+        return module.out_features, LAST
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return int(module.normalized_shape[-1]), LAST
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim, LAST
+    if isinstance(module, nn.MultiheadAttention):
+        return module.embed_dim, LAST
+    return None
+
+
+@dataclass
+class _Layout:
+    """The latest layer whose channels are known: it tells how to read a module of another kind that follows."""
+
+    channels: int = 0
+    place: int = FIRST
+    dims: int = 0
+
+    def place_in(self, output: Tensor) -> int:
+        """The dimension of `output` that has the channels: the one of their number, or by the layer itself."""
+        fitting = [place for place in (FIRST, LAST) if output.shape[place] == self.channels]
+        if len(fitting) == 1:
+            return fitting[0]
+        if self.dims == output.ndim:
+            return self.place
+        return LAST if output.ndim == 3 else FIRST
+
+
+class _Ambiguous(Exception):
+    """As many tokens as rows: it cannot be seen which dimension is which."""
+
+
+@dataclass
+class _Reading:
+    """Reads the wanted layers as they run."""
+
+    rows: int
+    wanted: Sequence[str]
+    found: dict[str, Tensor] = field(default_factory=dict)
+    layout: _Layout = field(default_factory=_Layout)
+
+    def note(self, module: nn.Module, inputs: object, output: object) -> None:
+        known, value = _channels(module), _first_tensor(output)
+        if known is not None and value is not None:
+            self.layout = _Layout(*known, value.ndim)
+
+    def keep(self, name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
+            value = _first_tensor(output)
+            if value is None:
+                raise InputError(
+                    f"inference_layers: '{name}' gives a {type(output).__name__} and no tensor; name another layer."
+                )
+            known = _channels(module)
+            layout = self.layout if known is None else _Layout(*known, value.ndim)
+            self.found[name] = self._averaged(name, value, layout, isinstance(module, (_ConvNd, _NormBase)))
+            if len(self.found) == len(set(self.wanted)):
+                raise _Enough
+
+        return hook
+
+    def _averaged(self, name: str, value: Tensor, layout: _Layout, rows_first: bool) -> Tensor:
+        """N×C: everything but rows and channels averaged."""
+        if value.ndim == 3 and not rows_first and value.shape[1] == self.rows:  # attention may take tokens first
+            if len(value) == self.rows > 1:
+                raise _Ambiguous
+            if len(value) != self.rows:
+                value = value.transpose(0, 1)
+        if value.ndim < 2 or len(value) != self.rows:
+            raise InputError(
+                f"inference_layers: '{name}' gives an output of shape {tuple(value.shape)} for {self.rows} inputs, "
+                "not one row per input; name another layer."
+            )
+        if value.ndim == 2:
+            return value
+        return value.movedim(layout.place_in(value), 1).flatten(2).mean(2)
+
+
+def _first_tensor(output: object) -> Tensor | None:
+    """A layer's output; the first of several, as of an attention module that also gives its weights."""
+    if isinstance(output, (tuple, list)):
+        return next((part for part in output if isinstance(part, Tensor)), None)
+    return output if isinstance(output, Tensor) else None
+
+
 def features(net: nn.Module, state: Mapping[str, Tensor], layers: Sequence[str], x: Tensor) -> Tensor:
     """The layers' outputs under the weights `state`, averaged over space (or tokens) and concatenated: N×D.
 
     The forward pass stops as soon as all of them have answered.
     """
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str) -> object:
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            channels = output.movedim(-1, 1) if isinstance(module, CHANNELS_LAST) else output
-            found[name] = channels if output.ndim == 2 else channels.flatten(2).mean(2)
-            if len(found) == len(layers):
-                raise _Enough
-
-        return hook
-
-    handles = [net.get_submodule(name).register_forward_hook(keep(name)) for name in layers]  # type: ignore[arg-type]
+    reading = _Reading(len(x), layers)
+    handles, unclear = [], False
+    if any(_channels(net.get_submodule(name)) is None for name in layers):
+        known = [module for module in net.modules() if _channels(module) is not None]
+        handles += [module.register_forward_hook(reading.note) for module in known]
+    handles += [net.get_submodule(name).register_forward_hook(reading.keep(name)) for name in layers]
     try:
         net.eval()
         with torch.no_grad():
             functional_call(net, dict(state), (x,), tie_weights=False)
     except _Enough:
         pass
+    except _Ambiguous:
+        unclear = True
     finally:
         for handle in handles:
             handle.remove()
+    if unclear:
+        return torch.cat([features(net, state, layers, part) for part in (x[:1], x[1:])])
     for name in layers:
-        if name not in found:
+        if name not in reading.found:
             raise InputError(f"inference_layers: '{name}' gives no output when the network runs; name another layer.")
-    return torch.cat([found[name] for name in layers], dim=1)
+    return torch.cat([reading.found[name] for name in layers], dim=1)
