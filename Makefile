@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
-.PHONY: help run test lint types pytest test-slow results clean
+.PHONY: help run test lint types pytest test-slow test-zoo results clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
 	@echo "make test       ruff, mypy --strict and all tests"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
 	@echo "make results    rewrite the result tables from docs/results"
 	@echo "make clean      remove the environment and caches (data and runs stay)"
 
@@ -39,6 +40,9 @@ pytest: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+test-zoo: $(STAMP)
+	$(BIN)/python -m pytest tests/zoo
 
 results: $(STAMP)
 	$(BIN)/python -m ibpwf.experiments.results_page docs README.md

@@ -185,7 +185,7 @@ class ViT(nn.Module):
             size = " x ".join(map(str, x.shape[-2:]))
             raise InputError(f"vit_tiny: images of {size} pixels given; resize them to {self.image} x {self.image}.")
         x = self.stem(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.positions
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
         x = self.norm(self.blocks(x))
         logits: Tensor = self.head(x[:, 0])
         return logits
