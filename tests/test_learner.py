@@ -208,6 +208,41 @@ def test_no_rows_give_no_answers(learnt: Learner) -> None:
         assert answer.probabilities.shape == (0, 4)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_rows_of_several_tasks_run_once_each_and_together_by_task(
+    learnt: Learner, digits: Scenario, given: bool
+) -> None:
+    x = torch.stack([task.test.x[:30] for task in digits[:2]], 1).flatten(0, 1)  # the tasks take turns
+    batches: list[int] = []
+    head = learnt.model.net.get_submodule("head")
+    handle = head.register_forward_hook(lambda module, inputs, output: batches.append(len(output)))
+    answer = learnt.predict(x, task=["0/1", "2/3"] * 30 if given else None)
+    handle.remove()
+    assert sorted(batches) == sorted(torch.bincount(answer.task).tolist())
+    for row in range(60):
+        alone = learnt.predict(x[row : row + 1], task=int(answer.task[row]))
+        torch.testing.assert_close(answer.probabilities[row], alone.probabilities[0], rtol=0, atol=1e-6)
+        assert answer.labels[row] == alone.labels[0]
+
+
+def test_a_transformer_learns_five_tasks_and_forgets_none(digits: Scenario, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = models.vit_tiny(8, 2, width=24, depth=2, heads=3, classes=2, in_channels=1)
+    settings = Settings(epochs=8, finetune_epochs=4, learning_rate=3e-3, batch_size=16, init="pretrained")
+    learner = Learner(net, settings)
+    answers = []
+    for task in digits:
+        learner.learn(task.train.x.reshape(-1, 1, 8, 8), task.train.y, name=task.name)
+        answers.append(learner.logits(digits[0].test.x.reshape(-1, 1, 8, 8), task.name))
+    learner.save(tmp_path / "model")
+    loaded = Learner.load(tmp_path / "model")  # a network of ours needs no other description
+    for number, task in enumerate(digits):
+        right = learner.predict(task.test.x.reshape(-1, 1, 8, 8), task=number).labels == task.test.y
+        assert float(right.double().mean()) > 0.9
+        for each in (learner, loaded):
+            assert torch.equal(each.logits(digits[0].test.x.reshape(-1, 1, 8, 8), number), answers[number])
+
+
 def test_a_merged_task_is_a_plain_network_with_the_same_outputs(learnt: Learner, digits: Scenario) -> None:
     x = digits[1].test.x
     plain = learnt.merge("2/3")

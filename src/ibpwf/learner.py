@@ -324,6 +324,7 @@ class Learner(TaskLearner):
             "signature": signature(self.model.net),
             "head": self.model.head,
             "layers": list(self.model.layers),
+            "frozen": sorted(self.model.frozen),
         }
         return configuration, {"template": dict(self.model.net.state_dict())}
 
@@ -355,6 +356,7 @@ class Learner(TaskLearner):
                 strength_std=settings.strength_std,
                 init=settings.init,
             )
+            model.frozen = frozenset(configuration.get("frozen", ()))  # as it was, whatever the given network has
             return cls(model, settings, seed=opened.content["seed"], device=device)._restored(opened)
 
 

@@ -341,3 +341,24 @@ def test_a_network_may_ask_its_layers_for_their_sizes_or_weights() -> None:
     assert bool(network.factor_layers["first"].free_a.grad.any())
     model.finish_task(network, KAPPA)
     torch.testing.assert_close(model.logits(x, 0), expected)
+
+
+@pytest.mark.parametrize("heads", ["shared", "per-task"])
+def test_what_the_user_has_frozen_stays_as_it_is_unless_it_is_factorised_or_a_tasks_head(heads: str) -> None:
+    net = mlp()
+    net.requires_grad_(False)
+    net.register_parameter("count", nn.Parameter(torch.arange(3), requires_grad=False))
+    net[0].bias.requires_grad_(True)
+    model = factorize(net, alpha=4, heads=heads)
+    network = model.start_task(4, seeded())
+    optimizer = torch.optim.SGD(network.trainable(posterior=True), lr=0.1)
+    before = copy.deepcopy(network.network.state_dict())
+    F.cross_entropy(network(torch.randn(16, 7)), torch.arange(16) % 4).backward()
+    optimizer.step()
+    after = network.network.state_dict()
+    moved = {name for name, value in after.items() if not torch.equal(value, before[name]) and "running" not in name}
+    factors = {f"{name}.{part}" for name in model.layers for part in ("free_a", "free_b")}
+    expected = {"0.bias", "3.num_batches_tracked"} | ({"5.weight", "5.bias"} if heads == "per-task" else set())
+    assert moved == factors | expected
+    model.finish_task(network, KAPPA)
+    assert [name for name, p in model.merge(0).named_parameters() if p.requires_grad] == ["0.bias"]

@@ -55,7 +55,7 @@ class FactorLayer(nn.Module):
         self.register_buffer("free_at", torch.empty(0, dtype=torch.long), persistent=False)
         self.free_a = nn.Parameter(locked.a.new_empty(self.inputs, 0))
         self.free_b = nn.Parameter(locked.b.new_empty(0, self.outputs))
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
         # Kept in a tuple so that the original's own weight is not registered as a parameter of ours.
         self._original = (original,)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +84,7 @@ class FactorModel:
         heads: str,
         strength_std: float,
         init: str = "random",
+        frozen: Iterable[str] = (),
     ) -> None:
         self.net = net
         self.layers = dict(layers)
@@ -92,6 +93,7 @@ class FactorModel:
         self.heads = heads
         self.strength_std = strength_std
         self.init = init
+        self.frozen = frozenset(frozen)
         self.tasks: list[LearntTask] = []
         self._composed: dict[int, dict[str, Tensor]] = {}
         self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
@@ -163,6 +165,12 @@ class FactorModel:
             state[self.weights[name].parameter] = weight.contiguous()
         return state
 
+    def thawed(self, net: nn.Module) -> nn.Module:
+        """Let every parameter of a copy of the network be trained, but those that the user's has frozen."""
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(parameter.is_floating_point() and name not in self.frozen)
+        return net
+
     def _weight(self, name: str) -> Tensor:
         return self.net.get_parameter(self.weights[name].parameter)
 
@@ -213,7 +221,7 @@ class FactorModel:
             a, b = self.fitted_factors(name)
             shape = self._weight(name).shape
             net.get_parameter(self.weights[name].parameter).copy_(as_weight(a @ b, shape))
-        return net.requires_grad_(True)
+        return self.thawed(net)
 
     def _need_pretrained(self) -> None:
         if self.init != "pretrained":
@@ -274,7 +282,7 @@ class FactorModel:
                     state[f"{self.head}.{part}"] = rows
             net.register_forward_hook(FirstOutputs(learnt.outputs))
         load_tensors(net, state)
-        return net.requires_grad_(True)
+        return self.thawed(net)
 
     def use(self, task: int) -> dict[str, FactorUse]:
         """Active, new, reused and total locked factors per layer, as they were when the task ended."""
@@ -321,7 +329,8 @@ def factorize(
 
     The weights of Linear and convolution layers and the projections of `nn.MultiheadAttention` are factorised;
     `include` and `exclude` choose among them by name or type pattern. Every other parameter and buffer (biases,
-    normalisation and its running statistics, embeddings, tokens) becomes the task's own.
+    normalisation and its running statistics, embeddings, tokens) becomes the task's own; one that is frozen
+    (`requires_grad=False`) stays as it is.
     `alpha` is the IBP's expected number of factors per task and layer (a number, "auto", or a mapping from
     layer-name or type patterns to numbers); `max_factors` caps the dictionary (None: it grows as needed).
     `heads="shared"` factorises the last layer like any other, `"per-task"` gives each task a dense one; `head`
@@ -359,8 +368,9 @@ def factorize(
     for weight in [*chosen.values(), found[head]] if heads == "per-task" else chosen.values():
         check_weight(template, weight)
     layers = {name: _dictionary(template, weight, alpha, max_factors) for name, weight in chosen.items()}
+    frozen = [name for name, parameter in template.named_parameters() if not parameter.requires_grad]
     template.requires_grad_(False)
-    return FactorModel(template, layers, chosen, head, heads, strength_std, init)
+    return FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen)
 
 
 def _chosen_head(head: str | None, found: Mapping[str, Weight]) -> str:

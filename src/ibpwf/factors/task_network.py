@@ -58,12 +58,11 @@ class TaskNetwork(nn.Module):
         net = copy.deepcopy(model.net).train()
         if model.init == "pretrained" and model.tasks:
             _continue_from(net, model.tasks[-1].own, model.head if model.heads == "per-task" else None)
-        for parameter in net.parameters():
-            parameter.requires_grad_(parameter.is_floating_point())
+        model.thawed(net)
         if model.heads == "per-task":
-            trained = self._fitted and outputs == model.head_width
-            if not trained:
+            if not (self._fitted and outputs == model.head_width):
                 replace_module(net, model.head, _dense_head(net.get_submodule(model.head), outputs, generator))
+            net.get_submodule(model.head).requires_grad_(True)
         self.lent = nn.ModuleList()
         self._lent: dict[str, tuple[str, FactorWeight]] = {}
         start = []
@@ -212,7 +211,8 @@ class TaskNetwork(nn.Module):
         factor = {f"{name}.{part}" for name in self._layer_names for part in FACTOR_STATE}
         factor |= {parameter for parameter, _ in self._lent.values()}
         state = self.network.state_dict()
-        return {name: tensor.detach().clone() for name, tensor in state.items() if name not in factor}
+        own = {name: value for name, value in state.items() if name not in factor and isinstance(value, Tensor)}
+        return {name: tensor.detach().clone() for name, tensor in own.items()}
 
     def trainable(self, *, posterior: bool) -> list[nn.Parameter]:
         """What the optimiser moves; without the posterior only r of it (the fine-tune phase)."""
