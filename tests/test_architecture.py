@@ -38,6 +38,7 @@ def same_output(net: nn.Module, x: Tensor) -> bool:
 images = torch.randn(2, 3, 8, 8)
 rows = torch.randn(2, 3, 8)
 flat = torch.randn(2, 8)
+volumes = torch.randn(2, 1, 4, 4, 4)
 
 LEAVES: list[tuple[Callable[[], nn.Module], Tensor]] = [
     (lambda: nn.Linear(8, 3), flat),
@@ -45,18 +46,22 @@ LEAVES: list[tuple[Callable[[], nn.Module], Tensor]] = [
     (lambda: nn.Conv1d(3, 6, 3, stride=2, padding=1, groups=3), rows),
     (lambda: nn.Conv2d(3, 4, (3, 1), dilation=2, padding="same", padding_mode="reflect"), images),
     (lambda: nn.Conv2d(3, 4, 3, bias=False), images),
-    (lambda: nn.Conv3d(1, 2, 3, padding=1), torch.randn(2, 1, 4, 4, 4)),
+    (lambda: nn.Conv3d(1, 2, 3, padding=1), volumes),
     (lambda: nn.BatchNorm1d(8, eps=1e-3, momentum=None), flat),
     (lambda: nn.BatchNorm2d(3, affine=False), images),
     (lambda: nn.BatchNorm2d(3, track_running_stats=False), images),
-    (lambda: nn.BatchNorm3d(1), torch.randn(2, 1, 4, 4, 4)),
+    (lambda: nn.BatchNorm3d(1), volumes),
     (lambda: nn.LayerNorm(8), flat),
     (lambda: nn.LayerNorm((8, 8), eps=1e-4, bias=False), images),
     (lambda: nn.LayerNorm(8, elementwise_affine=False), flat),
     (lambda: nn.GroupNorm(3, 3, affine=False), images),
     (lambda: nn.InstanceNorm1d(3, affine=True), rows),
     (lambda: nn.InstanceNorm2d(3, track_running_stats=True), images),
+    (lambda: nn.InstanceNorm3d(1, affine=True), volumes),
     (lambda: nn.ReLU(inplace=False), flat),
+    (lambda: nn.ReLU6(), flat),
+    (lambda: nn.Hardswish(), flat),
+    (lambda: nn.Mish(), flat),
     (lambda: nn.GELU(approximate="tanh"), flat),
     (lambda: nn.SiLU(), flat),
     (lambda: nn.Tanh(), flat),
@@ -66,6 +71,7 @@ LEAVES: list[tuple[Callable[[], nn.Module], Tensor]] = [
     (lambda: nn.Softplus(2.0, 10.0), flat),
     (lambda: nn.Identity(), flat),
     (lambda: nn.Dropout(0.25), flat),
+    (lambda: nn.Dropout2d(0.1), images),
     (lambda: nn.Flatten(start_dim=2), images),
     (lambda: nn.Unflatten(1, (2, 4)), flat),
     (lambda: nn.MaxPool1d(2, padding=1, ceil_mode=True), rows),
@@ -75,6 +81,10 @@ LEAVES: list[tuple[Callable[[], nn.Module], Tensor]] = [
     (lambda: nn.AdaptiveAvgPool1d(2), rows),
     (lambda: nn.AdaptiveAvgPool2d((None, 2)), images),
     (lambda: nn.AdaptiveAvgPool2d([1, 1]), images),  # type: ignore[arg-type]
+    (lambda: nn.MaxPool3d(2, stride=1), volumes),
+    (lambda: nn.AvgPool3d((2, 1, 2)), volumes),
+    (lambda: nn.AdaptiveAvgPool3d((1, 2, None)), volumes),
+    (lambda: nn.AdaptiveMaxPool2d(2), images),
     (lambda: nn.Embedding(5, 3, padding_idx=0, max_norm=1.0), torch.tensor([0, 4, 2])),
 ]
 

@@ -25,11 +25,12 @@ _LEAVES: dict[str, type[nn.Module]] = {
     for leaf in (
         *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding),
         *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm),
-        *(nn.InstanceNorm1d, nn.InstanceNorm2d),
+        *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus),
-        *(nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten),
-        *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
-        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
+        *(nn.ReLU6, nn.Hardswish, nn.Mish),
+        *(nn.Identity, nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Unflatten),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d),
     )
 }
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {}

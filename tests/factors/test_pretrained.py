@@ -162,6 +162,27 @@ def test_a_later_task_starts_where_the_task_before_it_ended(name: str, heads: st
             torch.testing.assert_close(network(x), model.logits(x, 1), rtol=1e-4, atol=1e-5)
 
 
+def test_a_weight_of_zeros_is_fitted_exactly_and_can_still_be_learnt() -> None:
+    net, x = trained("mlp")
+    with torch.no_grad():
+        net.get_submodule("head").weight.zero_()
+        net.get_submodule("hidden2").weight[2:].zero_()  # rank two
+    model = factorize(net, init="pretrained")
+    assert max(fit.relative_error for fit in model.fits().values()) < 1e-6
+    network = model.start_task(5, seeded())
+    network.fix_selection(KAPPA)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), net(x), rtol=1e-5, atol=1e-5)
+    optimizer = torch.optim.Adam(network.trainable(posterior=False), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), torch.arange(7) % 5).backward()
+        optimizer.step()
+    for name in ("head", "hidden2"):
+        weight = network.factor_layers[name].weight.detach()
+        assert int(torch.linalg.matrix_rank(weight)) > 2, "unused directions have come alive"
+
+
 def test_a_dense_head_of_another_width_starts_afresh_while_the_rest_is_fitted() -> None:
     net, x = trained("resnet")
     network = factorize(net, init="pretrained", heads="per-task").start_task(3, seeded()).eval()

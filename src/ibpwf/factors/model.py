@@ -135,6 +135,7 @@ class FactorModel:
         selected = {name: chosen.clone() for name, chosen in network.selected.items()}
         task = LearntTask(network.outputs, vectors, selected, network.own_state())
         self.add_task(task, blocks)
+        self._fitted.clear()  # only the first task starts from them
         return task
 
     def drop_last_task(self) -> None:

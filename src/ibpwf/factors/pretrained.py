@@ -19,6 +19,9 @@ from ibpwf.factors.posterior import LayerVectors
 CERTAINTY = 0.99
 """The least π̄ a fitted factor starts with: nearly always on, and still free to be switched off."""
 
+NEGLIGIBLE = 1e-3
+"""The share of the largest singular value below which a direction counts as unused."""
+
 
 @dataclass(frozen=True)
 class LayerFit:
@@ -30,10 +33,16 @@ class LayerFit:
 
 
 def singular_factors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first `count` factors of a J×M matrix, J×F and F×M; calculated on the CPU in float64."""
+    """The first `count` factors of a J×M matrix, J×F and F×M; calculated on the CPU in float64.
+
+    Where s_k is as good as 0 (a layer that starts at zero, a pruned one), √s_k on both sides would leave no gradient
+    to learn from: the factor then keeps its length in `a`, and s_k goes to `b`.
+    """
     u, s, vh = torch.linalg.svd(matrix.detach().cpu().double(), full_matrices=False)
-    root = s[:count].sqrt()
-    return (u[:, :count] * root).float(), (root.unsqueeze(1) * vh[:count]).float()
+    u, s, vh = u[:, :count], s[:count], vh[:count]
+    least = float(s[0]) * NEGLIGIBLE if len(s) and float(s[0]) > 0 else 1.0
+    length = s.clamp(min=least).sqrt()
+    return (u * length).float(), ((s / length).unsqueeze(1) * vh).float()
 
 
 def fit_of(matrix: Tensor, a: Tensor, b: Tensor) -> LayerFit:
