@@ -219,6 +219,18 @@ def test_such_layers_may_be_excluded_and_are_then_the_tasks_own(build: Any) -> N
     torch.testing.assert_close(model.merge(0)(x), model.logits(x, 0))
 
 
+def test_a_shared_head_that_computes_its_weight_may_be_excluded_too() -> None:
+    net = three(nn.Linear(6, 6), parametrizations.weight_norm(nn.Linear(6, 4)))
+    model = factorize(net, exclude="4")
+    model.finish_task(model.start_task(3, torch.Generator().manual_seed(0)), 0.5)
+    x = torch.randn(5, 6)
+    assert model.logits(x, 0).shape == (5, 3)
+    merged = model.merge(0)
+    torch.testing.assert_close(merged(x), model.logits(x, 0))
+    net.load_state_dict(merged.state_dict())
+    torch.testing.assert_close(net(x)[:, :3], model.logits(x, 0))
+
+
 def test_the_users_network_is_never_touched() -> None:
     torch.manual_seed(0)
     net = Net()

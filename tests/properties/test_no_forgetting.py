@@ -181,6 +181,25 @@ def test_a_learner_that_was_stored_and_loaded_goes_on_with_the_same_bits(
     assert torch.equal(loaded.predict(x).task_probabilities, straight.predict(x).task_probabilities)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("init", ["random", "pretrained"])
+def test_on_a_gpu_steps_recorded_as_a_graph_forget_nothing_either(
+    digits: tuple[Tensor, Tensor], net: str, init: str
+) -> None:
+    learner = Learner(NETS[net](), settings(init=init), device="cuda")
+    x = digits[0][-64:]
+    answers: list[Tensor] = []
+    for classes in CLASSES[:3]:
+        learner.learn(*task(digits, classes))
+        learner.model._composed.clear()
+        answers.append(learner.logits(x, -1))
+        assert all(torch.equal(learner.logits(x, old), expected) for old, expected in enumerate(answers))
+        merged = learner.merge(-1)
+        with torch.no_grad():
+            torch.testing.assert_close(merged(x.cuda()), answers[-1], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "offered", "after_first"),
     [

@@ -178,7 +178,9 @@ class FactorModel:
     @property
     def head_width(self) -> int:
         """Outputs of the user's own head."""
-        return len(self.net.get_parameter(f"{self.head}.weight"))
+        weight = self.net.get_submodule(self.head).weight  # a parameter, or computed where it was excluded
+        assert isinstance(weight, Tensor)
+        return weight.shape[0]
 
     def check_head(self, x: Tensor, out: object) -> None:
         """Refuse a head that is not the layer the network's outputs come from, seen by what it gives for `x`."""
