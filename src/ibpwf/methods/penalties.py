@@ -16,13 +16,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import vmap
 
 from ibpwf.methods.base import TaskData
-from ibpwf.methods.dense import DenseMethod, DenseSettings
+from ibpwf.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
 from ibpwf.settings import require
-
-NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}  # gradients held at a time: on a CPU, what its caches hold
 
 
 @dataclass(frozen=True)
@@ -95,21 +93,38 @@ class ImportancePenalty(DenseMethod):
     def gradient_sum(
         self, value: Callable[..., Tensor], size: Callable[[Tensor], Tensor], x: Tensor, *others: Tensor
     ) -> Tensor:
-        """Σ_n size(∂ value(f(x_n), …) / ∂θ), exact for every example, a few examples at a time; f(x_n) are the
-        outputs that compete in the task at hand."""
-        columns, parameters = self.columns(self.task.index), {n: p.detach() for n, p in self.moving().items()}
+        """Σ_n size(∂ value(f(x_n), …) / ∂θ), exact for every example; f(x_n) are the outputs that compete in the
+        task at hand, and `size` is the absolute value or the square.
 
-        def of_one(parameters: dict[str, Tensor], x: Tensor, *others: Tensor) -> Tensor:
-            return value(functional_call(self.net, parameters, (x.unsqueeze(0),))[0, columns], *others)
+        The gradient of a linear layer's weight is, for one example, the outer product of the slope δ_n of its output
+        and its input a_n. The size of a product is the product of the sizes, so the sum is one matrix product,
+        size(δ)ᵀ size(a), and no example's gradient is ever formed."""
+        total = torch.zeros_like(self.position()).detach()
+        for part in zip(*(torch.split(t, ROWS_AT_ONCE) for t in (x, *others)), strict=True):
+            total += self._part_of_gradient_sum(value, size, *part)
+        return total
 
-        gradients = vmap(grad(of_one), (None, 0, *(0 for _ in others)))
-        total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        at_once = NUMBERS_AT_ONCE["cuda" if x.is_cuda else "cpu"]
-        rows = max(1, at_once // sum(p.numel() for p in parameters.values()))
-        for part in zip(*(torch.split(t, rows) for t in (x, *others)), strict=True):
-            for name, gradient in gradients(parameters, *part).items():
-                total[name] += size(gradient).sum(0)
-        return torch.cat([t.flatten() for t in total.values()])
+    def _part_of_gradient_sum(
+        self, value: Callable[..., Tensor], size: Callable[[Tensor], Tensor], x: Tensor, *others: Tensor
+    ) -> Tensor:
+        layers = {name: layer for name, layer in self.net.named_modules() if isinstance(layer, nn.Linear)}
+        seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # a layer's input and output
+
+        def watch(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+            seen[layer] = inputs[0].detach(), output
+
+        watches = [layer.register_forward_hook(watch) for layer in layers.values()]
+        try:
+            outputs = self.net(x)[:, self.columns(self.task.index)]
+        finally:
+            for handle in watches:
+                handle.remove()
+        slopes = torch.autograd.grad(vmap(value)(outputs, *others).sum(), [output for _, output in seen.values()])
+        parts: dict[str, Tensor] = {}
+        for slope, (layer, (inputs, _)) in zip(slopes, seen.items(), strict=True):
+            name = next(name for name, known in layers.items() if known is layer)
+            parts[f"{name}.weight"], parts[f"{name}.bias"] = size(slope).T @ size(inputs), size(slope).sum(0)
+        return torch.cat([parts[name].flatten() for name in self.moving()])
 
 
 @dataclass(frozen=True)
