@@ -50,15 +50,17 @@ class SI(ImportancePenalty):
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        self.before.copy_(self.position())
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.moving().values()]
+        moving = self.moving().values()
+        torch.cat([p.flatten() for p in moving], out=self.before)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in moving]
         torch.cat([part.flatten() for part in parts], out=self.gradient)
         if self.importance is not None and self.anchor is not None:
-            self.gradient -= 2 * self.settings.coefficient * self.importance * (self.before - self.anchor)
+            away = self.before - self.anchor
+            self.gradient.addcmul_(self.importance, away, value=-2 * self.settings.coefficient)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        self.path -= self.gradient * (self.position() - self.before)
+        self.path.addcmul_(self.gradient, self.position().sub_(self.before), value=-1)
 
     def importance_of(self, data: TaskData) -> Tensor:
         moved = self.position().detach() - self.start
