@@ -41,6 +41,9 @@ def check_inputs(x: object, shape: tuple[int, ...] | None, *, empty_ok: bool = F
             f"x has examples of shape {tuple(given.shape[1:])}, earlier tasks had {shape}; reshape x to fit."
         )
     inputs = given.float()
+    # A sum is finite only if all its terms are, and found in a fraction of the time it takes to look at each.
+    if bool(torch.isfinite(inputs.sum())):
+        return inputs
     finite = torch.isfinite(inputs)
     if not bool(finite.all()):
         row = int((~finite).flatten(1).any(1).nonzero()[0, 0])
