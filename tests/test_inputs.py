@@ -25,6 +25,12 @@ def test_numbers_of_any_kind_become_float32(dtype: torch.dtype) -> None:
     assert made.tolist() == [[0, 1], [1, 0]]
 
 
+def test_finite_numbers_too_large_to_add_up_are_taken_and_infinities_that_cancel_are_not() -> None:
+    assert check_inputs([[3e38, 3e38], [3e38, 0.0]], None)[0, 0] == torch.tensor(3e38)
+    with pytest.raises(InputError, match="x holds inf in row 1"):
+        check_inputs([[0.0, 1.0], [math.inf, -math.inf]], None)
+
+
 def test_inputs_do_not_drag_a_gradient_along() -> None:
     x = torch.ones(2, 3, requires_grad=True) * 2
     assert not check_inputs(x, None).requires_grad
