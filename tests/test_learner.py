@@ -375,3 +375,19 @@ def test_heads_of_their_own_and_gaussians_per_class_come_back_as_well(
     for one in (learner, loaded):
         one.learn(digits[2].train.x, digits[2].train.y, name="4/5")
     assert same_answers(learner, loaded, digits[2].test.x)
+
+
+def test_without_fine_tuning_batch_normalisation_gets_the_statistics_of_the_weights_that_answer() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 2))
+    settings = Settings(alpha=6.0, epochs=3, finetune_epochs=0, batch_size=16, learning_rate=0.01)
+    x, y = torch.randn(64, 6), torch.arange(64) % 2
+    learner = Learner(net, settings)
+    learner.learn(x, y)
+    merged = learner.merge(0).train()
+    hidden = merged[0](x)
+    expected = torch.stack([rows.mean(0) for rows in hidden.split(16)]).mean(0)
+    torch.testing.assert_close(merged[1].running_mean, expected, rtol=1e-4, atol=1e-5)
+    spread = torch.stack([rows.var(0) for rows in hidden.split(16)]).mean(0)
+    torch.testing.assert_close(merged[1].running_var, spread, rtol=1e-4, atol=1e-5)
+    assert merged[1].momentum == 0.1

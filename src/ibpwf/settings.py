@@ -109,7 +109,8 @@ class Settings(FrozenSettings):
     ("random" factors, or "pretrained": fitted to the network's own weights).
     ELBO phase: `epochs`, `batch_size`, `learning_rate`, `temperature` (of the Concrete distribution, reached
     from `temperature_start` by a factor `temperature_decay` a step), `kl_weight`, `kl_terms` (of the series in
-    appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`.
+    appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`, `augment`
+    ("crop-flip": images are moved and mirrored at random).
     End of a task: `kappa` (factors with π̄ ≥ κ are locked), `finetune_epochs` with the selection fixed.
     Task inference: `gaussians` per "task" (the paper) or per "class", `inference_layers` ("auto": the first
     layer before its activation), `ridge` (relative to the first task's variance, the same for all tasks).
@@ -127,6 +128,7 @@ class Settings(FrozenSettings):
     finetune_learning_rate: float | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = 0.0
+    augment: Literal["none", "crop-flip"] = "none"
     clip: float | None = None
     temperature: float = 2 / 3
     temperature_start: float | None = None

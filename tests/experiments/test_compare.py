@@ -42,14 +42,14 @@ def test_an_unknown_method_is_refused_with_the_nearest_name():
     with pytest.raises(InputError, match="Did you mean 'online-ewc'"):
         method_named("online-ewcc")
     with pytest.raises(InputError, match="Did you mean 'adam'"):
-        comparing.chosen_methods("sgd,adm")
+        comparing.chosen_methods("sgd,adm", "split-mnist")
 
 
 def test_all_means_all_and_repeated_names_count_once():
-    assert comparing.chosen_methods("all") == list(methods())
-    assert comparing.chosen_methods("adam, sgd,adam") == ["adam", "sgd"]
+    assert comparing.chosen_methods("all", "split-mnist") == list(methods())
+    assert comparing.chosen_methods("adam, sgd,adam", "split-mnist") == ["adam", "sgd"]
     with pytest.raises(InputError, match="empty"):
-        comparing.chosen_methods(" , ")
+        comparing.chosen_methods(" , ", "split-mnist")
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path):

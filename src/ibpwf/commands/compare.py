@@ -67,7 +67,7 @@ def compare_command(
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; give at least 1.")
     changes = dict(parse_assignment(text) for text in set_ or [])
-    names = chosen_methods(methods)
+    names = chosen_methods(methods, scenario)
     known = {name: set(settings_type(name)().to_json()) for name in names}
     for change in changes:
         if not any(change in fields for fields in known.values()):

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _PERMUTED: dict[str, Any] = {"hidden": [1000, 1000], "epochs": 15}
+_CIFAR: dict[str, Any] = {"network": "resnet20", "augment": "crop-flip", "epochs": 160}
 _SLOW: dict[str, Any] = {"learning_rate": 1e-4}
+
+COMMON: dict[str, dict[str, Any]] = {"permuted-mnist": _PERMUTED, "split-cifar10": _CIFAR}
 
 PAPER: dict[str, dict[str, dict[str, Any]]] = {
     "split-mnist": {
@@ -33,6 +36,12 @@ PAPER: dict[str, dict[str, dict[str, Any]]] = {
         "rtf": {"iterations": 5000},
         "vcl": {"epochs": 100},
         "vcl-coreset": {"epochs": 100, "memory_size": 1100},
+    },
+    "split-cifar10": {
+        "ewc": {"coefficient": 100.0},
+        "online-ewc": {"coefficient": 3000.0},
+        "si": {"coefficient": 2.0},
+        "rehearsal": {"memory_size": 400},
     },
 }
 
@@ -114,7 +123,7 @@ class Baseline:
 def baseline_settings(method: str, scenario: str, preset: str) -> Baseline:
     """What a baseline runs with in a scenario and preset."""
     like = _LIKE.get(scenario, scenario)
-    changes: dict[str, Any] = dict(_PERMUTED) if like == "permuted-mnist" else {}
+    changes: dict[str, Any] = dict(COMMON.get(like, {}))
     changes |= OURS.get(like, {}).get(method, {})
     paper = PAPER.get(like, {}).get(method, {})
     changes |= paper

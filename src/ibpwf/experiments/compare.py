@@ -23,6 +23,7 @@ from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.evaluation.metrics import spread
 from ibpwf.experiments.paper import Target, target
+from ibpwf.experiments.presets import supports
 from ibpwf.experiments.run import Events, RunConfig, run
 from ibpwf.methods import method_named, methods
 
@@ -38,10 +39,10 @@ class Outcome:
     error: str | None = None
 
 
-def chosen_methods(text: str) -> list[str]:
-    """`all`, or names separated by commas."""
+def chosen_methods(text: str, scenario: str) -> list[str]:
+    """`all` that can learn the scenario, or names separated by commas."""
     if text.strip() == "all":
-        return list(methods())
+        return [name for name in methods() if supports(name, scenario)]
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         method_named(name)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ibpwf.data.scenarios import scenario_names
 from ibpwf.errors import InputError, unknown
-from ibpwf.experiments.baselines import baseline_settings
-from ibpwf.methods import method_named
+from ibpwf.experiments.baselines import COMMON, baseline_settings
+from ibpwf.methods import method_named, methods
 from ibpwf.methods.ibpwf import IBPWF
 from ibpwf.settings import FrozenSettings, Settings
 
@@ -74,6 +74,22 @@ _PERMUTED_MNIST: dict[str, Any] = {
     "kappa": 0.6,
     "clip": 0.5,
 }
+_SPLIT_CIFAR10: dict[str, Any] = {
+    "alpha": 40.0,
+    "max_factors": {"stem": 100, "*": 200},
+    "heads": "per-task",
+    "strength_std": 0.1,
+    "kl_terms": 10,
+    "epochs": 160,
+    "finetune_epochs": 0,
+    "batch_size": 128,
+    "learning_rate": 1e-3,
+    "weight_decay": 1e-5,
+    "temperature": 2 / 3,
+    "temperature_start": 10.0,
+    "kappa": 0.5,
+    "augment": "crop-flip",
+}
 _GROWING: dict[str, Any] = {"max_factors": None, "kl_terms": None, "gaussians": "class"}
 
 
@@ -106,6 +122,33 @@ FAMILIES: dict[str, Family] = {
             {**_PERMUTED_MNIST, "alpha": 200.0, "max_factors": None, "epochs": 2, "finetune_epochs": 1},
         ),
         also=("permuted-fashion-mnist",),
+    ),
+    "split-cifar10": Family(
+        paper=Preset(
+            {"builder": "resnet20"},
+            _SPLIT_CIFAR10,
+            "a dense head per task, at most 100 factors in the first layer, Concrete temperature from 10 to 2/3 and "
+            "weight decay 1e-5 as in the authors' released settings; batch normalisation's statistics are estimated "
+            "again once the selection is fixed",
+        ),
+        default=Preset(
+            {"builder": "resnet20"},
+            {
+                **_SPLIT_CIFAR10,
+                "max_factors": None,
+                "kl_terms": None,
+                "strength_std": 0.3,
+                "epochs": 30,
+                "finetune_epochs": 40,
+                "learning_rate": 2e-3,
+                "schedule": "cosine",
+                "temperature_start": None,
+            },
+        ),
+        quick=Preset(
+            {"builder": "resnet20"},
+            {**_SPLIT_CIFAR10, "strength_std": 0.3, "epochs": 1, "finetune_epochs": 1, "temperature_start": None},
+        ),
     ),
     "split-digits": Family(
         paper=Preset(
@@ -140,6 +183,13 @@ def settings_type(method: str) -> type[FrozenSettings]:
     return Settings if found is IBPWF else found.settings_type
 
 
+def supports(method: str, scenario: str) -> bool:
+    """Whether a method has a network for the examples of a scenario."""
+    found = method_named(method)
+    network = COMMON.get(scenario, {}).get("network", "mlp")
+    return found is IBPWF or network in getattr(found, "networks", ("mlp",))
+
+
 def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
     """The preset `name` of a scenario for a method."""
     if name not in PRESETS:
@@ -147,6 +197,11 @@ def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
     if method_named(method) is not IBPWF:
         if scenario not in scenario_names():
             raise unknown("scenario", scenario, scenario_names())
+        if not supports(method, scenario):
+            raise InputError(
+                f"method '{method}' has no network for the images of {scenario} yet; these have: "
+                f"{', '.join(other for other in methods() if supports(other, scenario))}."
+            )
         found = baseline_settings(method, scenario, name)
         return Preset({}, found.changes, found.note, found.changes_for)
     for key, family in FAMILIES.items():

@@ -21,6 +21,7 @@ class Separate(DenseMethod):
     (a column with lateral connections, a side network) makes of the earlier ones cannot change them.
     """
 
+    networks: ClassVar[tuple[str, ...]] = ("mlp",)
     name: ClassVar[str] = "separate"
     summary: ClassVar[str] = "a network of its own for every task"
     stores: ClassVar[str] = "one network per task"

@@ -51,6 +51,7 @@ class Sums:
 class ClosedForm(DenseMethod):
     """Adds a task to the sums and solves for the head once; children say how."""
 
+    networks: ClassVar[tuple[str, ...]] = ("mlp",)
     stores: ClassVar[str] = "feature moments and class sums"
     sums: Sums | None = None
 

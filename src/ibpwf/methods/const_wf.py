@@ -80,6 +80,7 @@ class ConstWF(IBPWF):
         device: str | torch.device = "cpu",
     ) -> None:
         chosen = settings or ConstWFSettings()
+        require(chosen.network == "mlp", "network", chosen.network, "const-wf trains: mlp")
         with seeded(seed):
             net = mlp(problem.inputs, chosen.hidden, problem.outputs)
         model = factorize(net, heads=chosen.heads, strength_std=chosen.strength_std).to(device)

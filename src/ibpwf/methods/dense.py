@@ -21,7 +21,7 @@ from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.uncertainty import entropy
 from ibpwf.methods.base import Method, TaskData
-from ibpwf.models import mlp
+from ibpwf.models import mlp, resnet20
 from ibpwf.settings import FrozenSettings, require
 from ibpwf.training.phase import Phase
 
@@ -30,13 +30,18 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class DenseSettings(FrozenSettings):
-    """The paper's defaults for baselines on Split MNIST (appendix 'Experiment Setup')."""
+    """The paper's defaults for baselines on Split MNIST (appendix 'Experiment Setup').
+
+    `network`: "mlp" with `hidden` layers, or "resnet20" for images; `augment`: "crop-flip" moves and mirrors them.
+    """
 
     hidden: tuple[int, ...] = (400, 400)
+    network: Literal["mlp", "resnet20"] = "mlp"
     epochs: int = 10
     batch_size: int = 128
     learning_rate: float = 1e-3
     optimizer: Literal["adam", "sgd", "adagrad"] = "adam"
+    augment: Literal["none", "crop-flip"] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +83,7 @@ class DenseMethod(Method):
 
     settings_type: ClassVar[type[DenseSettings]] = DenseSettings
     stores: ClassVar[str] = "nothing"
+    networks: ClassVar[tuple[str, ...]] = ("mlp", "resnet20")  # those it can train
 
     def __init__(
         self,
@@ -94,6 +100,11 @@ class DenseMethod(Method):
             )
         self.problem, self.seed = problem, seed
         self.settings = settings or self.settings_type()
+        if self.settings.network not in self.networks:
+            raise InputError(
+                f"network is {self.settings.network}, which method '{self.name}' does not train; "
+                f"it trains: {', '.join(self.networks)}."
+            )
         with seeded(seed):
             self.net = self.build().to(device)
         self.classes: list[tuple[int, ...]] = []
@@ -102,7 +113,17 @@ class DenseMethod(Method):
 
     def build(self) -> nn.Module:
         """The network; called with torch's random numbers seeded."""
+        if self.settings.network == "resnet20":
+            if len(self.problem.input_shape) != 3:
+                raise InputError(
+                    f"network is resnet20, which needs images (channels, height, width), but examples have shape "
+                    f"{self.problem.input_shape}; set network=mlp."
+                )
+            return resnet20(classes=self.problem.outputs, in_channels=self.problem.input_shape[0])
         return mlp(self.problem.inputs, self.settings.hidden, self.problem.outputs)
+
+    def buffers(self) -> Sequence[Tensor]:
+        return list(self.net.buffers())
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +163,7 @@ class DenseMethod(Method):
         self.net.train()
         self.prepare(data)
         s = self.settings
-        return [Phase("train", s.epochs, s.batch_size, s.learning_rate, s.optimizer)]
+        return [Phase("train", s.epochs, s.batch_size, s.learning_rate, s.optimizer, augment=s.augment)]
 
     def prepare(self, data: TaskData) -> None:
         """What a child sets up before a task."""

@@ -75,6 +75,7 @@ class SolverAndGenerator(Scholar):
 
 
 class DGR(DenseMethod):
+    networks: ClassVar[tuple[str, ...]] = ("mlp",)
     name: ClassVar[str] = "dgr"
     summary: ClassVar[str] = "trains on examples that a VAE makes up and the previous network labels"
     stores: ClassVar[str] = "a generator"

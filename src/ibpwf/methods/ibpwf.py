@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibpwf.architecture import build, describe
 from ibpwf.factors.dictionary import FactorBlock
@@ -34,6 +35,24 @@ ROWS_AT_ONCE = 4096
 def negative_elbo(logits: Tensor, y: Tensor, kl: Tensor, examples: int, kl_weight: float = 1.0) -> Tensor:
     """−L_t / N_t = mean cross-entropy + KL / N_t  (eq. ELBO), a mini-batch standing for the task."""
     return F.cross_entropy(logits, y) + kl * (kl_weight / examples)
+
+
+@torch.no_grad()
+def estimate_statistics(network: nn.Module, x: Tensor, batch_size: int) -> None:
+    """Give batch normalisation the statistics of the weights as they are now, averaged over all of `x`: those it
+    kept while weights were sampled belong to other weights, and a network that answered with them would fail."""
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over batches
+    for rows in torch.split(x, batch_size):
+        if len(rows) > 1:
+            network(rows)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
 class IBPWF(Method):
@@ -85,6 +104,7 @@ class IBPWF(Method):
             weight_decay=s.weight_decay,
             clip=s.clip,
             schedule=s.schedule,
+            augment=s.augment,
         )
 
     @property
@@ -136,6 +156,9 @@ class IBPWF(Method):
 
     def end_task(self, data: TaskData) -> None:
         network = self._training
+        if not self.settings.finetune_epochs:
+            network.fix_selection(self.settings.kappa)
+            estimate_statistics(network, data.x, self.settings.batch_size)
         self.model.finish_task(network, self.settings.kappa)
         known = len(self.inference.groups)
         try:

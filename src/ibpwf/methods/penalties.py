@@ -16,11 +16,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, grad, vmap
 
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
 from ibpwf.settings import require
+
+NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}  # gradients held at a time: on a CPU, what its caches hold
 
 
 @dataclass(frozen=True)
@@ -96,20 +98,24 @@ class ImportancePenalty(DenseMethod):
     def gradient_sum(
         self, value: Callable[..., Tensor], size: Callable[[Tensor], Tensor], x: Tensor, *others: Tensor
     ) -> Tensor:
-        """Σ_n size(∂ value(f(x_n), …) / ∂θ), exact for every example; f(x_n) are the outputs that compete in the
-        task at hand, and `size` is the absolute value or the square.
-
-        The gradient of a linear layer's weight is, for one example, the outer product of the slope δ_n of its output
-        and its input a_n. The size of a product is the product of the sizes, so the sum is one matrix product,
-        size(δ)ᵀ size(a), and no example's gradient is ever formed."""
-        total = torch.zeros_like(self.position()).detach()
-        for part in zip(*(torch.split(t, ROWS_AT_ONCE) for t in (x, *others)), strict=True):
-            total += self._part_of_gradient_sum(value, size, *part)
+        """Σ_n size(∂ value(f(x_n), …) / ∂θ), exact for every example, a few examples at a time; f(x_n) are the
+        outputs that compete in the task at hand, and `size` is the absolute value or the square."""
+        count = sum(p.numel() for p in self.moving().values())
+        layers = [name for name, module in self.net.named_modules() if type(module) is nn.Linear]
+        all_linear = set(self.moving()) == {f"{name}.{part}" for name in layers for part in ("weight", "bias")}
+        rows = ROWS_AT_ONCE if all_linear else max(1, NUMBERS_AT_ONCE["cuda" if x.is_cuda else "cpu"] // count)
+        part = self._by_products if all_linear else self._by_examples
+        total = torch.zeros(count, device=x.device)
+        for batch in zip(*(torch.split(t, rows) for t in (x, *others)), strict=True):
+            total += part(value, size, *batch)
         return total
 
-    def _part_of_gradient_sum(
+    def _by_products(
         self, value: Callable[..., Tensor], size: Callable[[Tensor], Tensor], x: Tensor, *others: Tensor
     ) -> Tensor:
+        """The gradient of a linear layer's weight is, for one example, the outer product of the slope δ_n of its
+        output and its input a_n. The size of a product is the product of the sizes, so the sum is one matrix
+        product, size(δ)ᵀ size(a), and no example's gradient is ever formed."""
         layers = {name: layer for name, layer in self.net.named_modules() if isinstance(layer, nn.Linear)}
         seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # a layer's input and output
 
@@ -128,6 +134,19 @@ class ImportancePenalty(DenseMethod):
             name = next(name for name, known in layers.items() if known is layer)
             parts[f"{name}.weight"], parts[f"{name}.bias"] = size(slope).T @ size(inputs), size(slope).sum(0)
         return torch.cat([parts[name].flatten() for name in self.moving()])
+
+    def _by_examples(
+        self, value: Callable[..., Tensor], size: Callable[[Tensor], Tensor], x: Tensor, *others: Tensor
+    ) -> Tensor:
+        """Any network: every example's own gradient."""
+        columns = self.columns(self.task.index)
+
+        def of_one(parameters: dict[str, Tensor], x: Tensor, *others: Tensor) -> Tensor:
+            return value(functional_call(self.net, parameters, (x.unsqueeze(0),))[0, columns], *others)
+
+        parameters = {name: p.detach() for name, p in self.moving().items()}
+        gradients = vmap(grad(of_one), (None, 0, *(0 for _ in others)))(parameters, x, *others)
+        return torch.cat([size(gradient).sum(0).flatten() for gradient in gradients.values()])
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class SI(ImportancePenalty):
         self.path = torch.zeros_like(self.start)  # ω
 
     def buffers(self) -> Sequence[Tensor]:
-        return self.before, self.gradient, self.path
+        return *super().buffers(), self.before, self.gradient, self.path
 
     @torch.no_grad()
     def after_backward(self) -> None:

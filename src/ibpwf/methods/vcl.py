@@ -54,6 +54,7 @@ class VCLSettings(DenseSettings):
 
 
 class VCL(DenseMethod):
+    networks: ClassVar[tuple[str, ...]] = ("mlp",)
     name: ClassVar[str] = "vcl"
     summary: ClassVar[str] = "a Bayesian network whose posterior is the next task's prior"
     stores: ClassVar[str] = "a variance for every weight"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf.errors import TrainingError
+from ibpwf.training.augment import CropAndFlip, check_images
 from ibpwf.training.phase import learning_rate_at, set_learning_rate
 from ibpwf.training.step import Step
 
@@ -80,7 +81,9 @@ def task_steps(
         shuffle = data.generator("shuffle")
         phases = method.begin_task(data)
         x, y = method.examples_to_train(data)
+        augment = CropAndFlip(data.generator("augment", x.device))
         for phase in phases:
+            check_images(phase.augment, tuple(x.shape[1:]))
             step: Step | None = None
             for epoch in range(phase.epochs):
                 if step is None:
@@ -90,7 +93,8 @@ def task_steps(
                         method.loss,
                         x,
                         y,
-                        generators=method.generators(),
+                        generators=[*method.generators(), augment.generator],
+                        augment=None if phase.augment == "none" else augment,
                         buffers=method.buffers(),
                         after=method.after_step,
                         between=method.after_backward,

@@ -22,6 +22,7 @@ class Phase:
     weight_decay: float = 0.0
     clip: float | None = None
     schedule: str = "constant"
+    augment: str = "none"
 
 
 def make_optimizer(phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

@@ -33,6 +33,7 @@ class Step:
         *,
         generators: Sequence[torch.Generator] = (),
         buffers: Sequence[Tensor] = (),
+        augment: Callable[[Tensor], Tensor] | None = None,
         after: Callable[[], None] | None = None,
         between: Callable[[], None] | None = None,
         on_host: Callable[[], None] | None = None,
@@ -40,7 +41,7 @@ class Step:
         tf32: bool = False,
     ) -> None:
         self.phase, self.parameters, self.loss = phase, list(parameters), loss
-        self.x, self.y = x, y
+        self.x, self.y, self.augment = x, y, augment
         self.after, self.between, self.on_host = after, between, on_host
         self.optimizer = make_optimizer(phase, self.parameters)
         self.generators, self.buffers = generators, buffers
@@ -82,8 +83,11 @@ class Step:
 
     def gradients(self) -> None:
         rows = self.order.index_select(0, self.position).squeeze(0) if self.recorded else self.order[self.done]
+        x = self.x.index_select(0, rows)
+        if self.augment is not None:
+            x = self.augment(x)
         self.optimizer.zero_grad(set_to_none=True)
-        loss, extra = self.loss(self.x.index_select(0, rows), self.y.index_select(0, rows))
+        loss, extra = self.loss(x, self.y.index_select(0, rows))
         loss.backward()  # type: ignore[no-untyped-call]
         if self.between is not None:
             self.between()
