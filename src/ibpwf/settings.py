@@ -112,8 +112,10 @@ class Settings(FrozenSettings):
     appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`, `augment`
     ("crop-flip": images are moved and mirrored at random).
     End of a task: `kappa` (factors with π̄ ≥ κ are locked), `finetune_epochs` with the selection fixed.
-    Task inference: `gaussians` per "task" (the paper) or per "class", `inference_layers` ("auto": the first
-    layer before its activation), `ridge` (relative to the first task's variance, the same for all tasks).
+    Task inference: `gaussians` per "task" (the paper) or per "class", `inference_layers` ("auto": the first layer
+    before its activation), `inference_features` (that layer's "outputs", or what its single "factors" make of the
+    input: more than the outputs tell, where a layer has more factors than outputs), `ridge` (relative to the first
+    task's variance, the same for all tasks).
     """
 
     alpha: float | Literal["auto"] | dict[str, float] = "auto"
@@ -138,6 +140,7 @@ class Settings(FrozenSettings):
     kappa: float = 0.5
     gaussians: Literal["task", "class"] = "task"
     inference_layers: Literal["auto"] | tuple[str, ...] = "auto"
+    inference_features: Literal["outputs", "factors"] = "outputs"
     ridge: float = 1e-4
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ibpwf import Learner, Settings
 from ibpwf.errors import InputError
@@ -311,3 +312,35 @@ def test_a_learner_infers_tasks_from_the_layers_that_its_settings_name() -> None
     assert sizes == {"auto": 6, ("attention",): 6, ("stem", "block"): 12}
     with pytest.raises(InputError, match=r"unknown inference_layer 'blok'\. Did you mean 'block'"):
         Learner(Patches(), base.replace(inference_layers=("blok",)))
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_factor_features_are_the_inputs_projected_on_the_first_tasks_factors(kind: str) -> None:
+    torch.manual_seed(0)
+    if kind == "linear":
+        net: nn.Module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4))
+        x = torch.randn(30, 6)
+    else:
+        convolution = nn.Conv2d(2, 3, 3, padding=1, stride=2)
+        net = nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
+        x = torch.randn(30, 2, 6, 6)
+    base = Settings(alpha=8.0, epochs=2, finetune_epochs=1, batch_size=10, inference_features="factors")
+    learner = Learner(net, base)
+    learner.learn(x, torch.arange(30) % 2)
+    learner.learn(x + 1, torch.arange(30) % 2 + 2)
+    factors, strength = learner.model.selected_factors(0, "0")
+    assert factors.a.shape[1] > (4 if kind == "linear" else 3)  # more factors than outputs
+    projected = x if kind == "linear" else F.unfold(x, 3, padding=1, stride=2).mean(2)
+    expected = projected @ factors.a * strength
+    torch.testing.assert_close(learner.method.features(x), expected, rtol=1e-4, atol=1e-5)
+    assert learner.predict(x).task.shape == (30,)
+
+
+def test_factor_features_are_refused_where_there_are_none() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 2))
+    learner = Learner(net, Settings(epochs=1, inference_features="factors"))
+    with pytest.raises(InputError, match="inference_features is factors, but '0' is no factorised"):
+        learner.learn(torch.randn(8, 2, 6, 6), torch.arange(8) % 2)
+    assert learner.tasks == []
+    with pytest.raises(InputError, match="which reads one layer, but inference_layers names 2"):
+        Learner(net, Settings(inference_features="factors", inference_layers=("0", "2")))

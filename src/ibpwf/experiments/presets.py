@@ -89,6 +89,7 @@ _SPLIT_CIFAR10: dict[str, Any] = {
     "temperature_start": 10.0,
     "kappa": 0.5,
     "augment": "crop-flip",
+    "inference_features": "factors",
 }
 _GROWING: dict[str, Any] = {"max_factors": None, "kl_terms": None, "gaussians": "class"}
 
@@ -129,7 +130,7 @@ FAMILIES: dict[str, Family] = {
             _SPLIT_CIFAR10,
             "a dense head per task, at most 100 factors in the first layer, Concrete temperature from 10 to 2/3 and "
             "weight decay 1e-5 as in the authors' released settings; batch normalisation's statistics are estimated "
-            "again once the selection is fixed",
+            "again once the selection is fixed; phi is what the first layer's factors give, before W_b",
         ),
         default=Preset(
             {"builder": "resnet20"},

@@ -166,6 +166,23 @@ class FactorModel:
             state[self.weights[name].parameter] = weight.contiguous()
         return state
 
+    def factor_state(self, task: int, layer: str) -> dict[str, Tensor]:
+        """`state(task)` in which `layer` gives what each of its selected factors makes of the input, λ ⊙ (W_aᵀ x),
+        instead of their sum (eq. W_fac without W_b). Only for a pass that ends with that layer: what follows does
+        not fit."""
+        module = self.net.get_submodule(layer)
+        if layer not in self.layers or not self.weights[layer].replaceable or getattr(module, "groups", 1) != 1:
+            raise InputError(
+                f"inference_features is factors, but '{layer}' is no factorised Linear layer or convolution without "
+                "groups; name one in inference_layers, or set inference_features=outputs."
+            )
+        factors, strength = self.selected_factors(task, layer)
+        weight = as_weight(factors.a * strength, self._weight(layer).shape).contiguous()
+        changed = {self.weights[layer].parameter: weight}
+        if getattr(module, "bias", None) is not None:
+            changed[f"{layer}.bias"] = weight.new_zeros(len(weight))
+        return self.state(task) | changed
+
     def thawed(self, net: nn.Module) -> nn.Module:
         """Let every parameter of a copy of the network be trained, but those that the user's has frozen."""
         for name, parameter in net.named_parameters():

@@ -105,6 +105,8 @@ class _Reading:
                 )
             known = _channels(module)
             layout = self.layout if known is None else _Layout(*known, value.ndim)
+            if isinstance(module, (_ConvNd, nn.Linear)):  # whose weight may have been lent, with more channels
+                layout = _Layout(value.shape[layout.place], layout.place, value.ndim)
             self.found[name] = self._averaged(name, value, layout, isinstance(module, (_ConvNd, _NormBase)))
             if len(self.found) == len(set(self.wanted)):
                 raise _Enough

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibpwf.architecture import build, describe
+from ibpwf.errors import InputError
 from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.model import FactorModel, LearntTask, factorize
 from ibpwf.factors.posterior import LayerVectors
@@ -69,6 +70,11 @@ class IBPWF(Method):
         layers = settings.inference_layers
         self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
         check_layers(model.net, self.inference_layers)
+        if settings.inference_features == "factors" and len(self.inference_layers) > 1:
+            raise InputError(
+                f"inference_features is factors, which reads one layer, but inference_layers names "
+                f"{len(self.inference_layers)}; name one, or set inference_features=outputs."
+            )
         self.inference = GaussianTaskInference(settings.ridge)
         self.classes: list[tuple[int, ...]] = []
         self.network: TaskNetwork | None = None
@@ -205,7 +211,11 @@ class IBPWF(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), always under the first task's weights."""
-        return features(self.model.net, self.model.state(0), self.inference_layers, x)
+        if self.settings.inference_features == "factors":
+            state = self.model.factor_state(0, self.inference_layers[0])
+        else:
+            state = self.model.state(0)
+        return features(self.model.net, state, self.inference_layers, x)
 
     def task_log_probabilities(self, x: Tensor) -> Tensor:
         """log P(t | φ(x)) for every row and task."""
