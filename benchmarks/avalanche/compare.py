@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 import page
-from settings import ENTRIES, Training
+from settings import ENTRIES, WAYS, Training
 
 from ibpwf import scenario
+from ibpwf.data.cache import cache_folder
 
 HERE = Path(__file__).parent
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -35,7 +36,7 @@ class Worker:
     def __init__(self, python: str, program: str, data: Path, threads: int, epochs: int) -> None:
         command = [python, str(HERE / program), "--serve", "--data", str(data)]
         command += ["--threads", str(threads), "--epochs", str(epochs)]
-        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
+        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), "MNIST_ROOT": str(data.parent)}
         self.program = program
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment
@@ -66,6 +67,10 @@ def write_tasks(path: Path) -> None:
             arrays[f"{prefix}x{number}"] = split.x.numpy()
             arrays[f"{prefix}y{number}"] = np.unique(split.y.numpy(), return_inverse=True)[1]
     np.savez(path, **arrays)
+    raw = path.parent / "MNIST" / "raw"  # where Avalanche's own Split MNIST looks
+    raw.mkdir(parents=True)
+    for file in (cache_folder() / "mnist").glob("*-ubyte"):
+        shutil.copy(file, raw)
 
 
 def commit() -> str:
@@ -87,15 +92,14 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def turns(methods: list[str]) -> list[tuple[str, str, bool]]:
-    """One round: whose turn it is, with what, and whether Adam is the fused one."""
-    order: list[tuple[str, str, bool]] = []
+def turns(methods: list[str]) -> list[tuple[str, str, str]]:
+    """One round: whose turn it is, with what, and for Avalanche in which way."""
+    order: list[tuple[str, str, str]] = []
     for method in methods:
         variant = ENTRIES[method].variant_of is not None
-        order += [] if variant else [("ours", method, True)]
-        order += [("bare", method, True)] if method == "adam" else []
-        order += [("avalanche", method, True)]
-        order += [] if variant else [("avalanche", method, False)]
+        order += [] if variant else [("ours", method, "")]
+        order += [("bare", method, "")] if method == "adam" else []
+        order += [("avalanche", method, way) for way in (WAYS[-1:] if variant else WAYS)]
     return order
 
 
@@ -105,12 +109,12 @@ def measure(workers: dict[str, Worker], methods: list[str], rounds: int) -> list
         worker.run(method="adam", seed=0)  # not counted: the first steps load what torch loads late
     runs = []
     for seed in range(rounds):
-        for who, method, fused in turns(methods)[:: 1 if seed % 2 == 0 else -1]:
-            result = workers[who].run(method=method, seed=seed, fused=fused)
-            runs.append({"who": who, "method": method, "seed": seed, "fused": fused, **result})
+        for who, method, way in turns(methods)[:: 1 if seed % 2 == 0 else -1]:
+            result = workers[who].run(method=method, seed=seed, way=way)
+            runs.append({"who": who, "method": method, "seed": seed, "way": way, **result})
             mean = sum(result["accuracy"]) / len(result["accuracy"])
             sys.stderr.write(
-                f"round {seed + 1}/{rounds}  {who:<9} {method:<13} {'fused' if fused else 'default':<7} "
+                f"round {seed + 1}/{rounds}  {who:<9} {method:<13} {way:<10} "
                 f"{mean:6.2f} %  {result['samples_per_second']:8,.0f} samples/s\n"
             )
     return runs

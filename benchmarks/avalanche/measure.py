@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from settings import Training
+from settings import WAYS, Training
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run: an entry of the comparison, a seed, and whether Adam is torch's fused one."""
+    """What to run: an entry of the comparison, a seed, and for Avalanche the way it is used."""
 
     method: str
     seed: int = 0
-    fused: bool = True
+    way: str = "documented"
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,14 @@ def main(description: str, methods: list[str], learn: Learn, **versions: str) ->
     parser.add_argument("--data", required=True, metavar="FILE.npz", help="the tasks, as compare.py writes them")
     parser.add_argument("--method", choices=methods, default=methods[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--default-adam", action="store_true", help="for Avalanche: torch's default, not the fused one"
-    )
+    parser.add_argument("--way", choices=WAYS, default=WAYS[0], help="for Avalanche: how it is used")
     parser.add_argument("--epochs", type=int, default=Training.epochs)
     parser.add_argument("--threads", type=int, default=1, help="threads torch may use (1)")
     parser.add_argument("--serve", action="store_true", help="take jobs from standard input, one line of JSON each")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     tasks, training = read_tasks(given.data), Training(epochs=given.epochs)
-    one = Job(given.method, given.seed, not given.default_adam)
+    one = Job(given.method, given.seed, given.way)
     for job in (Job(**json.loads(line)) for line in sys.stdin) if given.serve else [one]:
         sys.stdout.write(json.dumps(measured(job, tasks, training, learn, versions)) + "\n")
         sys.stdout.flush()

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from scipy.stats import ttest_ind
-from settings import Training, avalanche_arguments
+from settings import WAYS, Training, avalanche_arguments
 
 NOISE = 0.01  # a difference of means less likely than this by chance is called one
 FASTER, OF_BARE = 2.0, 0.8  # what we want: times as fast as Avalanche, part of the bare loop
 
 
-def select(content: dict[str, Any], who: str, method: str, fused: bool = True) -> list[dict[str, Any]]:
+def select(content: dict[str, Any], who: str, method: str, way: str = "") -> list[dict[str, Any]]:
     """The runs of one column and row, by seed."""
-    found = [r for r in content["runs"] if (r["who"], r["method"], r["fused"]) == (who, method, fused)]
+    found = [r for r in content["runs"] if (r["who"], r["method"], r["way"]) == (who, method, way)]
     return sorted(found, key=lambda run: run["seed"])
 
 
@@ -62,7 +62,8 @@ def ratio(ours: list[dict[str, Any]], others: list[dict[str, Any]], wanted: floa
 def accuracy_table(content: dict[str, Any]) -> list[str]:
     lines = ["| method | ours | Avalanche | difference | p | within noise |", "|---|---:|---:|---:|---:|---|"]
     for method, entry in content["entries"].items():
-        ours, theirs = select(content, "ours", entry["variant_of"] or method), select(content, "avalanche", method)
+        ours = select(content, "ours", entry["variant_of"] or method)
+        theirs = select(content, "avalanche", method, "leanest")
         if not ours:
             continue
         p = chance(ours, theirs)
@@ -77,25 +78,25 @@ def accuracy_table(content: dict[str, Any]) -> list[str]:
 
 def speed_table(content: dict[str, Any]) -> list[str]:
     lines = [
-        "| method | ours | Avalanche, default Adam | ratio | Avalanche, fused Adam | ratio |",
+        "| method | ours | Avalanche, as documented | ratio | Avalanche, leanest | ratio |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for method in content["entries"]:
         ours = select(content, "ours", method)
-        default, fused = (select(content, "avalanche", method, fused=which) for which in (False, True))
+        documented, leanest = (select(content, "avalanche", method, way) for way in WAYS)
         if ours:
             lines.append(
-                f"| {method} | {speed(ours)} | {speed(default)} | {ratio(ours, default, FASTER)} "
-                f"| {speed(fused)} | {ratio(ours, fused, FASTER)} |"
+                f"| {method} | {speed(ours)} | {speed(documented)} | {ratio(ours, documented, FASTER)} "
+                f"| {speed(leanest)} | {ratio(ours, leanest, FASTER)} |"
             )
     bare = select(content, "bare", "adam")
     if bare:
-        ours, fused = select(content, "ours", "adam"), select(content, "avalanche", "adam")
-        limit = statistics.median(ratios(bare, fused))
+        ours, leanest = select(content, "ours", "adam"), select(content, "avalanche", "adam", "leanest")
+        limit = statistics.median(ratios(bare, leanest))
         lines += [
             "",
             f"Bare loop: {speed(bare)} samples/s. `adam` ours / bare: **{ratio(ours, bare, OF_BARE)}**. The bare "
-            f"loop is itself {limit:.2f} times as fast as Avalanche's Naive with fused Adam, so that no loop in "
+            f"loop is itself {limit:.2f} times as fast as the leanest Naive of Avalanche, so that no loop in "
             "PyTorch can be much faster than that: the time goes into matrix products.",
         ]
     return lines
@@ -149,10 +150,10 @@ def markdown(content: dict[str, Any]) -> str:
             "## Training speed",
             "",
             "New examples trained on per second of wall time, all a task needs included (importances, memories), "
-            "no evaluation: median (lowest–highest) over rounds. Both libraries get tensors in memory; Avalanche has "
-            "no metrics and no loggers. Ours always uses torch's fused Adam; Avalanche is given both torch's "
-            f"default, as in its examples, and the fused one. ✅ is at least {FASTER:g} times as fast as "
-            f"Avalanche, at least {OF_BARE:.0%} of the bare loop.",
+            "no evaluation: median (lowest–highest) over rounds. Ours learns tensors. Avalanche is used in two "
+            "ways: as its documentation shows (its `SplitMNIST`, torch's default Adam, its default metrics and "
+            "progress display), and with all of that left out (tensors in memory, no metrics) and torch's fused "
+            f"Adam. ✅ is at least {FASTER:g} times as fast as Avalanche, at least {OF_BARE:.0%} of the bare loop.",
             "",
             *speed_table(content),
             "",

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+# As Avalanche's documentation shows it (its SplitMNIST, torch's default Adam, its default metrics and progress), or
+# with everything left out that it can do without (tensors in memory, no metrics) and torch's fused Adam.
+WAYS = ("documented", "leanest")
+
 
 @dataclass(frozen=True)
 class Training:
