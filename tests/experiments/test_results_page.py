@@ -52,3 +52,23 @@ def test_the_table_rows_are_the_means_of_the_file():
     result = store.read_json(path)
     mean = sum(result["accuracy"]["task"]["per_seed"]) / len(result["seeds"])
     assert f"{mean:.2f} ±" in results_page.table([(path.name, result)])
+
+
+def test_a_file_of_another_name_is_a_variant_that_is_not_judged_by_the_papers_figure(tmp_path: Path):
+    source = ROOT / "docs" / "results" / "compare-split-mnist" / "adam.json"
+    folder = tmp_path / "compare-split-mnist"
+    folder.mkdir()
+    for name in ("adam", "adam-again"):
+        (folder / f"{name}.json").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    outcomes = results_page.read_comparisons(tmp_path)["compare-split-mnist"]
+    main_row, variant = results_page.rows(outcomes)
+    assert (main_row["method"], variant["method"]) == ("adam", "adam-again")
+    assert main_row["task_reproduces"] is True
+    assert variant["task_reproduces"] is None
+    assert variant["task_mean"] == main_row["task_mean"]
+
+
+def test_a_comparison_with_the_papers_settings_says_so_in_its_title():
+    assert results_page.title("compare-split-mnist", "split-mnist") == "split-mnist: methods side by side"
+    text = results_page.title("compare-split-mnist-paper-settings", "split-mnist")
+    assert text == "split-mnist: methods side by side (paper settings)"

@@ -37,6 +37,7 @@ class Outcome:
     method: str
     result: dict[str, Any] | None
     error: str | None = None
+    variant: str | None = None  # the name of a row that is not the method's main one
 
 
 def chosen_methods(text: str, scenario: str) -> list[str]:
@@ -160,11 +161,15 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     table = []
     for outcome in outcomes:
         found = method_named(outcome.method)
-        row: dict[str, Any] = {"method": outcome.method, "stores": found.stores, "error": outcome.error}
+        row: dict[str, Any] = {
+            "method": outcome.variant or outcome.method,
+            "stores": found.stores,
+            "error": outcome.error,
+        }
         for setting in SETTINGS:
             result = outcome.result
             ours = result["accuracy"][setting] if result else None
-            whole = result is not None and any(result["paper"].values())
+            whole = result is not None and any(result["paper"].values()) and outcome.variant is None
             paper = target(result["scenario"], setting, outcome.method) if result and whole else None
             row |= {
                 f"{setting}_mean": ours["mean"] if ours else None,

@@ -113,9 +113,10 @@ def environment(device: str = "auto") -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The git commit of this source tree, marked if it has changes; None when it is not a checkout."""
+    """The git commit of this source tree, marked if it has changes; None when it is not a checkout. Where the tree is
+    a copy of a commit made elsewhere, `IBPWF_COMMIT` names it."""
     here = Path(__file__).resolve().parents[3]
-    if not (here / ".git").exists():
+    if os.environ.get("IBPWF_COMMIT") or not (here / ".git").exists():
         return os.environ.get("IBPWF_COMMIT")
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)

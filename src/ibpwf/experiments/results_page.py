@@ -13,6 +13,7 @@ from typing import Any
 from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.experiments.compare import Outcome, markdown, rows
+from ibpwf.experiments.presets import supports
 from ibpwf.methods import methods
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
@@ -51,12 +52,23 @@ def read_results(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_comparisons(folder: Path) -> dict[str, list[Outcome]]:
-    """Every sub-folder of results as one comparison of methods, in the order of the tables."""
-    found = {}
+    """Every sub-folder of results as one comparison of methods, in the order of the tables. A file `METHOD.json` is
+    the method's row, any other a variant of it, named after the file."""
+    found: dict[str, list[Outcome]] = {}
+    order = list(methods())
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
-        results = {result["method"]: result for _, result in read_results(part)}
-        found[part.name] = [Outcome(name, results[name]) for name in methods() if name in results]
+        outcomes = []
+        for file, result in read_results(part):
+            name = file.removesuffix(".json")
+            outcomes.append(Outcome(result["method"], result, variant=None if name == result["method"] else name))
+        found[part.name] = sorted(outcomes, key=lambda o: (order.index(o.method), o.variant or ""))
     return {name: outcomes for name, outcomes in found.items() if outcomes}
+
+
+def title(folder: str, scenario: str) -> str:
+    """`compare-SCENARIO` is the main comparison; `compare-SCENARIO-paper-settings` says so in words."""
+    special = folder.removeprefix(f"compare-{scenario}").strip("-").replace("-", " ")
+    return f"{scenario}: methods side by side" + (f" ({special})" if special else "")
 
 
 def comparison(name: str, outcomes: list[Outcome]) -> list[str]:
@@ -65,18 +77,19 @@ def comparison(name: str, outcomes: list[Outcome]) -> list[str]:
     assert first is not None
     marks = [row[f"{s}_reproduces"] for row in rows(outcomes) for s in ("task", "class")]
     judged = [mark for mark in marks if mark is not None]
-    missing = [method for method in methods() if method not in {o.method for o in outcomes}]
+    able = [method for method in methods() if supports(method, first["scenario"])]
+    missing = [method for method in able if method not in {o.method for o in outcomes}]
     found = [outcome.result for outcome in outcomes if outcome.result is not None]
     where = sorted({f"{r['environment']['device']} with torch {r['environment']['torch']}" for r in found})
     commits = sorted({str(r["commit"]) for r in found})
     return [
-        f"## {first['scenario']}: methods side by side",
+        f"## {title(name, first['scenario'])}",
         "",
         markdown(rows(outcomes), outcomes),
         f"{sum(judged)} of {len(judged)} of the paper's rows ✅. {len(first['seeds'])} seeds; {', '.join(where)}; "
         f"commits {', '.join(commits)}. Training times of different devices do not compare. "
         f"Each file in `{name}/` holds its command, settings, commit and device.",
-        *([f"Not measured yet: {', '.join(missing)}."] if missing else []),
+        *([f"Not measured yet: {', '.join(missing)}."] if missing and name == f"compare-{first['scenario']}" else []),
         "",
     ]
 
