@@ -66,6 +66,15 @@ def test_each_filter_is_undone(kind: int) -> None:
     np.testing.assert_array_equal(decode_png(encode(image, [kind] * 9)), image)
 
 
+@pytest.mark.parametrize("kind", range(5))
+def test_greyscale_is_read_on_request_alone(kind: int) -> None:
+    image = picture(9, 13, kind)[:, :, :1]
+    data = encode(image, [kind] * 9, header=(8, 0, 0, 0, 0))
+    np.testing.assert_array_equal(decode_png(data, greyscale=True), image)
+    with pytest.raises(ValueError, match="only 8-bit RGB without"):
+        decode_png(data)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_filters_mixed_row_by_row_are_undone(seed: int) -> None:
     image = picture(24, 11, seed)

@@ -1,4 +1,4 @@
-"""A reader for 8-bit RGB PNG images: enough to take pictures out of a package without Pillow.
+"""A reader for 8-bit RGB and greyscale PNG images: enough to take pictures out of a package without Pillow.
 
 The CIFAR-10 package stores each batch as one picture, 1,024 pixels wide and 10,000 high. Rows are
 unfiltered in runs of the same filter; a run is one cumulative sum where the filter allows it.
@@ -15,15 +15,18 @@ import numpy.typing as npt
 Bytes8 = npt.NDArray[np.uint8]
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = 3
+_CHANNELS = {0: 1, 2: 3}  # by colour type
 # Row filters 0 None, 1 Sub and 2 Up are cumulative sums at most; these two are not.
 _AVERAGE, _PAETH = 3, 4
 
 
-def decode_png(data: bytes) -> Bytes8:
-    """The pixels `(height, width, 3)` of a PNG image. Raises ValueError on anything else."""
-    width, height, packed = _chunks(data)
-    stride = 1 + width * _CHANNELS
+def decode_png(data: bytes, *, greyscale: bool = False) -> Bytes8:
+    """The pixels `(height, width, 3)` of a PNG image. Raises ValueError on anything else.
+
+    With `greyscale`, a greyscale image is read too, as `(height, width, 1)`.
+    """
+    width, height, channels, packed = _chunks(data, (0, 2) if greyscale else (2,))
+    stride = 1 + width * channels
     inflater = zlib.decompressobj()
     try:
         raw = inflater.decompress(packed, height * stride + 1)
@@ -32,11 +35,11 @@ def decode_png(data: bytes) -> Bytes8:
     if len(raw) != height * stride or not inflater.eof:
         raise ValueError(f"damaged PNG: its pixels are not the {height * stride:,} bytes its header announces")
     rows = np.frombuffer(raw, dtype=np.uint8).reshape(height, stride)
-    return _unfilter(rows[:, 0], rows[:, 1:].reshape(height, width, _CHANNELS))
+    return _unfilter(rows[:, 0], rows[:, 1:].reshape(height, width, channels))
 
 
-def _chunks(data: bytes) -> tuple[int, int, bytes]:
-    """Width, height and the compressed pixels, after checking every chunk."""
+def _chunks(data: bytes, colours: tuple[int, ...]) -> tuple[int, int, int, bytes]:
+    """Width, height, channels and the compressed pixels, after checking every chunk."""
     if not data.startswith(_SIGNATURE):
         raise ValueError("not a PNG image")
     position, size, packed = len(_SIGNATURE), None, bytearray()
@@ -54,19 +57,19 @@ def _chunks(data: bytes) -> tuple[int, int, bytes]:
             if length != 13:
                 raise ValueError("damaged PNG: its header has the wrong length")
             width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", body)
-            if (depth, colour, interlace) != (8, 2, 0) or not width or not height:
+            if (depth, interlace) != (8, 0) or colour not in colours or not width or not height:
                 raise ValueError(
                     f"unsupported PNG: depth {depth}, colour type {colour}, interlace {interlace}, "
-                    f"{width}×{height}; only 8-bit RGB without interlacing is read"
+                    f"{width}×{height}; only 8-bit RGB{' or greyscale' * (0 in colours)} without interlacing is read"
                 )
-            size = (width, height)
+            size = (width, height, _CHANNELS[colour])
         elif kind == b"IDAT":
             packed += body
         elif kind == b"IEND":
             break
     if size is None:
         raise ValueError("damaged PNG: it has no header")
-    return size[0], size[1], bytes(packed)
+    return (*size, bytes(packed))
 
 
 def _unfilter(filters: Bytes8, residual: Bytes8) -> Bytes8:
