@@ -1,0 +1,28 @@
+"""The user's own files as examples: tables, arrays and images in, numbers and labels out.
+
+One small module per format. Every reader checks sizes before it allocates, unpickles and unpacks nothing,
+and blames the file and the row it could not take.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ibpwf.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ibpwf.userdata.examples import Examples
+    from ibpwf.userdata.layout import Column, Layout
+    from ibpwf.userdata.reading import read_examples
+
+__all__ = ["Column", "Examples", "Layout", "read_examples"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Column": "ibpwf.userdata.layout",
+        "Examples": "ibpwf.userdata.examples",
+        "Layout": "ibpwf.userdata.layout",
+        "read_examples": "ibpwf.userdata.reading",
+    },
+)
