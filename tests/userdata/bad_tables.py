@@ -80,6 +80,9 @@ BAD.text(
 BAD.text(
     "a quote closed too early", 'a,y\n1,"u"v\n', r"a\.csv, line 2 cannot be split into fields .*correct its quotes"
 )
+BAD.text(
+    "a field without end", f"a,y\n1,{'u' * 200_000}\n", r"line 2: a field is longer than 131,072 characters; shorten"
+)
 BAD.text("commas or semicolons", "a,b;y\n1,2;3\n", r"line 1 holds commas and semicolons, and either could part")
 BAD.text("tabs in a .csv", "a\ty\n1\tu\n", r"a\.csv has tabs between its fields; name it \.tsv")
 BAD.text("a Parquet file called .csv", b"PAR1\0\0", r"a\.csv is a Parquet file; name it \.parquet")

@@ -18,6 +18,7 @@ from bad_images import WHOLE, X, Y, npz
 from bad_tables import LEARN, parquet
 from sample_files import IRIS, idx, picture, pictures, two_classes
 
+from ibpwf import cli
 from ibpwf.errors import DataError, InputError
 from ibpwf.userdata import read_examples
 
@@ -49,6 +50,19 @@ def test_a_class_folder_with_one_image_is_named(tmp_path: Path) -> None:
     examples = read_examples(pictures(tmp_path, cat=[WHOLE, WHOLE], dog=[WHOLE]))
     with pytest.raises(DataError, match=r"dog/0\.png: class 'dog' has 1 example; learning needs at least 2"):
         examples.check_learnable()
+
+
+def test_on_the_command_line_it_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = text("a,y\n1,u\n2,\n")(tmp_path)
+    monkeypatch.setattr(cli, "_add_commands", lambda: None)
+    monkeypatch.setattr(cli, "app", lambda prog_name: read_examples(path))
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = f"error: {path}, line 3, column 'y': the label is missing; fill it in or remove the example.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_there_are_at_least_fifty_kinds() -> None:

@@ -138,7 +138,10 @@ class CsvFile:
 
     def _malformed(self, line: int, reason: str) -> DataError:
         where = f"{shown(self.path)}, line {line}"
-        if "unexpected end" in reason or "field larger" in reason:
+        if "field larger" in reason:
+            most = f"{csv.field_size_limit():,}"
+            return DataError(f"{where}: a field is longer than {most} characters; shorten it, or close its quotes.")
+        if "unexpected end" in reason:
             return DataError(
                 f"{where}: a quote is opened and never closed; close it, or double a quote that is text."
             )
