@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ibpwf import store
+from ibpwf import __version__, store
 from ibpwf.architecture import build, check_same, describe, signature
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
+from ibpwf.factors.forgetting import Forgotten
 from ibpwf.factors.model import FactorModel, factorize
 from ibpwf.factors.weights import load_tensors
 from ibpwf.inference.prediction import Prediction
@@ -23,11 +24,9 @@ from ibpwf.inputs import check_inputs, check_labels, from_dataset
 from ibpwf.methods import method_named
 from ibpwf.methods.base import Method, TaskData
 from ibpwf.methods.ibpwf import IBPWF
+from ibpwf.model_folder import KIND, SCHEMA, SavedParts
 from ibpwf.settings import Settings
 from ibpwf.training.loop import Progress, task_steps
-
-KIND = "ibpwf-model"
-SCHEMA = 1
 
 Data = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 TaskChoice = int | str | Sequence[int] | Sequence[str] | Tensor | None
@@ -41,6 +40,7 @@ class TaskInfo:
     number: int
     classes: tuple[int, ...]
     examples: int
+    accuracy: float | None = None  # per cent, as measured when it was learnt (see `note_accuracy`)
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -74,7 +74,10 @@ class TaskLearner:
         self.method: Method = method
         self.seed = _whole("seed", seed)
         self.tasks: list[TaskInfo] = []
+        self.extra: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
         self._input_shape: tuple[int, ...] | None = None
+        self._saved = SavedParts()
 
     @property
     def device(self) -> torch.device:
@@ -129,10 +132,37 @@ class TaskLearner:
             x=inputs.to(self.device),
             y=local.to(self.device),
             seed=self.seed,
+            serial=self.method.serial(len(self.tasks)),
         )
         yield from task_steps(self.method, data, progress)
         self._input_shape = tuple(inputs.shape[1:])
         self.tasks.append(TaskInfo(name, data.index, data.classes, len(inputs)))
+        self.history.append({"event": "learnt", "serial": data.serial, "version": __version__})
+
+    def note_accuracy(self, task: int | str, accuracy: float) -> None:
+        """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""
+        if not (isinstance(accuracy, (int, float, np.number)) and 0 <= float(accuracy) <= 100):
+            raise InputError(f"accuracy is {accuracy!r}; give per cent, from 0 to 100.")
+        number = self.task_number(task)
+        self.tasks[number] = replace(self.tasks[number], accuracy=float(accuracy))
+
+    def forget(self, task: int | str) -> Forgotten:
+        """Remove a task and every factor that only it used; all other tasks answer with the same bits.
+
+        Later tasks move up by one number, names stay. docs/model-format.md says what is kept and why.
+        """
+        if not self.tasks:
+            raise InputError("nothing has been learnt yet, so there is no task to forget.")
+        number = self.task_number(task)
+        serial = self.method.serial(number)
+        forgotten = self.method.forget(number)
+        del self.tasks[number]
+        self.tasks = [replace(known, number=place) for place, known in enumerate(self.tasks)]
+        if self.tasks:
+            self.history.append({"event": "forgot", "serial": serial, "version": __version__})
+        else:  # as new
+            self.history, self._input_shape = [], None
+        return forgotten
 
     def _check_fits(self, x: Tensor) -> None:
         """Run one example through the network, so that a wrong shape is named here and not deep inside torch."""
@@ -209,19 +239,36 @@ class TaskLearner:
         inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
         return self.method.logits(inputs, self.task_number(task))
 
-    def save(self, path: str | Path) -> None:
-        """Write the model folder; what an earlier save wrote of older tasks is left as it is."""
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the model folder; what an earlier save wrote of older tasks is left as it is.
+
+        `extra` is JSON of your own (class names, how inputs are prepared) to keep beside the model; a loaded
+        learner has it as `extra`, and keeps it in later saves that give none.
+        """
         configuration, fixed = self._configuration()
         state, files = self.method.state()
+        files = {**fixed, **files}
         content = {
             "method": self.method.name,
             "configuration": configuration,
             "seed": self.seed,
             "input_shape": None if self._input_shape is None else list(self._input_shape),
-            "tasks": [{"name": t.name, "classes": list(t.classes), "examples": t.examples} for t in self.tasks],
+            "tasks": [
+                {"name": t.name, "classes": list(t.classes), "examples": t.examples, "accuracy": t.accuracy}
+                for t in self.tasks
+            ],
             "state": state,
+            "history": self.history,
+            "extra": self.extra if extra is None else dict(extra),
         }
-        store.save_folder(path, kind=KIND, schema=SCHEMA, content=content, files={**fixed, **files})
+        with store.lock_folder(path):
+            self._saved.check_unchanged_by_others(path)
+            unchanged = self._saved.unchanged(path, files) if self.method.locks else {}
+            opened = store.save_folder(
+                path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged
+            )
+        self._saved.remember(opened, files if self.method.locks else {})
+        self.extra = opened.content["extra"]
 
     def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """What makes the untrained method again: JSON, and tensors."""
@@ -245,9 +292,14 @@ class TaskLearner:
         shape = content["input_shape"]
         self._input_shape = None if shape is None else tuple(shape)
         self.tasks = [
-            TaskInfo(t["name"], number, tuple(t["classes"]), t["examples"])
+            TaskInfo(t["name"], number, tuple(t["classes"]), t["examples"], t.get("accuracy"))
             for number, t in enumerate(content["tasks"])
         ]
+        learnt = [{"event": "learnt", "serial": number, "version": None} for number in range(len(self.tasks))]
+        self.history = list(content.get("history", learnt))
+        self.extra = dict(content.get("extra", {}))
+        same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
+        self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})
         return self
 
 

@@ -189,7 +189,7 @@ def test_a_model_of_a_newer_version_asks_for_an_upgrade(learnt_folder: Path, tmp
     folder = tmp_path / "model"
     shutil.copytree(learnt_folder, folder)
     text = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(text.replace('"schema": 1', '"schema": 99'))
+    (folder / "manifest.json").write_text(text.replace('"schema": 2', '"schema": 99'))
     with pytest.raises(StoreError, match="written by a newer ibpwf; upgrade ibpwf to read it"):
         Learner.load(folder)
 
