@@ -7,15 +7,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from ibpwf import store
 from ibpwf.errors import StoreError
+from ibpwf.training.checkpoint import IN_PROGRESS
 
 KIND = "ibpwf-model"
 SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `verify_model` found. `foreign` files are no part of the model; they are left alone and never read."""
+
+    problems: list[store.Problem]
+    foreign: list[str]
+    files: int
+    bytes: int
+
+
+def verify_model(path: str | Path) -> Checked:
+    """Compare every file of a model folder with its digest, those of a task in progress too."""
+    problems = store.verify_folder(path)
+    unfinished = Path(path) / IN_PROGRESS
+    if os.path.lexists(unfinished / store.MANIFEST):
+        problems += [
+            problem._replace(file=f"{IN_PROGRESS}/{problem.file}") for problem in store.verify_folder(unfinished)
+        ]
+    try:
+        opened = store.open_folder(path, kind=KIND)
+    except StoreError as error:
+        return Checked(problems or [store.Problem(store.MANIFEST, str(error))], [], 0, 0)
+    foreign = [name for name in store.strangers(path) if name != IN_PROGRESS]
+    sizes = [entry.bytes for entry in opened.files.values()]
+    return Checked(problems, foreign, len(sizes) + 1, sum(sizes) + (opened.path / store.MANIFEST).stat().st_size)
 
 
 class SavedParts:

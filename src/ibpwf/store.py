@@ -53,13 +53,16 @@ __all__ = [
     "Opened",
     "Problem",
     "append_jsonl",
+    "encode",
     "lock_folder",
     "open_folder",
+    "plain_errors",
     "read_bytes",
     "read_json",
     "read_jsonl",
     "read_tensors",
     "save_folder",
+    "strangers",
     "verify_folder",
     "write_bytes",
     "write_json",
@@ -80,10 +83,11 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a folder: the file, and a sentence."""
+    """One thing wrong with a folder: the file, a sentence, and whether the file is there."""
 
     file: str
     message: str
+    kind: str = "damaged"
 
 
 class Entry(NamedTuple):
@@ -303,11 +307,13 @@ def verify_folder(path: StrPath, *, newest: int = SCHEMA) -> list[Problem]:
     try:
         opened = open_folder(path, newest=newest)
     except StoreError as error:
-        return [Problem(MANIFEST, str(error))]
+        kind = "damaged" if os.path.lexists(Path(path) / MANIFEST) else "missing"
+        return [Problem(MANIFEST, str(error), kind)]
     problems = []
     for name, entry in opened.files.items():
         try:
             opened.tensors(name)
         except StoreError as error:
-            problems.append(Problem(entry.file, str(error)))
+            kind = "damaged" if os.path.lexists(opened.path / entry.file) else "missing"
+            problems.append(Problem(entry.file, str(error), kind))
     return problems

@@ -215,6 +215,7 @@ def test_what_phi_cannot_read_is_known_for_sequences_only() -> None:
     assert unread_by(net, ["1"]) == ("2.", "3.")
     assert unread_by(net, ["1.0", "3"]) == ()
     assert unread_by(Branched(), ["first"]) == ()
+    assert unread_by(Branched(), []) == ("",)
 
 
 def test_forgetting_the_only_task_leaves_a_learner_that_has_learnt_nothing(tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def check_layers(net: nn.Module, names: Sequence[str]) -> None:
 
 def unread_by(net: nn.Module, layers: Sequence[str]) -> tuple[str, ...]:
     """Prefixes of what φ cannot depend on, whatever the input: the modules of an `nn.Sequential` that come after the
-    last of `layers`. Nothing is said of the insides of any other module, which may run its parts in any order."""
+    last of `layers` (everything, if there are none). Nothing is said of the insides of any other module, which may
+    run its parts in any order."""
+    if not layers:
+        return ("",)
     if type(net).forward is not nn.Sequential.forward:
         return ()
     children = [name for name, _ in net.named_children()]

@@ -114,6 +114,20 @@ class Method(ABC):
     def counts(self) -> Counts:
         return Counts()
 
+    def check_resumable(self) -> None:
+        """Refuse checkpoints of a task in progress where the method cannot give its training state."""
+        if type(self).training_state is Method.training_state:
+            remedy = "leave checkpoint out and save after each task"
+            raise InputError(f"method '{self.name}' cannot be resumed inside a task; {remedy}.")
+
+    def training_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The task in progress as JSON and tensors: all that training has changed since `begin_task`."""
+        raise NotImplementedError
+
+    def load_training_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `training_state`, on a method that has just begun the same task."""
+        raise NotImplementedError
+
     @abstractmethod
     def end_task(self, data: TaskData) -> None:
         """Keep what the task taught; the only place where a method's lasting state changes."""

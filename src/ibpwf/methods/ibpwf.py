@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.architecture import build, describe
+from ibpwf.factors import in_progress
 from ibpwf.factors.forgetting import Forgotten, forget_task
 from ibpwf.factors.model import FactorModel, factorize
 from ibpwf.factors.task_network import TaskNetwork
@@ -135,6 +136,12 @@ class IBPWF(Method):
             return Counts(sum(len(layer.locked_at) for layer in layers.values()) + new, new)
         table = network.active(self.settings.kappa).values()
         return Counts(sum(active for active, _ in table), sum(new for _, new in table))
+
+    def training_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return in_progress.kept(self._training)
+
+    def load_training_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        in_progress.restore(self._training, content, tensors)
 
     def end_task(self, data: TaskData) -> None:
         network = self._training
