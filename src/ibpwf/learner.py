@@ -20,6 +20,7 @@ from ibpwf.methods.ibpwf import IBPWF
 from ibpwf.model_folder import KIND, SCHEMA
 from ibpwf.settings import Settings
 from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
+from ibpwf.training.checkpoint import discard_finished
 
 __all__ = ["KIND", "SCHEMA", "Learner", "TaskInfo", "TaskLearner", "choose_device", "load", "open_model"]
 
@@ -146,4 +147,6 @@ def open_model(
         if new is not None and not os.path.lexists(Path(path) / store.MANIFEST):
             yield new()
         else:
-            yield load(path, net=net, device=device)
+            learner = load(path, net=net, device=device)
+            discard_finished(path, learner.method.serial(len(learner.tasks)))
+            yield learner

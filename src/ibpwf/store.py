@@ -33,6 +33,7 @@ from ibpwf.files import (
     append_jsonl,
     decode_tensors,
     encode,
+    encode_lines,
     encode_tensors,
     plain_errors,
     read_bytes,
@@ -228,7 +229,7 @@ def save_folder(
             entries[name] = entry
         listed = {name: entries[name]._asdict() for name in sorted(entries)}
         manifest = {"schema": schema, "kind": kind, "files": listed, "content": plain}
-        write_json(folder / MANIFEST, {**manifest, "sha256": _seal(manifest)})
+        write_bytes(folder / MANIFEST, encode_lines({**manifest, "sha256": _seal(manifest)}, MANIFEST))
         _sweep(folder, {entry.file for entry in entries.values()})
     return Opened(folder, kind, schema, plain, {name: entries[name] for name in listed})
 

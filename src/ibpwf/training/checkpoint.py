@@ -155,9 +155,11 @@ def discard(model: str | Path) -> None:
 
 
 def discard_finished(model: str | Path, serial: int) -> None:
-    """Remove the checkpoint of a task older than `serial`: the model holds it, finished."""
+    """Remove the checkpoint of a task older than `serial`, which the model holds finished, and what a process that
+    was killed has left of one. For those who hold the folder's lock."""
     found = task_in_progress(model)
-    if found is not None and found.serial < serial:
+    half = not os.path.lexists(Path(model) / IN_PROGRESS / store.MANIFEST)
+    if half or (found is not None and found.serial < serial):
         discard(model)
 
 
