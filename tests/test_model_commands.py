@@ -67,6 +67,7 @@ def test_a_foreign_file_alone_is_no_damage(folder: Path, command: Command) -> No
 def test_a_broken_manifest_is_damage_and_no_folder_at_all_is_an_error(folder: Path, command: Command) -> None:
     (folder / "manifest.json").write_text("{")
     assert command("verify", "model").code == 1
+    assert command("verify", "model/manifest.json").code == 2
     missing = command("verify", "none")
     assert missing.code == 2
     assert missing.err == "error: cannot open 'none': there is no such file or folder. Check the path.\n"

@@ -149,6 +149,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: rewrite(f, lambda m: m["files"].pop("task-0001")),
         "task-0001.*restore it from a copy",
     ),
+    "factors too few": (
+        lambda f: rewrite(f, lambda m: m["files"].pop("factors-0000")),
+        "factors-0000.*restore it from a copy",
+    ),
+    "factors that are not there": (
+        lambda f: rewrite(f, lambda m: m["content"]["state"]["tasks"][0].update(factors=0)),
+        r"a task reads factors of layer '.*' that are not there\); restore it from a copy",
+    ),
     "a field too few": (
         lambda f: rewrite(f, lambda m: m["content"].pop("tasks")),
         r"is not a whole model folder \(KeyError: 'tasks'\); restore it from a copy",

@@ -26,7 +26,7 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
     from ibpwf import store
     from ibpwf.model_folder import verify_model
 
-    if not model.exists():
+    if not model.is_dir():
         store.open_folder(model)  # says so
     checked = verify_model(model)
     if json_:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ibpwf.factors.dictionary import FactorBlock
@@ -117,6 +118,20 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         for number, count in enumerate(entry["groups"]):
             mean, covariance = (tensors[f"moments/{number}/{key}"] for key in ("mean", "covariance"))
             inference.add(t, Moments(int(count), mean, covariance))
+    _check_read(method)
+
+
+def _check_read(method: IBPWF) -> None:
+    """A factor that is read must be there: weights composed of the wrong ones would answer without a sign of it."""
+    model = method.model
+    for name, dictionary in model.layers.items():
+        readers = [task.selected[name] for task in model.tasks]
+        if model.reference is not None and name in model.reference.selected:
+            readers.append(model.reference.selected[name])
+        locked = [block.positions for block in dictionary.all_blocks]
+        for selected in readers:
+            if not bool(torch.isin(selected.nonzero().flatten(), torch.cat(locked)).all()):
+                raise ValueError(f"a task reads factors of layer '{name}' that are not there")
 
 
 def _take_reference(method: IBPWF, tensors: Tensors) -> None:
