@@ -69,10 +69,16 @@ def start(words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> St
     return Started(process, out, err)
 
 
+def begin(function: Callable[..., None], *arguments: object) -> Any:
+    """Call a function of an importable module in another process, which may be killed."""
+    process = _context.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
 def call(function: Callable[..., None], *arguments: object) -> None:
     """Call a function of an importable module in another process and wait for it."""
-    process = _context.Process(target=function, args=arguments)
-    process.start()
+    process = begin(function, *arguments)
     process.join()
     assert process.exitcode == 0
 

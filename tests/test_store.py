@@ -370,7 +370,7 @@ def test_parts_can_be_kept_without_being_passed_again(tmp_path: Path) -> None:
 def test_the_manifest_lists_the_size_and_digest_of_each_file(tmp_path: Path) -> None:
     save(tmp_path, OLD, 1)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert (manifest["schema"], manifest["kind"], manifest["content"]) == (1, KIND, {"tasks": 1})
+    assert (manifest["schema"], manifest["kind"], manifest["content"]) == (2, KIND, {"tasks": 1})
     for entry in manifest["files"].values():
         data = (tmp_path / entry["file"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
@@ -440,7 +440,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: m.update(schema=2), "written by a newer ibpwf; upgrade"),
+        (lambda m: m.update(schema=3), "written by a newer ibpwf; upgrade"),
         (lambda m: m.update(schema=True), "'schema' is True"),
         (lambda m: m.update(schema=0), "'schema' is 0"),
         (lambda m: m.pop("schema") and None, "'schema' is None"),

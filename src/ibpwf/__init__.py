@@ -11,11 +11,21 @@ if TYPE_CHECKING:
     from ibpwf.errors import IBPWFError
     from ibpwf.factors.model import factorize
     from ibpwf.inference.prediction import Prediction
-    from ibpwf.learner import Learner, load
+    from ibpwf.learner import Learner, load, open_model
     from ibpwf.settings import Settings
 
 __version__ = "0.1.0"
-__all__ = ["IBPWFError", "Learner", "Prediction", "Settings", "__version__", "factorize", "load", "scenario"]
+__all__ = [
+    "IBPWFError",
+    "Learner",
+    "Prediction",
+    "Settings",
+    "__version__",
+    "factorize",
+    "load",
+    "open_model",
+    "scenario",
+]
 
 __getattr__ = lazy_names(
     __name__,
@@ -26,6 +36,7 @@ __getattr__ = lazy_names(
         "Settings": "ibpwf.settings",
         "factorize": "ibpwf.factors.model",
         "load": "ibpwf.learner",
+        "open_model": "ibpwf.learner",
         "scenario": "ibpwf.data.scenarios",
     },
 )

@@ -35,13 +35,16 @@ def top(
 
 
 def _add_commands() -> None:
-    from ibpwf.commands import compare, data, report, run
+    from ibpwf.commands import compare, data, model, report, run
 
     app.add_typer(data.app, name="data")
     app.command("run")(run.run_command)
     app.command("compare")(compare.compare_command)
     app.command("methods")(compare.methods_command)
     app.command("report")(report.report_command)
+    app.command("inspect")(model.inspect_command)
+    app.command("verify")(model.verify_command)
+    app.command("forget")(model.forget_command)
 
 
 def main() -> None:

@@ -134,6 +134,28 @@ def encode(obj: object, where: str, indent: int | None = None) -> bytes:
     return text.encode("ascii")
 
 
+LINE = 180
+"""Columns up to which a list or an object stays on one line of a file that people may read."""
+
+
+def encode_lines(obj: object, where: str) -> bytes:
+    """JSON with as much on a line as fits: short to store, and a line for each thing that is listed."""
+    encode(obj, where)  # refuses what JSON cannot hold
+    return (_spread(_plain_json(obj, where), "\n") + "\n").encode("ascii")
+
+
+def _spread(value: Any, newline: str) -> str:
+    compact = json.dumps(value, separators=(", ", ": "))
+    if len(compact) <= LINE or not isinstance(value, (dict, list)):
+        return compact
+    inner = newline + " "
+    if isinstance(value, dict):
+        items, ends = [f"{json.dumps(key)}: {_spread(item, inner)}" for key, item in value.items()], "{}"
+    else:
+        items, ends = [_spread(item, inner) for item in value], "[]"
+    return ends[0] + inner + f",{inner}".join(items) + newline + ends[1]
+
+
 def _decode(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8"))

@@ -33,6 +33,7 @@ from ibpwf.files import (
     append_jsonl,
     decode_tensors,
     encode,
+    encode_lines,
     encode_tensors,
     plain_errors,
     read_bytes,
@@ -53,13 +54,16 @@ __all__ = [
     "Opened",
     "Problem",
     "append_jsonl",
+    "encode",
     "lock_folder",
     "open_folder",
+    "plain_errors",
     "read_bytes",
     "read_json",
     "read_jsonl",
     "read_tensors",
     "save_folder",
+    "strangers",
     "verify_folder",
     "write_bytes",
     "write_json",
@@ -67,7 +71,7 @@ __all__ = [
     "write_text",
 ]
 
-SCHEMA = 1  # the newest layout of a folder that this version writes and reads
+SCHEMA = 2  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 
@@ -80,10 +84,11 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a folder: the file, and a sentence."""
+    """One thing wrong with a folder: the file, a sentence, and whether the file is there."""
 
     file: str
     message: str
+    kind: str = "damaged"
 
 
 class Entry(NamedTuple):
@@ -188,12 +193,16 @@ def save_folder(
     files: Mapping[str, Mapping[str, Tensor]],
     schema: int = SCHEMA,
     keep: Iterable[str] = (),
+    unchanged: Mapping[str, Entry] | None = None,
 ) -> Opened:
     """Saves `content` and the parts in `files`, and returns the folder as opened.
 
-    Parts named in `keep` stay as the folder has them, unread; parts named nowhere are dropped. A part
-    whose content is already there is not written again.
+    Parts named in `keep` stay as the folder has them, unread; parts named nowhere are dropped. A part whose
+    content is already there is not written again. What the caller knows to be `unchanged` since it was stored as
+    that entry is not even encoded, so that a save costs what is new and not what there is; should its file be
+    lost or cut, it is put back from `files`.
     """
+    unchanged = unchanged or {}
     folder = Path(path)
     with lock_folder(folder):
         old = open_folder(folder, kind=kind, newest=schema) if os.path.lexists(folder / MANIFEST) else None
@@ -204,22 +213,34 @@ def save_folder(
             entries[name] = old.files[name]
         plain = json.loads(encode(content, "content"))  # refused before anything is written
         for name, tensors in files.items():
+            known = unchanged.get(name)
+            if known is not None and old is not None and old.files.get(name) == known and _is_there(folder, known):
+                entries[name] = known
+                continue
             if not _NAME.fullmatch(name):
                 remedy = "Use a-z, 0-9, '.', '_', '-', at most 100 of them."
                 raise StoreError(f"{name!r} cannot name a part of {str(folder)!r}. {remedy}")
             data = encode_tensors(tensors, name)
             digest = hashlib.sha256(data).hexdigest()
             entry = Entry(f"{name}.{digest[:12]}.safetensors", digest, len(data))
-            there = folder / entry.file
-            same = old is not None and old.files.get(name) == entry and there.is_file()
-            if not same or there.stat().st_size != entry.bytes:  # a part that was lost or cut is put back
-                write_bytes(there, data)
+            same = old is not None and old.files.get(name) == entry
+            if not (same and _is_there(folder, entry)):  # a part that was lost or cut is put back
+                write_bytes(folder / entry.file, data)
             entries[name] = entry
         listed = {name: entries[name]._asdict() for name in sorted(entries)}
         manifest = {"schema": schema, "kind": kind, "files": listed, "content": plain}
-        write_json(folder / MANIFEST, {**manifest, "sha256": _seal(manifest)})
+        write_bytes(folder / MANIFEST, encode_lines({**manifest, "sha256": _seal(manifest)}, MANIFEST))
         _sweep(folder, {entry.file for entry in entries.values()})
     return Opened(folder, kind, schema, plain, {name: entries[name] for name in listed})
+
+
+def _is_there(folder: Path, entry: Entry) -> bool:
+    """Whether the file of a part is there and as long as it should be; its content is not read."""
+    path = folder / entry.file
+    try:
+        return path.is_file() and path.stat().st_size == entry.bytes
+    except OSError:
+        return False
 
 
 def _sweep(folder: Path, wanted: set[str]) -> None:
@@ -274,16 +295,26 @@ def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA)
     return Opened(folder, manifest["kind"], schema, manifest["content"], entries)
 
 
+def strangers(path: StrPath) -> list[str]:
+    """What lies in a folder and is not part of the model: a user's own files, and what a killed save has left
+    (the next save removes that). None of it is ever read."""
+    opened = open_folder(path)
+    ours = {MANIFEST, LOCK, *(entry.file for entry in opened.files.values())}
+    return sorted(name for name in os.listdir(opened.path) if name not in ours)
+
+
 def verify_folder(path: StrPath, *, newest: int = SCHEMA) -> list[Problem]:
     """Everything that is wrong with a folder; an empty list says that it is whole."""
     try:
         opened = open_folder(path, newest=newest)
     except StoreError as error:
-        return [Problem(MANIFEST, str(error))]
+        kind = "damaged" if os.path.lexists(Path(path) / MANIFEST) else "missing"
+        return [Problem(MANIFEST, str(error), kind)]
     problems = []
     for name, entry in opened.files.items():
         try:
             opened.tensors(name)
         except StoreError as error:
-            problems.append(Problem(entry.file, str(error)))
+            kind = "damaged" if os.path.lexists(opened.path / entry.file) else "missing"
+            problems.append(Problem(entry.file, str(error), kind))
     return problems

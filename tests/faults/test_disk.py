@@ -149,6 +149,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: rewrite(f, lambda m: m["files"].pop("task-0001")),
         "task-0001.*restore it from a copy",
     ),
+    "factors too few": (
+        lambda f: rewrite(f, lambda m: m["files"].pop("factors-0000")),
+        "factors-0000.*restore it from a copy",
+    ),
+    "factors that are not there": (
+        lambda f: rewrite(f, lambda m: m["content"]["state"]["tasks"][0].update(factors=0)),
+        r"a task reads factors of layer '.*' that are not there\); restore it from a copy",
+    ),
     "a field too few": (
         lambda f: rewrite(f, lambda m: m["content"].pop("tasks")),
         r"is not a whole model folder \(KeyError: 'tasks'\); restore it from a copy",
@@ -189,7 +197,7 @@ def test_a_model_of_a_newer_version_asks_for_an_upgrade(learnt_folder: Path, tmp
     folder = tmp_path / "model"
     shutil.copytree(learnt_folder, folder)
     text = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(text.replace('"schema": 1', '"schema": 99'))
+    (folder / "manifest.json").write_text(text.replace('"schema": 2', '"schema": 99'))
     with pytest.raises(StoreError, match="written by a newer ibpwf; upgrade ibpwf to read it"):
         Learner.load(folder)
 

@@ -47,21 +47,27 @@ class Dictionary:
         self.alpha = float(alpha)
         self.max_factors = max_factors
         self.width = 0
-        self.blocks: list[FactorBlock] = []
+        self.blocks: list[FactorBlock] = []  # one per task
+        self.reference: FactorBlock | None = None  # what φ reads of a first task that was forgotten
+
+    @property
+    def all_blocks(self) -> list[FactorBlock]:
+        return self.blocks if self.reference is None else [self.reference, *self.blocks]
 
     @property
     def locked(self) -> int:
-        return sum(len(block.positions) for block in self.blocks)
+        return sum(len(block.positions) for block in self.all_blocks)
 
     def gathered(self) -> FactorBlock:
         """All locked factors, ordered by stick position."""
-        if not self.blocks:
+        blocks = self.all_blocks
+        if not blocks:
             empty = torch.empty(0)
             return FactorBlock(empty.new_empty(self.inputs, 0), empty.new_empty(0, self.outputs), empty.long())
-        positions = torch.cat([block.positions for block in self.blocks])
+        positions = torch.cat([block.positions for block in blocks])
         order = positions.argsort()
-        a = torch.cat([block.a for block in self.blocks], dim=1)[:, order]
-        b = torch.cat([block.b for block in self.blocks], dim=0)[order]
+        a = torch.cat([block.a for block in blocks], dim=1)[:, order]
+        b = torch.cat([block.b for block in blocks], dim=0)[order]
         return FactorBlock(a.contiguous(), b.contiguous(), positions[order])
 
     def room_for(self, task_number: int) -> int:
@@ -94,7 +100,7 @@ class Dictionary:
 
     def lock(self, block: FactorBlock, width: int) -> None:
         """Append a copy of a finished task's new factors. Nothing already locked is touched."""
-        taken = {int(position) for old in self.blocks for position in old.positions}
+        taken = {int(position) for old in self.all_blocks for position in old.positions}
         if taken & {int(position) for position in block.positions}:
             raise ValueError("a locked factor cannot be locked again")
         self.blocks.append(FactorBlock(*(part.detach().clone() for part in (block.a, block.b, block.positions))))
@@ -107,3 +113,4 @@ class Dictionary:
 
     def to(self, device: torch.device) -> None:
         self.blocks = [block.to(device) for block in self.blocks]
+        self.reference = None if self.reference is None else self.reference.to(device)

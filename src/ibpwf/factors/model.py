@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.func import functional_call
 from ibpwf.errors import InputError
 from ibpwf.factors.dictionary import Dictionary, FactorBlock
 from ibpwf.factors.layers import as_matrix, as_weight
-from ibpwf.factors.posterior import LayerVectors
+from ibpwf.factors.learnt import FactorUse, LearntTask, Reference
 from ibpwf.factors.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.factors.weights import (
@@ -39,37 +38,8 @@ from ibpwf.factors.weights import (
 SILENT = -1e4
 """The bias of an output that a merged task has no class for: it never wins, and its probability is 0."""
 
-
-@dataclass(frozen=True)
-class LearntTask:
-    """What one finished task keeps, besides the factors it locked.
-
-    `vectors` are r, logit π̄, c, d per layer; `selected` the factors it reads; `own` the parameters and
-    buffers that belong to the task alone (biases, normalisation, a dense head), named as in the network.
-    """
-
-    outputs: int
-    vectors: dict[str, LayerVectors]
-    selected: dict[str, Tensor]
-    own: dict[str, Tensor]
-
-    def to(self, device: torch.device) -> LearntTask:
-        return LearntTask(
-            self.outputs,
-            {name: vectors.to(device) for name, vectors in self.vectors.items()},
-            {name: chosen.to(device) for name, chosen in self.selected.items()},
-            {name: tensor.to(device) for name, tensor in self.own.items()},
-        )
-
-
-@dataclass(frozen=True)
-class FactorUse:
-    """Factors of one layer for one task."""
-
-    active: int
-    new: int
-    reused: int
-    total: int
+REFERENCE = -1
+"""Stands for the number of a forgotten first task where composed weights are remembered."""
 
 
 class FactorModel:
@@ -95,6 +65,7 @@ class FactorModel:
         self.init = init
         self.frozen = frozenset(frozen)
         self.tasks: list[LearntTask] = []
+        self.reference: Reference | None = None
         self._composed: dict[int, dict[str, Tensor]] = {}
         self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -108,6 +79,7 @@ class FactorModel:
         for dictionary in self.layers.values():
             dictionary.to(target)
         self.tasks = [task.to(target) for task in self.tasks]
+        self.reference = None if self.reference is None else self.reference.to(target)
         self._composed.clear()
         return self
 
@@ -145,6 +117,10 @@ class FactorModel:
             dictionary.unlock_last(len(self.tasks[-1].vectors[name]) if self.tasks else 0)
         self._composed.pop(len(self.tasks), None)
 
+    def forget_composed(self) -> None:
+        """Compose every task's weights anew: the tasks' numbers have changed."""
+        self._composed.clear()
+
     def add_task(self, task: LearntTask, blocks: Mapping[str, FactorBlock]) -> None:
         """Append a finished task: lock its factors, store its vectors."""
         for name, dictionary in self.layers.items():
@@ -158,30 +134,49 @@ class FactorModel:
             self._composed[task] = self._compose(task)
         return self._composed[task]
 
+    def reference_state(self) -> dict[str, Tensor]:
+        """The first task's state dict, under which φ is read. Once that task is forgotten: what φ needs of it."""
+        kept = self.reference
+        if kept is None:
+            return self.state(0)
+        if REFERENCE not in self._composed:
+            chosen = {name: self._chosen(name, kept.selected[name], kept.strength[name]) for name in kept.selected}
+            self._composed[REFERENCE] = self._composed_of(kept.own, chosen)
+        return self._composed[REFERENCE]
+
     def _compose(self, task: int) -> dict[str, Tensor]:
-        state = dict(self.tasks[task].own)
-        for name in self.layers:
-            factors, strength = self.selected_factors(task, name)
+        chosen = {name: self.selected_factors(task, name) for name in self.layers}
+        return self._composed_of(self.tasks[task].own, chosen)
+
+    def _composed_of(
+        self, own: Mapping[str, Tensor], chosen: Mapping[str, tuple[FactorBlock, Tensor]]
+    ) -> dict[str, Tensor]:
+        state = dict(own)
+        for name, (factors, strength) in chosen.items():
             weight = as_weight((factors.a * strength) @ factors.b, self._weight(name).shape)
             state[self.weights[name].parameter] = weight.contiguous()
         return state
 
-    def factor_state(self, task: int, layer: str) -> dict[str, Tensor]:
-        """`state(task)` in which `layer` gives what each of its selected factors makes of the input, λ ⊙ (W_aᵀ x),
-        instead of their sum (eq. W_fac without W_b). Only for a pass that ends with that layer: what follows does
-        not fit."""
+    def factor_state(self, layer: str) -> dict[str, Tensor]:
+        """`reference_state()` in which `layer` gives what each of its selected factors makes of the input,
+        λ ⊙ (W_aᵀ x), instead of their sum (eq. W_fac without W_b). Only for a pass that ends with that layer: what
+        follows does not fit."""
         module = self.net.get_submodule(layer)
         if layer not in self.layers or not self.weights[layer].replaceable or getattr(module, "groups", 1) != 1:
             raise InputError(
                 f"inference_features is factors, but '{layer}' is no factorised Linear layer or convolution without "
                 "groups; name one in inference_layers, or set inference_features=outputs."
             )
-        factors, strength = self.selected_factors(task, layer)
+        kept = self.reference
+        if kept is None:
+            factors, strength = self.selected_factors(0, layer)
+        else:
+            factors, strength = self._chosen(layer, kept.selected[layer], kept.strength[layer])
         weight = as_weight(factors.a * strength, self._weight(layer).shape).contiguous()
         changed = {self.weights[layer].parameter: weight}
         if getattr(module, "bias", None) is not None:
             changed[f"{layer}.bias"] = weight.new_zeros(len(weight))
-        return self.state(task) | changed
+        return self.reference_state() | changed
 
     def thawed(self, net: nn.Module) -> nn.Module:
         """Let every parameter of a copy of the network be trained, but those that the user's has frozen."""
@@ -252,11 +247,13 @@ class FactorModel:
     def selected_factors(self, task: int, layer: str) -> tuple[FactorBlock, Tensor]:
         """The locked factors a task reads in a layer, in stick order, and their strengths r."""
         learnt = self.tasks[task]
-        at = learnt.selected[layer].nonzero().flatten()
+        return self._chosen(layer, learnt.selected[layer], learnt.vectors[layer].strength)
+
+    def _chosen(self, layer: str, selected: Tensor, strength: Tensor) -> tuple[FactorBlock, Tensor]:
+        at = selected.nonzero().flatten()
         locked = self.layers[layer].gathered()
         place = torch.searchsorted(locked.positions, at)
-        block = FactorBlock(locked.a[:, place].contiguous(), locked.b[place].contiguous(), at)
-        return block, learnt.vectors[layer].strength[at]
+        return FactorBlock(locked.a[:, place].contiguous(), locked.b[place].contiguous(), at), strength[at]
 
     def logits(self, x: Tensor, task: int) -> Tensor:
         """The task's outputs, one column per class of the task."""
@@ -311,7 +308,8 @@ class FactorModel:
         for name, dictionary in self.layers.items():
             active = int(self.tasks[task].selected[name].sum())
             new = len(dictionary.blocks[task].positions)
-            total = sum(len(block.positions) for block in dictionary.blocks[: task + 1])
+            before = dictionary.all_blocks[: len(dictionary.all_blocks) - len(dictionary.blocks) + task + 1]
+            total = sum(len(block.positions) for block in before)
             table[name] = FactorUse(active, new, active - new, total)
         return table
 
@@ -320,6 +318,9 @@ class FactorModel:
         factors = sum(d.locked * (d.inputs + d.outputs) for d in self.layers.values())
         vectors = sum(int(chosen.sum()) for task in self.tasks for chosen in task.selected.values())
         own = sum(tensor.numel() for task in self.tasks for tensor in task.own.values())
+        if self.reference is not None:
+            vectors += sum(int(chosen.sum()) for chosen in self.reference.selected.values())
+            own += sum(tensor.numel() for tensor in self.reference.own.values())
         return factors + vectors + own
 
 

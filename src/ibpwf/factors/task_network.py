@@ -189,11 +189,14 @@ class TaskNetwork(nn.Module):
             start.append(vectors)
             prior.append(prior_vectors)
         if added:
-            temperature = float(self.posterior.temperature)
-            grown = TaskPosterior(start, prior, temperature, self._kl_terms).to(device)
+            grown = self.posterior_like(start, prior).to(device)
             grown.carry_over(self.posterior)
             self.posterior = grown
         return added
+
+    def posterior_like(self, start: list[LayerVectors], prior: list[LayerVectors]) -> TaskPosterior:
+        """A posterior of this task from other vectors."""
+        return TaskPosterior(start, prior, float(self.posterior.temperature), self._kl_terms)
 
     def fix_selection(self, kappa: float) -> None:
         """Keep the factors with π̄ ≥ κ, drop the others from the computation. Idempotent."""

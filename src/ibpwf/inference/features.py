@@ -41,6 +41,22 @@ def check_layers(net: nn.Module, names: Sequence[str]) -> None:
             raise unknown("inference_layer", name, known)
 
 
+def unread_by(net: nn.Module, layers: Sequence[str]) -> tuple[str, ...]:
+    """Prefixes of what φ cannot depend on, whatever the input: the modules of an `nn.Sequential` that come after the
+    last of `layers` (everything, if there are none). Nothing is said of the insides of any other module, which may
+    run its parts in any order."""
+    if not layers:
+        return ("",)
+    if type(net).forward is not nn.Sequential.forward:
+        return ()
+    children = [name for name, _ in net.named_children()]
+    last = max(children.index(layer.partition(".")[0]) for layer in layers)
+    here = children[last]
+    inner = [layer.partition(".")[2] for layer in layers if layer.partition(".")[0] == here]
+    deeper = unread_by(net.get_submodule(here), inner) if all(inner) else ()
+    return (*(f"{name}." for name in children[last + 1 :]), *(f"{here}.{prefix}" for prefix in deeper))
+
+
 def _channels(module: nn.Module) -> tuple[int, int] | None:
     """How many channels a layer of torch's own gives, and where; None for anything else."""
     if isinstance(module, _ConvNd):

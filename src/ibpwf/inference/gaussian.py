@@ -104,6 +104,14 @@ class GaussianTaskInference:
         if not count:
             self.absolute_ridge = None
 
+    def forget(self, task: int) -> None:
+        """Drop the groups of one task; later tasks move up by one number. The ridge stays: it is every group's."""
+        kept = [(g, o - (o > task)) for g, o in zip(self.groups, self.owner, strict=True) if o != task]
+        self.groups, self.owner = [group for group, _ in kept], [owner for _, owner in kept]
+        self._whitening = None
+        if not kept:
+            self.absolute_ridge = None
+
     def set_scale(self, groups: list[Moments]) -> None:
         """Fix the absolute ridge from the first task's data, whatever its grouping."""
         total = sum(group.count for group in groups)

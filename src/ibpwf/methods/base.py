@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from ibpwf.errors import InputError
+from ibpwf.factors.forgetting import Forgotten
 from ibpwf.inference.prediction import Prediction
 from ibpwf.settings import FrozenSettings
 from ibpwf.training.phase import Phase
@@ -30,11 +32,12 @@ class TaskData:
     x: Tensor
     y: Tensor
     seed: int
+    serial: int | None = None  # its number among all tasks ever learnt, where that is not `index`
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """A stream of random numbers that depends on seed, task and purpose alone: a learner that was stored
         and loaded draws the same numbers as one that never stopped."""
-        key = f"{self.seed}/{self.index}/{purpose}".encode()
+        key = f"{self.seed}/{self.index if self.serial is None else self.serial}/{purpose}".encode()
         number = 1469598103934665603
         for byte in key:
             number = ((number ^ byte) * 1099511628211) % (1 << 63)
@@ -65,6 +68,7 @@ class Method(ABC):
     capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
     tf32: ClassVar[bool] = True  # whether products rounded to 10 bits are precise enough to train with on CUDA
     decides_on_host: ClassVar[bool] = False  # whether `on_host` has something to do
+    locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
 
     @property
     @abstractmethod
@@ -110,6 +114,20 @@ class Method(ABC):
     def counts(self) -> Counts:
         return Counts()
 
+    def check_resumable(self) -> None:
+        """Refuse checkpoints of a task in progress where the method cannot give its training state."""
+        if type(self).training_state is Method.training_state:
+            remedy = "leave checkpoint out and save after each task"
+            raise InputError(f"method '{self.name}' cannot be resumed inside a task; {remedy}.")
+
+    def training_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The task in progress as JSON and tensors: all that training has changed since `begin_task`."""
+        raise NotImplementedError
+
+    def load_training_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `training_state`, on a method that has just begun the same task."""
+        raise NotImplementedError
+
     @abstractmethod
     def end_task(self, data: TaskData) -> None:
         """Keep what the task taught; the only place where a method's lasting state changes."""
@@ -121,6 +139,17 @@ class Method(ABC):
     @abstractmethod
     def logits(self, x: Tensor, task: int) -> Tensor:
         """A task's raw outputs, a column per class of the task."""
+
+    def serial(self, task: int) -> int:
+        """A task's number among all that were ever learnt, of the next task too. Forgetting changes numbers, not
+        serials: files and random streams go by them."""
+        return task
+
+    def forget(self, task: int) -> Forgotten:
+        """Remove one task and leave the others' answers as they are."""
+        raise InputError(
+            f"method '{self.name}' cannot forget one task, because its tasks share weights; train again without it."
+        )
 
     def use(self, task: int) -> dict[str, dict[str, int]]:
         """Factors per layer as they were when a task ended; empty for methods without factors."""

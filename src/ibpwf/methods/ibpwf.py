@@ -17,15 +17,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibpwf.architecture import build, describe
 from ibpwf.errors import InputError
-from ibpwf.factors.dictionary import FactorBlock
-from ibpwf.factors.model import FactorModel, LearntTask, factorize
-from ibpwf.factors.posterior import LayerVectors
+from ibpwf.factors import in_progress
+from ibpwf.factors.forgetting import Forgotten, forget_task
+from ibpwf.factors.model import FactorModel, factorize
 from ibpwf.factors.task_network import TaskNetwork
-from ibpwf.inference.features import check_layers, features, first_layer
+from ibpwf.inference.features import check_layers, features, first_layer, unread_by
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.methods.base import Counts, Method, TaskData
+from ibpwf.methods.ibpwf_state import state_of, take_state
 from ibpwf.settings import Settings
 from ibpwf.training.phase import Phase
 
@@ -64,6 +65,7 @@ class IBPWF(Method):
     serves_both: ClassVar[bool] = True
     stores: ClassVar[str] = "locked factors, each task's scores, feature means and covariances"
     tf32: ClassVar[bool] = False  # a weight is itself a product, answered with in full precision
+    locks: ClassVar[bool] = True
 
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
@@ -77,6 +79,7 @@ class IBPWF(Method):
             )
         self.inference = GaussianTaskInference(settings.ridge)
         self.classes: list[tuple[int, ...]] = []
+        self.serials: list[int] = []
         self.network: TaskNetwork | None = None
         self._phase = ELBO
         self._examples = 1
@@ -160,6 +163,12 @@ class IBPWF(Method):
         table = network.active(self.settings.kappa).values()
         return Counts(sum(active for active, _ in table), sum(new for _, new in table))
 
+    def training_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return in_progress.kept(self._training)
+
+    def load_training_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        in_progress.restore(self._training, content, tensors)
+
     def end_task(self, data: TaskData) -> None:
         network = self._training
         if not self.settings.finetune_epochs:
@@ -174,9 +183,10 @@ class IBPWF(Method):
             for group in groups:
                 self.inference.add(data.index, group)
             self.classes.append(data.classes)
+            self.serials.append(data.index if data.serial is None else data.serial)
         except BaseException:
             self.inference.keep(known)
-            del self.classes[data.index :]
+            del self.classes[data.index :], self.serials[data.index :]
             self.model.drop_last_task()
             raise
         self.network = None
@@ -196,6 +206,22 @@ class IBPWF(Method):
     def abandon_task(self) -> None:
         self.network = None
 
+    # Forgetting
+
+    def serial(self, task: int) -> int:
+        if task < len(self.serials):
+            return self.serials[task]
+        return self.serials[-1] + 1 if self.serials else 0
+
+    def forget(self, task: int) -> Forgotten:
+        """Remove a task. The next one's prior is the newest remaining task's posterior."""
+        if self.name != IBPWF.name:  # a child may count on every task's factors being there
+            return super().forget(task)
+        forgotten = forget_task(self.model, task, unread_by(self.model.net, self.inference_layers))
+        self.inference.forget(task)
+        del self.classes[task], self.serials[task]
+        return forgotten
+
     # Answering
 
     def trial(self, x: Tensor) -> object:
@@ -210,11 +236,11 @@ class IBPWF(Method):
         return self.model.logits(x, task)
 
     def features(self, x: Tensor) -> Tensor:
-        """φ(x), always under the first task's weights."""
+        """φ(x), always under the weights of the task that was learnt first."""
         if self.settings.inference_features == "factors":
-            state = self.model.factor_state(0, self.inference_layers[0])
+            state = self.model.factor_state(self.inference_layers[0])
         else:
-            state = self.model.state(0)
+            state = self.model.reference_state()
         return features(self.model.net, state, self.inference_layers, x)
 
     def task_log_probabilities(self, x: Tensor) -> Tensor:
@@ -270,7 +296,7 @@ class IBPWF(Method):
     def _task_probabilities(self, x: Tensor, task: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
         """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
         if draws:
-            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + task)
+            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + self.serials[task])
             stacked = self.model.drawn_states(task, draws, generator)
             return draw_probabilities(self.model.net, stacked, x, outputs=self.model.tasks[task].outputs)
         parts = [self.model.logits(rows, task).double().softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)]
@@ -300,59 +326,7 @@ class IBPWF(Method):
         return cls(factorize(build(configuration["network"]), **names).to(device), settings)
 
     def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        content = {
-            "inference_layers": list(self.inference_layers),
-            "absolute_ridge": self.inference.absolute_ridge,
-            "tasks": [
-                {
-                    "classes": list(classes),
-                    "outputs": self.model.tasks[t].outputs,
-                    "groups": [g.count for g, owner in self._groups() if owner == t],
-                }
-                for t, classes in enumerate(self.classes)
-            ],
-        }
-        return content, {f"task-{t:04d}": self._task_file(t) for t in range(len(self.classes))}
-
-    def _groups(self) -> list[tuple[Moments, int]]:
-        return list(zip(self.inference.groups, self.inference.owner, strict=True))
-
-    def _task_file(self, t: int) -> dict[str, Tensor]:
-        """All of one task: the factors it locked, its vectors, its own parameters, φ's moments."""
-        task = self.model.tasks[t]
-        tensors = {f"own/{name}": tensor for name, tensor in task.own.items()}
-        for name, dictionary in self.model.layers.items():
-            block, vectors = dictionary.blocks[t], task.vectors[name]
-            tensors |= {
-                f"factors/{name}/a": block.a,
-                f"factors/{name}/b": block.b,
-                f"factors/{name}/positions": block.positions,
-                f"posterior/{name}/strength": vectors.strength,
-                f"posterior/{name}/logit": vectors.logit,
-                f"posterior/{name}/c": vectors.c,
-                f"posterior/{name}/d": vectors.d,
-                f"posterior/{name}/selected": task.selected[name],
-            }
-        mine = [group for group, owner in self._groups() if owner == t]
-        for number, group in enumerate(mine):
-            tensors[f"moments/{number}/mean"] = group.mean
-            tensors[f"moments/{number}/covariance"] = group.covariance
-        return tensors
+        return state_of(self)
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.inference_layers = tuple(content["inference_layers"])
-        self.inference.absolute_ridge = content["absolute_ridge"]
-        for t, entry in enumerate(content["tasks"]):
-            tensors = {name: tensor.to(self.device) for name, tensor in files[f"task-{t:04d}"].items()}
-            vectors, selected, blocks = {}, {}, {}
-            for name in self.model.layers:
-                parts = ("strength", "logit", "c", "d")
-                vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{part}"] for part in parts))
-                selected[name] = tensors[f"posterior/{name}/selected"]
-                blocks[name] = FactorBlock(*(tensors[f"factors/{name}/{p}"] for p in ("a", "b", "positions")))
-            own = {key.removeprefix("own/"): v for key, v in tensors.items() if key.startswith("own/")}
-            self.model.add_task(LearntTask(int(entry["outputs"]), vectors, selected, own), blocks)
-            self.classes.append(tuple(entry["classes"]))
-            for number, count in enumerate(entry["groups"]):
-                mean, covariance = (tensors[f"moments/{number}/{part}"] for part in ("mean", "covariance"))
-                self.inference.add(t, Moments(int(count), mean, covariance))
+        take_state(self, content, files)

@@ -261,11 +261,15 @@ def _scores(opened: store.Opened, content: Fields, seed: int) -> Scores | None:
     layer = ""
     for name in names:
         tensors = opened.tensors(name)
+        block = name.replace("task-", "factors-")
+        if opened.schema > 1:  # the factors a task locked lie in a part of their own, if there are any
+            tensors |= opened.tensors(block) if block in opened.files else {}
         layer = layer or next((str(each) for each in layers if f"posterior/{each}/strength" in tensors), "")
         if not layer:
             return None  # a method without factors
         parts = [tensors.get(f"posterior/{layer}/{part}") for part in ("strength", "selected")]
-        positions = tensors.get(f"factors/{layer}/positions")
+        none = torch.empty(0, dtype=torch.long) if opened.schema > 1 else None
+        positions = tensors.get(f"factors/{layer}/positions", none)
         strength, selected = parts
         if strength is None or selected is None or positions is None or strength.shape != selected.shape:
             raise StoreError(f"{name} does not hold the strengths and selection of layer '{layer}'.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from ibpwf.errors import TrainingError
 from ibpwf.training.augment import CropAndFlip, check_images
+from ibpwf.training.checkpoint import Checkpoint, Place, Resumed
 from ibpwf.training.phase import learning_rate_at, set_learning_rate
 from ibpwf.training.step import Step
 
@@ -38,14 +40,25 @@ class Progress:
     samples: int
 
 
-def epoch_steps(step: Step, order: Tensor, describe: str) -> Generator[None, None, tuple[float, float]]:
-    """One pass in the given order, pausing after every step; returns the mean loss and extra term."""
+def epoch_steps(
+    step: Step,
+    order: Tensor,
+    describe: str,
+    resumed: Resumed | None = None,
+    step_done: Callable[[], None] | None = None,
+) -> Generator[None, None, tuple[float, float]]:
+    """One pass in the given order (the rest of one that was `resumed`), pausing after every step; returns the mean
+    loss and extra term."""
     step.start_epoch(order)
-    for number in range(step.count):
+    if resumed is not None:
+        step.restore(resumed.step, resumed.done)
+    for number in range(step.done, step.count):
         step.first_half()
         if step.on_host is not None:
             yield  # others' gradients are computed while this learner waits for its own
         step.second_half()
+        if step_done is not None:
+            step_done()
         yield
         if number % 512 == 511:
             check_finite(step.log[: number + 1], describe)
@@ -73,19 +86,25 @@ def check_parameters(parameters: Sequence[nn.Parameter], describe: str) -> None:
 
 
 def task_steps(
-    method: Method, data: TaskData, progress: Callable[[Progress], None] | None = None
+    method: Method,
+    data: TaskData,
+    progress: Callable[[Progress], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Generator[None, None, None]:
     """Train one task from `begin_task` to `end_task`, pausing after every step so that several learners can take
-    turns. Nothing is kept if it does not get to the end."""
+    turns. Nothing is kept if it does not get to the end, save in a `checkpoint`, from which it then goes on."""
     try:
         shuffle = data.generator("shuffle")
         phases = method.begin_task(data)
         x, y = method.examples_to_train(data)
         augment = CropAndFlip(data.generator("augment", x.device))
-        for phase in phases:
+        resumed = None if checkpoint is None else checkpoint.resumed(method)
+        for number, phase in enumerate(phases):
             check_images(phase.augment, tuple(x.shape[1:]))
+            if resumed is not None and number < resumed.place.phase:
+                continue
             step: Step | None = None
-            for epoch in range(phase.epochs):
+            for epoch in range(0 if resumed is None else resumed.place.epoch, phase.epochs):
                 if step is None:
                     step = Step(
                         phase,
@@ -103,9 +122,14 @@ def task_steps(
                         tf32=method.tf32,
                     )
                 set_learning_rate(step.optimizer, learning_rate_at(phase, epoch))
+                if resumed is not None:
+                    shuffle.set_state(resumed.place.shuffle)
+                place = Place(number, epoch, shuffle.get_state())
                 order = torch.randperm(len(y), generator=shuffle)
                 describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
-                loss, extra = yield from epoch_steps(step, order, describe)
+                keep = None if checkpoint is None else partial(checkpoint.step_done, method, step, place)
+                loss, extra = yield from epoch_steps(step, order, describe, resumed, keep)
+                resumed = None
                 if progress is not None:
                     counts = method.counts()
                     progress(

@@ -7,11 +7,12 @@ position that stay on the device, so the interpreter does nothing per step but s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.phase import Phase, make_optimizer
 
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -33,7 +34,7 @@ class Step:
         *,
         generators: Sequence[torch.Generator] = (),
         buffers: Sequence[Tensor] = (),
-        augment: Callable[[Tensor], Tensor] | None = None,
+        augment: CropAndFlip | None = None,
         after: Callable[[], None] | None = None,
         between: Callable[[], None] | None = None,
         on_host: Callable[[], None] | None = None,
@@ -60,6 +61,28 @@ class Step:
         self.order.copy_(order[: self.count * self.size].view(self.count, self.size))
         self.position.zero_()
         self.done = 0
+
+    def kept(self) -> dict[str, Tensor]:
+        """What goes into a checkpoint besides the parameters: the optimiser's state and the log of the epoch."""
+        tensors = {"log": self.log}
+        if self.augment is not None:
+            tensors["augment"] = self.augment.generator.get_state()
+        for number, parameter in enumerate(self.parameters):
+            state = self.optimizer.state[parameter].items()
+            tensors |= {f"optimizer/{number}/{key}": value for key, value in state if isinstance(value, Tensor)}
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor], done: int) -> None:
+        """Go on after `done` steps of an epoch that was started in the same order."""
+        self.log.copy_(tensors["log"])
+        if self.augment is not None:
+            self.augment.generator.set_state(tensors["augment"])
+        self.position.fill_(done)
+        self.done = done
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, number, key = name.split("/")
+                self.optimizer.state[self.parameters[int(number)]][key] = tensor.to(self.x.device)
 
     def first_half(self) -> None:
         """Gradients of the next batch (and, in a recorded step with nothing to decide on the host, all the rest)."""
@@ -110,6 +133,8 @@ class Step:
         matrix products keep their workspace per stream, and graphs that shared one would overwrite each other's
         results when they run at the same time."""
         tensors = [*(p.detach() for p in self.parameters), *self.buffers, self.position]
+        tensors += [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        resumed = bool(self.optimizer.state)
         kept = [t.clone() for t in tensors]
         states = [g.get_state() for g in self.generators]
         here = torch.cuda.current_stream()
@@ -124,7 +149,7 @@ class Step:
         here.wait_stream(stream)
         for tensor, old in zip(tensors, kept, strict=True):
             tensor.copy_(old)
-        for state in self.optimizer.state.values():
+        for state in () if resumed else self.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()

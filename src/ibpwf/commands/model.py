@@ -1,0 +1,143 @@
+"""`ibpwf verify`, `ibpwf inspect` and `ibpwf forget`: a model folder checked, looked at, and with a task less."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ibpwf.inspection import ModelReport
+
+DAMAGED = 1
+"""The exit code of `verify` for a folder that is not whole; 2 is every command's for an error."""
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, as Learner.save writes it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+
+
+def verify_command(model: Model, json_: AsJson = False) -> None:
+    """Check every file of a model folder against its digest. Exit code 0: whole, 1: damaged, 2: cannot be checked."""
+    from ibpwf import store
+    from ibpwf.model_folder import verify_model
+
+    if not model.is_dir():
+        store.open_folder(model)  # says so
+    checked = verify_model(model)
+    if json_:
+        problems = [problem._asdict() for problem in checked.problems]
+        found = {"model": str(model), "whole": not problems, "problems": problems, "foreign": checked.foreign}
+        typer.echo(json.dumps({**found, "files": checked.files, "bytes": checked.bytes}, indent=2))
+    else:
+        for problem in checked.problems:
+            typer.echo(f"{problem.kind}: {problem.file}: {problem.message}")
+        for name in checked.foreign:
+            typer.echo(f"foreign: {name}: not part of the model and never read.")
+        if checked.problems:
+            count = len(checked.problems)
+            typer.echo(f"{model} is damaged: {count} problem{'s' * (count > 1)}.")
+        else:
+            typer.echo(f"{model} is whole: {checked.files} files, {size(checked.bytes)}.")
+    if checked.problems:
+        raise typer.Exit(DAMAGED)
+
+
+def inspect_command(model: Model, json_: AsJson = False) -> None:
+    """Show what a model folder holds: tasks, factors per layer, bytes and history."""
+    from ibpwf.inspection import inspect_model
+
+    report = inspect_model(model)
+    if json_:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+        return
+    show(Console(), report)
+
+
+def forget_command(
+    model: Model,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name; see `ibpwf inspect MODEL`.")],
+    json_: AsJson = False,
+) -> None:
+    """Remove a task and every factor that only it used. All other tasks answer with the same bits as before."""
+    from ibpwf.learner import open_model
+
+    with open_model(model, device="cpu") as learner:
+        before = sum(path.stat().st_size for path in model.iterdir() if path.is_file())
+        forgotten = learner.forget(task)
+        learner.save(model)
+        freed = before - sum(path.stat().st_size for path in model.iterdir() if path.is_file())
+    left = [known.name for known in learner.tasks]
+    if json_:
+        counts = {"removed": forgotten.removed, "kept": forgotten.kept}
+        typer.echo(
+            json.dumps({"model": str(model), "forgot": task, **counts, "bytes": freed, "tasks": left}, indent=2)
+        )
+        return
+    typer.echo(f"Forgot task '{task}' of {model}: {size(max(freed, 0))} freed.")
+    for layer, count in forgotten.removed.items():
+        kept = forgotten.kept[layer]
+        typer.echo(f"  {layer}: {count} factors removed, {kept} kept because others use them")
+    typer.echo(f"Tasks that remain: {', '.join(left) or 'none'}.")
+
+
+def size(count: int) -> str:
+    """Bytes as people write them."""
+    number, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+BAR = 24
+"""Columns for the bar of the layer with the most factors."""
+
+
+def show(console: Console, report: ModelReport) -> None:
+    """Tables and bars for a terminal; one bar is one layer's factors of one task: reused, then new ones."""
+
+    def say(text: str = "", style: str = "") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    shape = "none yet" if report.input_shape is None else " × ".join(map(str, report.input_shape))
+    say(f"{report.path}: {report.method}, {len(report.tasks)} tasks, {size(report.bytes)}", "bold")
+    say(f"schema {report.schema}, seed {report.seed}, inputs of shape {shape}")
+    if report.in_progress is not None:
+        say(f"in progress: task '{report.in_progress}', broken off; learn it again with resume to go on")
+    if not report.tasks:
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task")
+    table.add_column("classes")
+    for head in ("examples", "accuracy", "bytes"):
+        table.add_column(head, justify="right")
+    for task in report.tasks:
+        accuracy = "–" if task.accuracy is None else f"{task.accuracy:.2f} %"
+        table.add_row(escape(task.name), _classes(task.classes), str(task.examples), accuracy, size(task.bytes))
+    say()
+    console.print(table)
+    widest = max((use.active for task in report.tasks for use in task.factors.values()), default=0)
+    names = max((len(task.name) for task in report.tasks), default=0)
+    for layer, total in report.layers.items():
+        say(f"\n{layer}: {total} factors", "bold")
+        for task in report.tasks:
+            use = task.factors[layer]
+            reused, new = (round(BAR * count / max(widest, 1)) for count in (use.reused, use.new))
+            bar = ("█" * reused + "░" * new).ljust(BAR)
+            say(f"  {task.name:<{names}}  {bar} {use.active} used: {use.reused} reused, {use.new} new")
+    names_of = {task.serial: f" '{task.name}'" for task in report.tasks}
+    say("\nhistory", "bold")
+    for line in report.history:
+        version = f" (ibpwf {line['version']})" if line.get("version") else ""
+        say(f"  {line['event']} task {line['serial'] + 1}{names_of.get(line['serial'], '')}{version}")
+
+
+def _classes(labels: list[int]) -> str:
+    shown = ", ".join(map(str, labels[:8]))
+    return shown if len(labels) <= 8 else f"{shown}, … ({len(labels)})"

@@ -1,0 +1,348 @@
+"""Any method as a learner: tasks in one after another, answers out, to disk and back."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibpwf import __version__, store
+from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
+from ibpwf.factors.forgetting import Forgotten
+from ibpwf.inference.prediction import Prediction
+from ibpwf.inputs import check_inputs, check_labels, from_dataset
+from ibpwf.methods import method_named
+from ibpwf.methods.base import Method, TaskData
+from ibpwf.model_folder import KIND, SCHEMA, SavedParts
+from ibpwf.training.checkpoint import Checkpoint, Identity, digest_of, discard_finished
+from ibpwf.training.loop import Progress, task_steps
+
+Data = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+TaskChoice = int | str | Sequence[int] | Sequence[str] | Tensor | None
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task that has been learnt."""
+
+    name: str
+    number: int
+    classes: tuple[int, ...]
+    examples: int
+    accuracy: float | None = None  # per cent, as measured when it was learnt (see `note_accuracy`)
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """'auto' is the GPU where there is one, else the CPU."""
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device is '{device}'; give 'auto', 'cpu' or 'cuda'.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device is '{device}' but this machine has no CUDA GPU; use 'auto' or 'cpu'.")
+    return chosen
+
+
+def _whole(field: str, value: int) -> int:
+    """A whole number from 0, NumPy's included."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 63:
+        raise InputError(f"{field} is {value!r}; give a whole number from 0.")
+    return number
+
+
+def _minutes(every: float) -> float:
+    if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0 <= every < float("inf"):
+        raise InputError(f"every is {every!r}; give the minutes between two checkpoints, such as 10.")
+    return float(every)
+
+
+class TaskLearner:
+    """Any method as a learner: checks what comes in, names tasks, trains, answers, stores."""
+
+    def __init__(self, method: Method, *, seed: int = 0) -> None:
+        self.method: Method = method
+        self.seed = _whole("seed", seed)
+        self.tasks: list[TaskInfo] = []
+        self.extra: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+        self._input_shape: tuple[int, ...] | None = None
+        self._saved = SavedParts()
+
+    @property
+    def device(self) -> torch.device:
+        return self.method.device
+
+    def learn(
+        self,
+        x: Data | torch.utils.data.Dataset[Any],
+        y: Data | None = None,
+        name: str | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        every: float = 10.0,
+        resume: bool = False,
+    ) -> TaskInfo:
+        """Learn one task from examples `x` and integer labels `y` (or from a Dataset of pairs).
+
+        Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before.
+
+        `checkpoint` is the model folder that the learner is saved in: the task in progress is kept there every
+        `every` minutes, and nobody else can write to the folder meanwhile. After a crash, load the learner and learn
+        the task again with `resume=True`: it goes on from the last checkpoint (from the beginning if there is none)
+        to the same bits. Saving the finished task removes the checkpoint.
+        """
+        for _ in self.learn_steps(x, y, name, progress, checkpoint=checkpoint, every=every, resume=resume):
+            pass
+        return self.tasks[-1]
+
+    def learn_steps(
+        self,
+        x: Data | torch.utils.data.Dataset[Any],
+        y: Data | None = None,
+        name: str | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        every: float = 10.0,
+        resume: bool = False,
+    ) -> Generator[None, None, None]:
+        """`learn`, pausing after every optimisation step; the task counts once the last step is done."""
+        if isinstance(x, torch.utils.data.Dataset):
+            if y is not None:
+                raise InputError("y was given beside a Dataset, which brings its own labels; leave y out.")
+            x, y = from_dataset(x)
+        if y is None:
+            raise InputError("y is missing; give one integer label per example.")
+        name = name if name is not None else f"task-{len(self.tasks) + 1}"
+        if not isinstance(name, str) or not name.strip():
+            raise InputError(f"name is {name!r}; give the task a name, such as 'left camera'.")
+        if any(task.name == name for task in self.tasks):
+            raise InputError(f"a task named '{name}' has been learnt already; choose another name.")
+        inputs = check_inputs(x, self._input_shape)
+        labels = check_labels(y, len(inputs))
+        classes, local = torch.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise InputError(
+                f"task '{name}' has one class only ({int(classes[0])}); a task needs at least two to tell apart."
+            )
+        self._check_fits(inputs)
+        data = TaskData(
+            name=name,
+            index=len(self.tasks),
+            classes=tuple(int(label) for label in classes),
+            x=inputs.to(self.device),
+            y=local.to(self.device),
+            seed=self.seed,
+            serial=self.method.serial(len(self.tasks)),
+        )
+        with contextlib.ExitStack() as held:
+            keeper = None
+            if checkpoint is not None:
+                held.enter_context(store.lock_folder(checkpoint))
+                keeper = Checkpoint(checkpoint, self._identity(data), every=_minutes(every), resume=resume)
+            elif resume:
+                raise InputError("resume was given without checkpoint; name the model folder to resume from.")
+            yield from task_steps(self.method, data, progress, keeper)
+        self._input_shape = tuple(inputs.shape[1:])
+        self.tasks.append(TaskInfo(name, data.index, data.classes, len(inputs)))
+        self.history.append({"event": "learnt", "serial": data.serial, "version": __version__})
+
+    def _identity(self, data: TaskData) -> Identity:
+        """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""
+        self.method.check_resumable()
+        configuration, fixed = self._configuration()
+        state, parts = self.method.state()
+        model = digest_of([configuration, self.seed, state], {**fixed, **parts})
+        rows = digest_of([data.name, list(data.classes)], {"data": {"x": data.x, "y": data.y}})
+        return Identity(data.name, self.method.serial(data.index), rows, model)
+
+    def note_accuracy(self, task: int | str, accuracy: float) -> None:
+        """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""
+        if not (isinstance(accuracy, (int, float, np.number)) and 0 <= float(accuracy) <= 100):
+            raise InputError(f"accuracy is {accuracy!r}; give per cent, from 0 to 100.")
+        number = self.task_number(task)
+        self.tasks[number] = replace(self.tasks[number], accuracy=float(accuracy))
+
+    def forget(self, task: int | str) -> Forgotten:
+        """Remove a task and every factor that only it used; all other tasks answer with the same bits.
+
+        Later tasks move up by one number, names stay. docs/model-format.md says what is kept and why.
+        """
+        if not self.tasks:
+            raise InputError("nothing has been learnt yet, so there is no task to forget.")
+        number = self.task_number(task)
+        serial = self.method.serial(number)
+        forgotten = self.method.forget(number)
+        del self.tasks[number]
+        self.tasks = [replace(known, number=place) for place, known in enumerate(self.tasks)]
+        if self.tasks:
+            self.history.append({"event": "forgot", "serial": serial, "version": __version__})
+        else:  # as new
+            self.history, self._input_shape = [], None
+        return forgotten
+
+    def _check_fits(self, x: Tensor) -> None:
+        """Run one example through the network, so that a wrong shape is named here and not deep inside torch."""
+        if self._input_shape is not None:
+            return
+        try:
+            out = self.method.trial(x[:1].to(self.device))
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            raise InputError(
+                f"x has examples of shape {tuple(x.shape[1:])}, which does not fit the network: "
+                f"{next(iter(str(error).splitlines()), type(error).__name__)}. "
+                "Reshape x or change the network's first layer."
+            ) from error
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            raise InputError(f"the network gives {what} for one example; it must give one row of class scores.")
+
+    def task_number(self, task: int | str) -> int:
+        """A task's number from its name or number."""
+        if isinstance(task, str):
+            names = [known.name for known in self.tasks]
+            if task not in names:
+                raise unknown("task", task, names)
+            return names.index(task)
+        try:
+            number = operator.index(task)
+        except TypeError:
+            raise InputError(f"task is {task!r}; give a task's name or number.") from None
+        if not -len(self.tasks) <= number < len(self.tasks):
+            raise InputError(
+                f"task is {number}, but {len(self.tasks)} tasks have been learnt; "
+                f"give a number from 0 to {len(self.tasks) - 1}, or a name."
+            )
+        return number % len(self.tasks)
+
+    def _task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
+        if task is None:
+            return None
+        given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            numbers = [self.task_number(given)] * rows
+        else:
+            given = list(given)
+            if len(given) != rows:
+                raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
+            numbers = [self.task_number(t) for t in given]
+        return torch.tensor(numbers, dtype=torch.long, device=self.device)
+
+    def predict(
+        self,
+        x: Data,
+        task: TaskChoice = None,
+        *,
+        marginal: bool = False,
+        draws: int = 0,
+        seed: int = 0,
+    ) -> Prediction:
+        """Answer inputs: for a task given by name or number (or one per row), or inferring it.
+
+        `marginal=True` mixes all tasks' answers by P(t|φ(x)) instead of taking the likeliest task's.
+        `draws=100` averages over that many posterior samples and adds the mutual information.
+        """
+        if not self.tasks:
+            raise InputError("nothing has been learnt yet; call learn(x, y) first.")
+        draws, seed = _whole("draws", draws), _whole("seed", seed)
+        inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
+        rows = self._task_rows(task, len(inputs))
+        return self.method.predict(inputs, rows, marginal=marginal, draws=draws, seed=seed)
+
+    def logits(self, x: Data, task: int | str) -> Tensor:
+        """The raw outputs for one task, a column per class of the task."""
+        if not self.tasks:
+            raise InputError("nothing has been learnt yet; call learn(x, y) first.")
+        inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
+        return self.method.logits(inputs, self.task_number(task))
+
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the model folder; what an earlier save wrote of older tasks is left as it is.
+
+        `extra` is JSON of your own (class names, how inputs are prepared) to keep beside the model; a loaded
+        learner has it as `extra`, and keeps it in later saves that give none.
+        """
+        configuration, fixed = self._configuration()
+        state, files = self.method.state()
+        files = {**fixed, **files}
+        content = {
+            "method": self.method.name,
+            "configuration": configuration,
+            "seed": self.seed,
+            "input_shape": None if self._input_shape is None else list(self._input_shape),
+            "tasks": [
+                {"name": t.name, "classes": list(t.classes), "examples": t.examples, "accuracy": t.accuracy}
+                for t in self.tasks
+            ],
+            "state": state,
+            "history": self.history,
+            "extra": self.extra if extra is None else dict(extra),
+        }
+        with store.lock_folder(path):
+            self._saved.check_unchanged_by_others(path)
+            unchanged = self._saved.unchanged(path, files) if self.method.locks else {}
+            opened = store.save_folder(
+                path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged
+            )
+            discard_finished(path, self.method.serial(len(self.tasks)))
+        self._saved.remember(opened, files if self.method.locks else {})
+        self.extra = opened.content["extra"]
+
+    def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """What makes the untrained method again: JSON, and tensors."""
+        return self.method.configuration(), {}
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
+        """Read a model folder of any method but IBP-WF (see `Learner.load`)."""
+        opened = store.open_folder(path, kind=KIND)
+        with whole_folder(path):
+            method = method_named(opened.content["method"]).create(
+                opened.content["configuration"], choose_device(device)
+            )
+            return cls(method, seed=opened.content["seed"])._restored(opened)
+
+    def _restored(self, opened: store.Opened) -> Self:
+        """Take up the state of an opened folder."""
+        content = opened.content
+        parts = {name: opened.tensors(name) for name in opened.files}
+        self.method.load_state(content["state"], parts)
+        shape = content["input_shape"]
+        self._input_shape = None if shape is None else tuple(shape)
+        self.tasks = [
+            TaskInfo(t["name"], number, tuple(t["classes"]), t["examples"], t.get("accuracy"))
+            for number, t in enumerate(content["tasks"])
+        ]
+        learnt = [{"event": "learnt", "serial": number, "version": None} for number in range(len(self.tasks))]
+        self.history = list(content.get("history", learnt))
+        self.extra = dict(content.get("extra", {}))
+        same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
+        self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})
+        return self
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | Path) -> Iterator[None]:
+    """What a manifest of the right form but wrong content runs into, as one clear error."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (IBPWFError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise StoreError(
+            f"{path} is not a whole model folder ({type(error).__name__}: {error}); restore it from a copy."
+        ) from None

@@ -1,0 +1,133 @@
+"""Whatever happens to the bytes of a model folder: it is noticed, or it does not matter. Never a wrong answer."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killed_learner import TASKS, examples, fresh
+from torch import Tensor
+
+import ibpwf
+from ibpwf import Learner, store
+from ibpwf.errors import StoreError
+from ibpwf.model_folder import verify_model
+
+X = torch.cat([examples(number)[0][:4] for number in range(TASKS)])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three tasks, the first of four forgotten, so that every kind of part is there."""
+    learner = fresh()
+    for number in range(4):
+        learner.learn(*examples(number), name=f"t{number}")
+    learner.forget("t0")
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    learner.save(folder, extra={"names": ["é", 1.5, None]})
+    kinds = {path.name.split(".")[0].split("-")[0] for path in folder.glob("*.safetensors")}
+    assert kinds == {"task", "factors", "reference", "template"}
+    return folder
+
+
+def predictions(folder: Path) -> list[Tensor]:
+    learner = Learner.load(folder, device="cpu")
+    told = learner.predict(X, draws=2)
+    return [told.labels, told.probabilities, *(learner.logits(X, task.number) for task in learner.tasks)]
+
+
+def outcome(folder: Path) -> tuple[list[Tensor], str | None]:
+    """What a folder answers, or why it is refused; any other error is a failure of the test."""
+    try:
+        return predictions(folder), None
+    except StoreError as error:
+        return [], str(error)
+
+
+def flipped(data: bytes, chance: random.Random) -> bytes:
+    at = chance.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
+
+
+def cut(data: bytes, chance: random.Random) -> bytes:
+    return data[: chance.randrange(len(data))]
+
+
+def gone(data: bytes, chance: random.Random) -> None:
+    return None
+
+
+HARM: dict[str, Callable[[bytes, random.Random], bytes | None]] = {"flipped": flipped, "cut": cut, "gone": gone}
+
+
+@pytest.mark.parametrize("times", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_every_flipped_byte_cut_and_deletion_is_refused_or_harmless(whole: Path, tmp_path: Path, times: int) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    expected = predictions(folder)
+    (folder / store.LOCK).unlink()  # nobody misses it
+    names = sorted(path.name for path in folder.iterdir())
+    chance = random.Random(times)
+    seen: Counter[tuple[str, bool]] = Counter()
+    for _ in range(times):
+        path = folder / chance.choice(names)
+        data = path.read_bytes()
+        harm = chance.choices(list(HARM), weights=[8, 3, 1])[0]
+        harmed = HARM[harm](data, chance)
+        if harmed is None:
+            path.unlink()
+        else:
+            path.write_bytes(harmed)
+        problems = verify_model(folder).problems
+        told, refused = outcome(folder)
+        seen[harm, refused is not None] += 1
+        if refused is not None:
+            assert "\n" not in refused
+            assert [problem.file for problem in problems] == [path.name], (harm, refused)
+        else:  # one blank for another in the manifest, or its last newline
+            assert path.name == store.MANIFEST, (harm, path.name)
+            assert problems == []
+            assert all(torch.equal(now, then) for now, then in zip(told, expected, strict=True))
+        path.write_bytes(data)
+    assert all(seen[harm, True] for harm in HARM)
+    print(dict(seen))
+
+
+def test_nothing_is_unpickled_when_a_folder_is_read(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = predictions(whole)
+
+    def explode(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model folder was unpickled")
+
+    for place, names in (
+        (pickle, ("load", "loads", "Unpickler", "_Unpickler", "_load", "_loads")),
+        (torch, ("load",)),
+        (torch.serialization, ("load", "_load", "_legacy_load")),
+    ):
+        for name in names:
+            monkeypatch.setattr(place, name, explode)
+    told = predictions(whole)
+    monkeypatch.undo()
+    assert all(torch.equal(now, then) for now, then in zip(told, expected, strict=True))
+
+
+def test_no_module_of_ours_imports_pickle_loads_with_torch_or_runs_text_as_code() -> None:
+    source = Path(ibpwf.__file__).parent
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            imported = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            for name in (*imported, module or ""):
+                assert name.partition(".")[0] not in ("pickle", "dill", "shelve", "marshal"), path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec", "compile", "__import__"), path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) != ("torch", "load"), path

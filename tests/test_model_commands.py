@@ -1,0 +1,182 @@
+"""`ibpwf verify`, `inspect` and `forget`, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ibpwf import Learner, Settings
+from ibpwf.data.tasks import Scenario
+from ibpwf.inspection import inspect_model
+from processes import Finished
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture
+def folder(learnt_folder: Path, tmp_path: Path) -> Path:
+    """A model of the tasks '0/1' and '2/3'."""
+    shutil.copytree(learnt_folder, tmp_path / "model")
+    return tmp_path / "model"
+
+
+# verify
+
+
+def test_a_whole_folder_is_said_to_be_whole(folder: Path, command: Command) -> None:
+    done = command("verify", "model")
+    assert done.code == 0, done.err
+    assert done.out.startswith("model is whole: ")
+    assert json.loads(command("verify", "model", "--json").out)["whole"] is True
+
+
+def test_every_damaged_missing_and_foreign_file_is_named_and_the_code_is_1(folder: Path, command: Command) -> None:
+    cut, gone = next(folder.glob("task-0000.*")), next(folder.glob("task-0001.*"))
+    cut.write_bytes(cut.read_bytes()[:-3])
+    gone.unlink()
+    (folder / "notes.txt").write_text("mine")
+    done = command("verify", "model")
+    assert done.code == 1
+    lines = done.out.splitlines()
+    assert lines[0].startswith(f"damaged: {cut.name}: ")
+    assert lines[1].startswith(f"missing: {gone.name}: ")
+    assert lines[2] == "foreign: notes.txt: not part of the model and never read."
+    assert lines[3] == "model is damaged: 2 problems."
+    found = json.loads(command("verify", "model", "--json").out)
+    assert [(problem["kind"], problem["file"]) for problem in found["problems"]] == [
+        ("damaged", cut.name),
+        ("missing", gone.name),
+    ]
+    assert found["foreign"] == ["notes.txt"]
+
+
+def test_a_foreign_file_alone_is_no_damage(folder: Path, command: Command) -> None:
+    (folder / "notes.txt").write_text("mine")
+    done = command("verify", "model")
+    assert done.code == 0
+    assert "foreign: notes.txt" in done.out
+
+
+def test_a_broken_manifest_is_damage_and_no_folder_at_all_is_an_error(folder: Path, command: Command) -> None:
+    (folder / "manifest.json").write_text("{")
+    assert command("verify", "model").code == 1
+    assert command("verify", "model/manifest.json").code == 2
+    missing = command("verify", "none")
+    assert missing.code == 2
+    assert missing.err == "error: cannot open 'none': there is no such file or folder. Check the path.\n"
+
+
+# inspect
+
+
+def test_inspect_shows_tasks_factors_bytes_and_history(folder: Path, command: Command) -> None:
+    done = command("inspect", "model", COLUMNS="100")
+    assert done.code == 0, done.err
+    assert done.out.startswith("model: ibpwf, 2 tasks, ")
+    for words in ("0/1", "2, 3", "hidden1: ", " reused, ", "█", "history", "learnt task 2 '2/3' (ibpwf 0.1.0)"):
+        assert words in done.out
+
+
+def test_the_json_says_what_the_learner_says(folder: Path, learnt: Learner, command: Command) -> None:
+    learnt = Learner.load(folder)
+    learnt.note_accuracy("2/3", 97.25)
+    learnt.save(folder, extra={"names": ["a"]})
+    told: dict[str, Any] = json.loads(command("inspect", "model", "--json").out)
+    assert told == inspect_model(folder).to_json() | {"path": "model"}
+    assert [(task["name"], tuple(task["classes"]), task["examples"]) for task in told["tasks"]] == [
+        (task.name, task.classes, task.examples) for task in learnt.tasks
+    ]
+    assert [task["accuracy"] for task in told["tasks"]] == [None, 97.25]
+    assert [task["factors"] for task in told["tasks"]] == [learnt.method.use(number) for number in range(2)]
+    assert told["layers"] == {name: dictionary.locked for name, dictionary in learnt.model.layers.items()}
+    assert told["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert told["extra"] == {"names": ["a"]}
+    assert told["in_progress"] is None
+
+
+def test_old_folders_folders_with_a_forgotten_task_and_other_methods_can_be_inspected(
+    folder: Path, tmp_path: Path, digits: Scenario
+) -> None:
+    learner = Learner.load(folder)
+    learner.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    learner.forget("0/1")
+    learner.save(folder)
+    report = inspect_model(folder)
+    uses = [{layer: vars(use) for layer, use in task.factors.items()} for task in report.tasks]
+    assert uses == [learner.method.use(number) for number in range(2)]
+    assert report.layers == {name: dictionary.locked for name, dictionary in learner.model.layers.items()}
+    old = inspect_model(Path(__file__).parent / "data" / "model-folders" / "v1" / "mlp-shared-head")
+    assert [sum(use.new for use in task.factors.values()) for task in old.tasks] == [8, 2, 3]
+    from ibpwf.learner import TaskLearner
+    from ibpwf.methods import method_named
+    from ibpwf.methods.dense import Problem
+
+    other = TaskLearner(method_named("sgd")(Problem((64,), 10, "task")))  # type: ignore[call-arg]
+    other.learn(digits[0].train.x[:64], digits[0].train.y[:64], name="0/1")
+    other.save(tmp_path / "other")
+    assert [task.name for task in inspect_model(tmp_path / "other").tasks] == ["0/1"]
+
+
+def test_inspecting_what_is_no_model_is_an_error(tmp_path: Path, command: Command) -> None:
+    done = command("inspect", "model")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: cannot open 'model': there is no such file or folder. Check the path.\n"
+
+
+# forget
+
+
+def test_forget_removes_the_task_and_says_what_was_removed(
+    folder: Path, learnt: Learner, digits: Scenario, command: Command
+) -> None:
+    expected = learnt.logits(digits[1].test.x, "2/3")
+    done = command("forget", "model", "0/1")
+    assert done.code == 0, done.err
+    assert done.out.startswith("Forgot task '0/1' of model: ")
+    assert "hidden1: " in done.out
+    assert done.out.endswith("Tasks that remain: 2/3.\n")
+    left = Learner.load(folder)
+    assert [task.name for task in left.tasks] == ["2/3"]
+    assert torch.equal(left.logits(digits[1].test.x, "2/3"), expected)
+    assert command("verify", "model").code == 0
+    assert "forgot task 1" in command("inspect", "model").out
+
+
+def test_forgetting_an_unknown_task_suggests_the_nearest_and_changes_nothing(folder: Path, command: Command) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    done = command("forget", "model", "0-1")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: unknown task '0-1'. Did you mean '0/1'? Known: 0/1, 2/3.\n"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert command("forget", "none", "0/1").code == 2
+    assert not (folder.parent / "none").exists()
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        return out
+
+
+def test_a_network_of_ones_own_class_is_verified_and_inspected_and_forgotten_in_python(
+    tmp_path: Path, command: Command
+) -> None:
+    learner = Learner(Own(), Settings(epochs=1, finetune_epochs=0), device="cpu")
+    learner.learn(torch.randn(8, 4), torch.arange(8) % 2, name="a")
+    learner.save(tmp_path / "model")
+    assert command("verify", "model").code == 0
+    assert command("inspect", "model").code == 0
+    done = command("forget", "model", "a")
+    assert done.code == 2
+    assert "pass it again: Learner.load(path, net=MyNet())" in done.err
