@@ -22,6 +22,8 @@ from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference.features import check_layers, features, first_layer
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 from ibpwf.inference.prediction import Prediction
+from ibpwf.inference.random_features import RandomFeatures
+from ibpwf.inference.shared import SharedGaussianInference, class_moments
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.methods.base import Counts, Method, TaskData
 from ibpwf.settings import Settings
@@ -48,9 +50,14 @@ class IBPWF(Method):
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
         layers = settings.inference_layers
-        self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
+        self.random: RandomFeatures | None = None  # drawn when the first task ends
+        if layers == "random":
+            self.inference_layers: tuple[str, ...] = ()
+        else:
+            self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
         check_layers(model.net, self.inference_layers)
-        self.inference = GaussianTaskInference(settings.ridge)
+        shared = settings.gaussians == "shared"
+        self.inference = (SharedGaussianInference if shared else GaussianTaskInference)(settings.ridge)
         self.classes: list[tuple[int, ...]] = []
         self.network: TaskNetwork | None = None
         self._phase = ELBO
@@ -137,8 +144,11 @@ class IBPWF(Method):
     def end_task(self, data: TaskData) -> None:
         network = self._training
         self.model.finish_task(network, self.settings.kappa)
-        known = len(self.inference.groups)
         try:
+            if self.settings.inference_layers == "random" and data.index == 0:
+                self.random = RandomFeatures.drawn(
+                    data.x, self.settings.random_features, data.generator("random features")
+                )
             groups = self._statistics(data)
             if self.inference.absolute_ridge is None:
                 self.inference.set_scale(groups)
@@ -146,17 +156,25 @@ class IBPWF(Method):
                 self.inference.add(data.index, group)
             self.classes.append(data.classes)
         except BaseException:
-            self.inference.keep(known)
-            del self.classes[data.index :]
-            self.model.drop_last_task()
+            self.drop_last_task()
             raise
         self.network = None
 
+    def drop_last_task(self) -> None:
+        """Undo `end_task`, or as much of it as was done."""
+        last = len(self.model.tasks) - 1
+        self.inference.keep(sum(owner < last for owner in self.inference.owner))
+        del self.classes[last:]
+        self.model.drop_last_task()
+
     def _statistics(self, data: TaskData) -> list[Moments]:
         """Moments of φ under the first task's weights (eq. parameter_est), per task or per class."""
+        batches = zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True)
+        if self.settings.gaussians == "shared":
+            return class_moments(((self.features(x), y) for x, y in batches), len(data.classes))
         per_class = self.settings.gaussians == "class"
         sums = [MomentAccumulator() for _ in (data.classes if per_class else [0])]
-        for x, y in zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True):
+        for x, y in batches:
             phi = self.features(x)
             for number, accumulator in enumerate(sums):
                 rows = phi[y == number] if per_class else phi
@@ -171,7 +189,8 @@ class IBPWF(Method):
 
     def trial(self, x: Tensor) -> object:
         net = self.model.net.eval()
-        features(net, dict(net.state_dict()), self.inference_layers, x)  # a layer that never runs is named now
+        if self.inference_layers:  # a layer that never runs is named now
+            features(net, dict(net.state_dict()), self.inference_layers, x)
         with torch.no_grad():
             out = net(x)
         self.model.check_head(x, out)
@@ -181,7 +200,9 @@ class IBPWF(Method):
         return self.model.logits(x, task)
 
     def features(self, x: Tensor) -> Tensor:
-        """φ(x), always under the first task's weights."""
+        """φ(x), always under the first task's weights, or from the fixed random layer."""
+        if self.random is not None:
+            return self.random(x)
         return features(self.model.net, self.model.state(0), self.inference_layers, x)
 
     def task_log_probabilities(self, x: Tensor) -> Tensor:
@@ -253,7 +274,10 @@ class IBPWF(Method):
         return self.model.parameters()
 
     def memory(self) -> dict[str, int]:
-        moments = sum(8 * (g.mean.numel() + g.covariance.numel()) for g in self.inference.groups)
+        means = sum(g.mean.numel() for g in self.inference.groups)
+        covariances = {id(g.covariance): g.covariance.numel() for g in self.inference.groups}  # a task's may be one
+        random = sum(t.numel() for t in self.random.tensors().values()) if self.random else 0
+        moments = 8 * (means + sum(covariances.values())) + 4 * random
         return {"factors and tasks": 4 * self.model.parameters(), "feature statistics": moments}
 
     def configuration(self) -> dict[str, Any]:
@@ -279,7 +303,8 @@ class IBPWF(Method):
                 for t, classes in enumerate(self.classes)
             ],
         }
-        return content, {f"task-{t:04d}": self._task_file(t) for t in range(len(self.classes))}
+        files = {f"task-{t:04d}": self._task_file(t) for t in range(len(self.classes))}
+        return content, files | ({"random-features": self.random.tensors()} if self.random else {})
 
     def _groups(self) -> list[tuple[Moments, int]]:
         return list(zip(self.inference.groups, self.inference.owner, strict=True))
@@ -303,12 +328,15 @@ class IBPWF(Method):
         mine = [group for group, owner in self._groups() if owner == t]
         for number, group in enumerate(mine):
             tensors[f"moments/{number}/mean"] = group.mean
-            tensors[f"moments/{number}/covariance"] = group.covariance
+            if number == 0 or group.covariance is not mine[0].covariance:
+                tensors[f"moments/{number}/covariance"] = group.covariance
         return tensors
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.inference_layers = tuple(content["inference_layers"])
         self.inference.absolute_ridge = content["absolute_ridge"]
+        if "random-features" in files:
+            self.random = RandomFeatures.from_tensors(files["random-features"], self.device)
         for t, entry in enumerate(content["tasks"]):
             tensors = {name: tensor.to(self.device) for name, tensor in files[f"task-{t:04d}"].items()}
             vectors, selected, blocks = {}, {}, {}
@@ -321,5 +349,5 @@ class IBPWF(Method):
             self.model.add_task(LearntTask(int(entry["outputs"]), vectors, selected, own), blocks)
             self.classes.append(tuple(entry["classes"]))
             for number, count in enumerate(entry["groups"]):
-                mean, covariance = (tensors[f"moments/{number}/{part}"] for part in ("mean", "covariance"))
-                self.inference.add(t, Moments(int(count), mean, covariance))
+                covariance = tensors.get(f"moments/{number}/covariance", tensors["moments/0/covariance"])
+                self.inference.add(t, Moments(int(count), tensors[f"moments/{number}/mean"], covariance))
