@@ -9,17 +9,29 @@ from ibpwf.lazy import lazy_names
 if TYPE_CHECKING:
     from ibpwf.data.scenarios import scenario
     from ibpwf.errors import IBPWFError
+    from ibpwf.estimator import ContinualClassifier
     from ibpwf.factors.model import factorize
     from ibpwf.inference.prediction import Prediction
     from ibpwf.learner import Learner, load
     from ibpwf.settings import Settings
 
 __version__ = "0.1.0"
-__all__ = ["IBPWFError", "Learner", "Prediction", "Settings", "__version__", "factorize", "load", "scenario"]
+__all__ = [
+    "ContinualClassifier",
+    "IBPWFError",
+    "Learner",
+    "Prediction",
+    "Settings",
+    "__version__",
+    "factorize",
+    "load",
+    "scenario",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "ContinualClassifier": "ibpwf.estimator",
         "IBPWFError": "ibpwf.errors",
         "Learner": "ibpwf.learner",
         "Prediction": "ibpwf.inference.prediction",

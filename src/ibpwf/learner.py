@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -74,6 +74,7 @@ class TaskLearner:
         self.method: Method = method
         self.seed = _whole("seed", seed)
         self.tasks: list[TaskInfo] = []
+        self.extra: dict[str, Any] = {}
         self._input_shape: tuple[int, ...] | None = None
 
     @property
@@ -209,8 +210,9 @@ class TaskLearner:
         inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
         return self.method.logits(inputs, self.task_number(task))
 
-    def save(self, path: str | Path) -> None:
-        """Write the model folder; what an earlier save wrote of older tasks is left as it is."""
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the model folder; what an earlier save wrote of older tasks is left as it is. `extra` is JSON of your
+        own to keep beside the model, to be found as `load(path).extra`."""
         configuration, fixed = self._configuration()
         state, files = self.method.state()
         content = {
@@ -220,6 +222,7 @@ class TaskLearner:
             "input_shape": None if self._input_shape is None else list(self._input_shape),
             "tasks": [{"name": t.name, "classes": list(t.classes), "examples": t.examples} for t in self.tasks],
             "state": state,
+            "extra": dict(self.extra if extra is None else extra),
         }
         store.save_folder(path, kind=KIND, schema=SCHEMA, content=content, files={**fixed, **files})
 
@@ -242,6 +245,7 @@ class TaskLearner:
         content = opened.content
         parts = {name: opened.tensors(name) for name in opened.files}
         self.method.load_state(content["state"], parts)
+        self.extra = dict(content.get("extra", {}))
         shape = content["input_shape"]
         self._input_shape = None if shape is None else tuple(shape)
         self.tasks = [
