@@ -38,10 +38,10 @@ PAPER = {"init": "random", "inference_layers": "auto", "ridge": 1e-4}
 TUNED: dict[str, dict[str, Any]] = {
     "hidden=(100,)": {"hidden": (100,)},
     "hidden=(200, 200)": {"hidden": (200, 200)},
-    "learning_rate=3e-3": {"learning_rate": 3e-3},
+    "learning_rate=3e-3, batch_size=32": {"learning_rate": 3e-3, "batch_size": 32},
     "learning_rate=3e-4, epochs=60": {"learning_rate": 3e-4, "epochs": 60},
     "epochs=40, cosine schedule": {"epochs": 40, "settings": {"schedule": "cosine"}},
-    "batch_size=16, weight_decay=1e-3": {"batch_size": 16, "settings": {"weight_decay": 1e-3}},
+    "learning_rate=1e-3, batch_size=16": {"learning_rate": 1e-3, "batch_size": 16},
     "random_features=2000, ridge=0.5": {"settings": {"random_features": 2000, "ridge": 0.5}},
     "random_features=300, ridge=0.05": {"settings": {"random_features": 300, "ridge": 0.05}},
     "a Gaussian per class, first layer": {"settings": {**PAPER, "init": "pretrained", "gaussians": "class"}},

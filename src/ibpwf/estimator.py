@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,16 +45,24 @@ PER_TASK = ("epochs", "finetune_epochs", "batch_size", "learning_rate")
 """Settings that may differ from task to task; all others are those of the first."""
 
 
-def training_length(rows: int) -> tuple[int, int, int]:
-    """Epochs, epochs of fine-tuning and batch size for a task of so many rows.
+@dataclass(frozen=True)
+class Training:
+    """How long and how fast a task is trained; half as many epochs again are for fine-tuning."""
 
-    About 600 steps for a small task, and 10 passes (5 over a great many rows) for a large one; half as many again
-    for fine-tuning.
+    epochs: int
+    batch_size: int
+    learning_rate: float
+
+
+def automatic_training(rows: int) -> Training:
+    """What "auto" stands for in a task of so many rows.
+
+    Few rows are learnt in some hundred small, bold steps, more of them in about 600, a great many in 10 or 5 passes.
     """
+    if rows < 500:
+        return Training(min(math.ceil(400 / max(1, rows // 16)), 100), 16, 3e-3)
     batch = 32 if rows < 4_000 else 64 if rows < 40_000 else 128 if rows < 400_000 else 256
-    fewest = 10 if rows < 40_000 else 5
-    epochs = min(max(math.ceil(600 / max(1, rows // batch)), fewest), 100)
-    return epochs, math.ceil(epochs / 2), batch
+    return Training(max(math.ceil(600 / (rows // batch)), 10 if rows < 40_000 else 5), batch, 1e-3)
 
 
 class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -68,8 +77,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     probabilities are mixed over tasks: P(c|x) = Σ_t P(t|x) P(c|x,t).
 
     Parameters: `hidden` layer widths; `alpha`, the expected factors per task and layer ("auto": half of each weight's
-    rank); `epochs`, `batch_size` ("auto": by the task's rows, see `training_length`; half as many epochs again for
-    fine-tuning); `learning_rate`; `settings`, a mapping of any other field of `ibpwf.Settings`; `false_alarm_rate` of
+    rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `automatic_training`; half as many
+    epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`; `false_alarm_rate` of
     `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
 
     Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
@@ -90,7 +99,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         alpha: float | str = "auto",
         epochs: int | str = "auto",
         batch_size: int | str = "auto",
-        learning_rate: float = 1e-3,
+        learning_rate: float | str = "auto",
         settings: Mapping[str, Any] | None = None,
         false_alarm_rate: float = 0.01,
         random_state: int | np.random.RandomState | None = 0,
@@ -172,16 +181,15 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _settings_for(self, rows: int) -> Settings:
-        epochs, finetune, batch = training_length(rows)
-        if self.epochs != "auto":
-            epochs, finetune = self.epochs, math.ceil(int(self.epochs) / 2)  # type: ignore[assignment]
+        auto = automatic_training(rows)
+        epochs = auto.epochs if self.epochs == "auto" else self.epochs
         chosen = {
             **DEFAULTS,
             "alpha": self.alpha,
             "epochs": epochs,
-            "finetune_epochs": finetune,
-            "batch_size": batch if self.batch_size == "auto" else self.batch_size,
-            "learning_rate": self.learning_rate,
+            "finetune_epochs": (epochs + 1) // 2 if isinstance(epochs, (int, np.integer)) else 0,
+            "batch_size": auto.batch_size if self.batch_size == "auto" else self.batch_size,
+            "learning_rate": auto.learning_rate if self.learning_rate == "auto" else self.learning_rate,
             **(self.settings or {}),
         }
         return Settings().replace(**chosen)
