@@ -218,11 +218,11 @@ def main() -> None:
             "scikit-learn": sklearn.__version__,
             "numpy": np.__version__,
         },
+        "tuned": {label: {k: repr(v) for k, v in parameters.items()} for label, parameters in TUNED.items()},
         "hardware": f"CPU, {torch.get_num_threads()} of {os.cpu_count()} cores ({platform.machine()})",
     }
     file = asked.out / "defaults.json"
     record = json.loads(file.read_text()) if file.exists() else {"rows": []}
-    record["tuned"] = {label: {k: repr(v) for k, v in parameters.items()} for label, parameters in TUNED.items()}
     asked.out.mkdir(parents=True, exist_ok=True)
     for name, problem in problems(asked.quick).items():
         if asked.data and name not in asked.data:

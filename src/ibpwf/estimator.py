@@ -78,8 +78,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters: `hidden` layer widths; `alpha`, the expected factors per task and layer ("auto": half of each weight's
     rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `automatic_training`; half as many
-    epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`; `false_alarm_rate` of
-    `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
+    epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`;
+    `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
 
     Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
     """
