@@ -9,6 +9,7 @@ from ibpwf.lazy import lazy_names
 if TYPE_CHECKING:
     from ibpwf.data.scenarios import scenario
     from ibpwf.errors import IBPWFError
+    from ibpwf.estimator import ContinualClassifier
     from ibpwf.factors.model import factorize
     from ibpwf.inference.prediction import Prediction
     from ibpwf.learner import Learner, load, open_model
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "ContinualClassifier",
     "IBPWFError",
     "Learner",
     "Prediction",
@@ -30,6 +32,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "ContinualClassifier": "ibpwf.estimator",
         "IBPWFError": "ibpwf.errors",
         "Learner": "ibpwf.learner",
         "Prediction": "ibpwf.inference.prediction",

@@ -112,10 +112,11 @@ class Settings(FrozenSettings):
     appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`, `augment`
     ("crop-flip": images are moved and mirrored at random).
     End of a task: `kappa` (factors with π̄ ≥ κ are locked), `finetune_epochs` with the selection fixed.
-    Task inference: `gaussians` per "task" (the paper) or per "class", `inference_layers` ("auto": the first layer
-    before its activation), `inference_features` (that layer's "outputs", or what its single "factors" make of the
-    input: more than the outputs tell, where a layer has more factors than outputs), `ridge` (relative to the first
-    task's variance, the same for all tasks).
+    Task inference: `gaussians` per "task" (the paper), per "class", or per class with one "shared" covariance;
+    `inference_layers` ("auto": the first layer before its activation; "random": a fixed random layer of
+    `random_features` units); `inference_features` (a layer's "outputs", or what its single "factors" make of the
+    input: more than the outputs tell, where a layer has more factors than outputs); `ridge` (relative to the first
+    task's variance, the same for all tasks; of a shared covariance it is a prior that fades with the rows seen).
     """
 
     alpha: float | Literal["auto"] | dict[str, float] = "auto"
@@ -138,9 +139,10 @@ class Settings(FrozenSettings):
     kl_weight: float = 1.0
     kl_terms: int | None = None
     kappa: float = 0.5
-    gaussians: Literal["task", "class"] = "task"
-    inference_layers: Literal["auto"] | tuple[str, ...] = "auto"
+    gaussians: Literal["task", "class", "shared"] = "task"
+    inference_layers: Literal["auto", "random"] | tuple[str, ...] = "auto"
     inference_features: Literal["outputs", "factors"] = "outputs"
+    random_features: int = 1000
     ridge: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -156,7 +158,7 @@ class Settings(FrozenSettings):
         for name in ("finetune_learning_rate", "clip", "temperature_start", "kl_terms"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "it must be above 0, or none")
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "random_features"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
         for name in ("finetune_epochs", "weight_decay", "kl_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative")

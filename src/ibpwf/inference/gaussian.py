@@ -121,13 +121,17 @@ class GaussianTaskInference:
         variance = (within + between) / len(mean)
         self.absolute_ridge = self.ridge * (variance if variance > 0 else 1.0)
 
+    def ridge_for(self, rows: int) -> float:
+        """What is added to the diagonal of a covariance made of `rows` rows: always the same."""
+        assert self.absolute_ridge is not None
+        return self.absolute_ridge
+
     def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per group: mean, whitening and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
         if self._whitening is None:
-            assert self.absolute_ridge is not None
             means, whiten, constant = [], [], []
             for group in self.groups:
-                matrix, half_log_determinant = whitening(group.covariance, self.absolute_ridge)
+                matrix, half_log_determinant = whitening(group.covariance, self.ridge_for(group.count))
                 whiten.append(matrix)
                 constant.append(math.log(group.count) - half_log_determinant)
                 means.append(group.mean)

@@ -24,6 +24,8 @@ from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference.features import check_layers, features, first_layer, unread_by
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 from ibpwf.inference.prediction import Prediction
+from ibpwf.inference.random_features import RandomFeatures
+from ibpwf.inference.shared import SharedGaussianInference, class_moments
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.methods.base import Counts, Method, TaskData
 from ibpwf.methods.ibpwf_state import state_of, take_state
@@ -70,14 +72,19 @@ class IBPWF(Method):
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
         layers = settings.inference_layers
-        self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
+        self.random: RandomFeatures | None = None  # drawn when the first task ends
+        if layers == "random":
+            self.inference_layers: tuple[str, ...] = ()
+        else:
+            self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
         check_layers(model.net, self.inference_layers)
-        if settings.inference_features == "factors" and len(self.inference_layers) > 1:
+        if settings.inference_features == "factors" and len(self.inference_layers) != 1:
             raise InputError(
                 f"inference_features is factors, which reads one layer, but inference_layers names "
                 f"{len(self.inference_layers)}; name one, or set inference_features=outputs."
             )
-        self.inference = GaussianTaskInference(settings.ridge)
+        shared = settings.gaussians == "shared"
+        self.inference = (SharedGaussianInference if shared else GaussianTaskInference)(settings.ridge)
         self.classes: list[tuple[int, ...]] = []
         self.serials: list[int] = []
         self.network: TaskNetwork | None = None
@@ -175,8 +182,11 @@ class IBPWF(Method):
             network.fix_selection(self.settings.kappa)
             estimate_statistics(network, data.x, self.settings.batch_size)
         self.model.finish_task(network, self.settings.kappa)
-        known = len(self.inference.groups)
         try:
+            if self.settings.inference_layers == "random" and data.index == 0:
+                self.random = RandomFeatures.drawn(
+                    data.x, self.settings.random_features, data.generator("random features")
+                )
             groups = self._statistics(data)
             if self.inference.absolute_ridge is None:
                 self.inference.set_scale(groups)
@@ -185,17 +195,25 @@ class IBPWF(Method):
             self.classes.append(data.classes)
             self.serials.append(data.index if data.serial is None else data.serial)
         except BaseException:
-            self.inference.keep(known)
-            del self.classes[data.index :], self.serials[data.index :]
-            self.model.drop_last_task()
+            self.drop_last_task()
             raise
         self.network = None
 
+    def drop_last_task(self) -> None:
+        """Undo `end_task`, or as much of it as was done."""
+        last = len(self.model.tasks) - 1
+        self.inference.keep(sum(owner < last for owner in self.inference.owner))
+        del self.classes[last:], self.serials[last:]
+        self.model.drop_last_task()
+
     def _statistics(self, data: TaskData) -> list[Moments]:
         """Moments of φ under the first task's weights (eq. parameter_est), per task or per class."""
+        batches = zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True)
+        if self.settings.gaussians == "shared":
+            return class_moments(((self.features(x), y) for x, y in batches), len(data.classes))
         per_class = self.settings.gaussians == "class"
         sums = [MomentAccumulator() for _ in (data.classes if per_class else [0])]
-        for x, y in zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True):
+        for x, y in batches:
             phi = self.features(x)
             for number, accumulator in enumerate(sums):
                 rows = phi[y == number] if per_class else phi
@@ -226,7 +244,8 @@ class IBPWF(Method):
 
     def trial(self, x: Tensor) -> object:
         net = self.model.net.eval()
-        features(net, dict(net.state_dict()), self.inference_layers, x)  # a layer that never runs is named now
+        if self.inference_layers:  # a layer that never runs is named now
+            features(net, dict(net.state_dict()), self.inference_layers, x)
         with torch.no_grad():
             out = net(x)
         self.model.check_head(x, out)
@@ -236,7 +255,9 @@ class IBPWF(Method):
         return self.model.logits(x, task)
 
     def features(self, x: Tensor) -> Tensor:
-        """φ(x), always under the weights of the task that was learnt first."""
+        """φ(x), always under the weights of the task that was learnt first, or from the fixed random layer."""
+        if self.random is not None:
+            return self.random(x)
         if self.settings.inference_features == "factors":
             state = self.model.factor_state(self.inference_layers[0])
         else:
@@ -312,7 +333,10 @@ class IBPWF(Method):
         return self.model.parameters()
 
     def memory(self) -> dict[str, int]:
-        moments = sum(8 * (g.mean.numel() + g.covariance.numel()) for g in self.inference.groups)
+        means = sum(g.mean.numel() for g in self.inference.groups)
+        covariances = {id(g.covariance): g.covariance.numel() for g in self.inference.groups}  # a task's may be one
+        random = sum(t.numel() for t in self.random.tensors().values()) if self.random else 0
+        moments = 8 * (means + sum(covariances.values())) + 4 * random
         return {"factors and tasks": 4 * self.model.parameters(), "feature statistics": moments}
 
     def configuration(self) -> dict[str, Any]:

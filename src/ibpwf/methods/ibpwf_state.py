@@ -13,6 +13,7 @@ from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.learnt import LearntTask, Reference
 from ibpwf.factors.posterior import LayerVectors
 from ibpwf.inference.gaussian import Moments
+from ibpwf.inference.random_features import RandomFeatures
 
 if TYPE_CHECKING:
     from ibpwf.methods.ibpwf import IBPWF
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BLOCK = ("a", "b", "positions")
 VECTORS = ("strength", "logit", "c", "d")
 REFERENCE = "reference"
+RANDOM_FEATURES = "random-features"
 
 Tensors = dict[str, Tensor]
 
@@ -47,6 +49,8 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
         )
     if model.reference is not None:
         parts[REFERENCE] = _reference_part(method)
+    if method.random is not None:
+        parts[RANDOM_FEATURES] = method.random.tensors()
     content = {
         "inference_layers": list(method.inference_layers),
         "absolute_ridge": inference.absolute_ridge,
@@ -64,7 +68,8 @@ def _task_part(task: LearntTask, groups: list[Moments]) -> Tensors:
         tensors[f"posterior/{name}/selected"] = task.selected[name]
     for number, group in enumerate(groups):
         tensors[f"moments/{number}/mean"] = group.mean
-        tensors[f"moments/{number}/covariance"] = group.covariance
+        if number == 0 or group.covariance is not groups[0].covariance:  # a task's classes may share one
+            tensors[f"moments/{number}/covariance"] = group.covariance
     return tensors
 
 
@@ -99,6 +104,8 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
 
     method.inference_layers = tuple(content["inference_layers"])
     inference.absolute_ridge = content["absolute_ridge"]
+    if RANDOM_FEATURES in files:
+        method.random = RandomFeatures.from_tensors(files[RANDOM_FEATURES], method.device)
     if content.get("reference", False):
         _take_reference(method, part(REFERENCE))
     for t, entry in enumerate(content["tasks"]):
@@ -116,8 +123,8 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         method.classes.append(tuple(entry["classes"]))
         method.serials.append(serial)
         for number, count in enumerate(entry["groups"]):
-            mean, covariance = (tensors[f"moments/{number}/{key}"] for key in ("mean", "covariance"))
-            inference.add(t, Moments(int(count), mean, covariance))
+            covariance = tensors.get(f"moments/{number}/covariance", tensors["moments/0/covariance"])
+            inference.add(t, Moments(int(count), tensors[f"moments/{number}/mean"], covariance))
     _check_read(method)
 
 

@@ -1,0 +1,358 @@
+"""Continual learning as a scikit-learn classifier: your own table in, class names out, task after task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from ibpwf.errors import InputError, StoreError
+from ibpwf.inference.novelty import Novelty
+from ibpwf.inference.prediction import Prediction
+from ibpwf.labels import LabelBook
+from ibpwf.learner import Learner
+from ibpwf.methods.ibpwf import IBPWF
+from ibpwf.models import mlp
+from ibpwf.preprocessing import Standardizer
+from ibpwf.settings import Settings
+from ibpwf.training.loop import Progress
+
+KIND = "continual-classifier"
+ROWS_AT_ONCE = 4096
+
+DEFAULTS: dict[str, Any] = {
+    "heads": "per-task",  # nobody knows how many classes a later task will have
+    "init": "pretrained",  # from torch's own initial weights: at full rank, few rows are learnt in few steps
+    "gaussians": "shared",
+    "inference_layers": "random",
+    "ridge": 0.2,
+}
+"""What the estimator sets other than `Settings`, whose defaults follow the paper. See docs/results/defaults."""
+
+PER_TASK = ("epochs", "finetune_epochs", "batch_size", "learning_rate")
+"""Settings that may differ from task to task; all others are those of the first."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how fast a task is trained; half as many epochs again are for fine-tuning."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+
+
+def automatic_training(rows: int) -> Training:
+    """What "auto" stands for in a task of so many rows.
+
+    Few rows are learnt in some hundred small, bold steps, more of them in about 600, a great many in 10 or 5 passes.
+    """
+    if rows < 500:
+        return Training(min(math.ceil(400 / max(1, rows // 16)), 100), 16, 3e-3)
+    batch = 32 if rows < 4_000 else 64 if rows < 40_000 else 128 if rows < 400_000 else 256
+    return Training(max(math.ceil(600 / (rows // batch)), 10 if rows < 40_000 else 5), batch, 1e-3)
+
+
+class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Learns task after task, forgets nothing, and infers the task of an input by itself.
+
+    `fit(X, y)` learns one task and starts anew. `learn(X, y, task="name")` and `partial_fit(X, y)` learn the next
+    one: each call is a task of its own, with the classes it brings, and answers for earlier tasks with the task given
+    stay the same to the last bit. A task needs at least two classes. A label may return in a later task; its
+    probability is then the sum over tasks.
+
+    `task=` of the predicting methods is a task's name or number, or one per row. Without it the task is inferred, and
+    probabilities are mixed over tasks: P(c|x) = Σ_t P(t|x) P(c|x,t).
+
+    Parameters: `hidden` layer widths; `alpha`, the expected factors per task and layer ("auto": half of each weight's
+    rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `automatic_training`; half as many
+    epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`;
+    `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
+
+    Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
+    """
+
+    classes_: NDArray[Any]
+    tasks_: list[str]
+    n_features_in_: int
+    learner_: Learner
+    _labels: LabelBook
+    _standardizer: Standardizer
+    _novelty: Novelty
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (400,),
+        *,
+        alpha: float | str = "auto",
+        epochs: int | str = "auto",
+        batch_size: int | str = "auto",
+        learning_rate: float | str = "auto",
+        settings: Mapping[str, Any] | None = None,
+        false_alarm_rate: float = 0.01,
+        random_state: int | np.random.RandomState | None = 0,
+        device: str = "auto",
+    ) -> None:
+        self.hidden = hidden
+        self.alpha = alpha
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.settings = settings
+        self.false_alarm_rate = false_alarm_rate
+        self.random_state = random_state
+        self.device = device
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # Learning
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn one task from nothing; what was learnt before is dropped."""
+        return self._learn(X, y, None, anew=True)
+
+    def learn(
+        self, X: Any, y: Any, task: str | None = None, progress: Callable[[Progress], None] | None = None
+    ) -> Self:
+        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given)."""
+        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), progress=progress)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Learn the next task, as scikit-learn names it.
+
+        Every call is a whole task, not a batch of one: give all rows that belong together at once. `classes`
+        announces labels that later tasks will bring, so that `predict_proba` has their columns from the start.
+        """
+        return self._learn(X, y, None, anew=not self.__sklearn_is_fitted__(), classes=classes)
+
+    def _learn(
+        self,
+        X: Any,
+        y: Any,
+        task: str | None,
+        *,
+        anew: bool,
+        classes: Any = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Self:
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew)
+        check_classification_targets(y)
+        y = np.asarray(y)
+        present = np.unique(y)
+        if len(present) < 2:
+            raise InputError(
+                f"y has one class only ({present.tolist()[0]!r}); a task needs at least two classes to tell apart."
+            )
+        labels = LabelBook() if anew else self._labels
+        if classes is not None:
+            labels = labels.with_labels(np.asarray(classes))
+        labels = labels.with_labels(y)
+        standardizer = Standardizer.fit(X) if anew else self._standardizer
+        learner = self._new_learner(len(present)) if anew else self.learner_
+        novelty = Novelty(_method(learner).inference, self.false_alarm_rate) if anew else self._novelty
+        x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
+        wanted = self._settings_for(len(y))
+        _method(learner).settings = learner.settings.replace(**{name: getattr(wanted, name) for name in PER_TASK})
+        learner.learn(x, numbers, name=task, progress=progress)
+        try:
+            local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
+            novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+        except BaseException:  # interrupted at the last moment: be as before
+            learner.tasks.pop()
+            _method(learner).drop_last_task()
+            raise
+        self.learner_, self._standardizer, self._labels, self._novelty = learner, standardizer, labels, novelty
+        self._publish()
+        return self
+
+    def _settings_for(self, rows: int) -> Settings:
+        auto = automatic_training(rows)
+        epochs = auto.epochs if self.epochs == "auto" else self.epochs
+        chosen = {
+            **DEFAULTS,
+            "alpha": self.alpha,
+            "epochs": epochs,
+            "finetune_epochs": (epochs + 1) // 2 if isinstance(epochs, (int, np.integer)) else 0,
+            "batch_size": auto.batch_size if self.batch_size == "auto" else self.batch_size,
+            "learning_rate": auto.learning_rate if self.learning_rate == "auto" else self.learning_rate,
+            **(self.settings or {}),
+        }
+        return Settings().replace(**chosen)
+
+    def _new_learner(self, outputs: int) -> Learner:
+        seed = self.random_state
+        if not isinstance(seed, (int, np.integer)):
+            seed = int(check_random_state(seed).randint(np.iinfo(np.int32).max))
+        with torch.random.fork_rng(devices=[]):  # torch's own random numbers go on as if nothing had been drawn
+            torch.manual_seed(int(seed))
+            net = mlp(self.n_features_in_, list(self.hidden), outputs)
+        return Learner(net, self._settings_for(1), seed=int(seed), device=self.device)
+
+    def _publish(self) -> None:
+        """The attributes scikit-learn and users read."""
+        self.classes_ = self._labels.classes
+        self.tasks_ = [task.name for task in self.learner_.tasks]
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "learner_")
+
+    # Answering
+
+    def _inputs(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        return torch.from_numpy(self._standardizer(X))
+
+    def _prediction(self, X: Any, task: Any, draws: int = 0) -> Prediction:
+        inputs = self._inputs(X)
+        return self.learner_.predict(inputs, _plain(task), marginal=True, draws=draws, seed=self.learner_.seed)
+
+    def _class_probabilities(self, prediction: Prediction) -> NDArray[np.float64]:
+        """One column per label: a label that several tasks have gets the sum."""
+        columns = self._labels.columns()
+        out = np.zeros((len(prediction), len(self.classes_)))
+        found = prediction.probabilities.cpu().numpy()
+        for source, (_, number) in enumerate(prediction.classes):
+            out[:, columns[number]] += found[:, source]
+        return out
+
+    def predict_proba(self, X: Any, task: Any = None) -> NDArray[np.float64]:
+        """P(c|x) for every label of `classes_`; 0 for those that a given task does not have."""
+        return self._class_probabilities(self._prediction(X, task))
+
+    def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
+        """The likeliest label of each row."""
+        likeliest = self.predict_proba(X, task).argmax(1)
+        chosen: NDArray[Any] = self.classes_[likeliest]
+        return chosen
+
+    def predict_task(self, X: Any) -> NDArray[Any]:
+        """The name of the task each row most likely belongs to."""
+        inputs = self._inputs(X)
+        likeliest = _method(self.learner_).task_log_probabilities(inputs.to(self.learner_.device)).argmax(1)
+        names: NDArray[Any] = np.array(self.tasks_)[likeliest.cpu().numpy()]
+        return names
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
+        """Accuracy, with the task given or inferred."""
+        return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
+
+    def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:
+        """How unsure each answer is, in nats: the entropy of `predict_proba`; with `draws`, the mutual information
+        over so many posterior samples, the part that comes from not knowing the weights (and the task)."""
+        prediction = self._prediction(X, task, draws)
+        if prediction.mutual_information is not None:
+            return prediction.mutual_information.cpu().numpy()
+        p = self._class_probabilities(prediction)
+        entropy: NDArray[np.float64] = -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=1)
+        return entropy
+
+    def novelty(self, X: Any) -> NDArray[np.float64]:
+        """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
+        Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task."""
+        inputs = self._inputs(X)
+        return self._novelty(_features(self.learner_, inputs)).cpu().numpy()
+
+    def is_novel(self, X: Any) -> NDArray[np.bool_]:
+        """Whether a row looks like nothing learnt, at the false-alarm rate stated when it was."""
+        return self.novelty(X) > 1
+
+    def forget(self, task: str | int) -> Self:
+        """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
+        task. Its classes keep their columns, with no probability left. The only task cannot be forgotten."""
+        check_is_fitted(self)
+        number = self.learner_.task_number(task)
+        if len(self.learner_.tasks) == 1:
+            raise InputError(f"task '{self.tasks_[0]}' is the only one; call fit to start anew.")
+        self.learner_.forget(number)
+        limits = [limit for place, limit in enumerate(self._novelty.limits) if place != number]
+        self._novelty = Novelty(_method(self.learner_).inference, self._novelty.rate, limits)
+        self._publish()
+        return self
+
+    # Storing
+
+    def save(self, path: str | Path) -> None:
+        """Write the model folder, with class and feature names, scales and parameters; nothing is pickled."""
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
+        seed = self.random_state
+        extra = {
+            "kind": KIND,
+            "parameters": {
+                **self.get_params(deep=False),
+                "hidden": list(self.hidden),
+                "settings": None if self.settings is None else dict(self.settings),
+                "random_state": int(seed) if isinstance(seed, (int, np.integer)) else self.learner_.seed,
+            },
+            "labels": self._labels.to_json(),
+            "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
+            "standardizer": self._standardizer.to_json(),
+            "novelty": {"rate": self._novelty.rate, "limits": _finite(self._novelty.limits)},
+        }
+        self.learner_.save(path, extra=extra)
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto") -> Self:
+        """Read a folder that `save` wrote; goes on with the next task to the same bits."""
+        learner = Learner.load(path, device=device)
+        extra = learner.extra
+        if extra.get("kind") != KIND:
+            raise StoreError(f"{path} holds no ContinualClassifier; read it with ibpwf.load(path).")
+        loaded = cls(**{**extra["parameters"], "hidden": tuple(extra["parameters"]["hidden"]), "device": device})
+        loaded.learner_ = learner
+        loaded.n_features_in_ = int(extra["features"]["count"])
+        if extra["features"]["names"] is not None:
+            loaded.feature_names_in_ = np.array(extra["features"]["names"], dtype=object)
+        loaded._labels = LabelBook.from_json(extra["labels"])
+        loaded._standardizer = Standardizer.from_json(extra["standardizer"])
+        limits = [math.inf if limit is None else limit for limit in extra["novelty"]["limits"]]
+        loaded._novelty = Novelty(_method(learner).inference, extra["novelty"]["rate"], limits)
+        loaded._publish()
+        return loaded
+
+
+def without_task(extra: Mapping[str, Any], number: int, left: int) -> dict[str, Any]:
+    """What `save` stored beside the model, once task `number` is forgotten there and `left` tasks remain."""
+    if extra.get("kind") != KIND:
+        return dict(extra)
+    if not left:
+        raise InputError("it is the only task of this classifier; remove the folder instead.")
+    limits = [limit for place, limit in enumerate(extra["novelty"]["limits"]) if place != number]
+    return {**extra, "novelty": {**extra["novelty"], "limits": limits}}
+
+
+def _method(learner: Learner) -> IBPWF:
+    assert isinstance(learner.method, IBPWF)
+    return learner.method
+
+
+def _features(learner: Learner, x: Tensor) -> Iterator[Tensor]:
+    """φ of some rows at a time."""
+    for rows in torch.split(x, ROWS_AT_ONCE):
+        yield _method(learner).features(rows.to(learner.device))
+
+
+def _plain(task: Any) -> Any:
+    """A task, or one per row, without NumPy's and pandas' own types."""
+    return task.tolist() if hasattr(task, "tolist") else task
+
+
+def _finite(limits: Sequence[float]) -> list[float | None]:
+    """JSON has no infinity."""
+    return [limit if math.isfinite(limit) else None for limit in limits]

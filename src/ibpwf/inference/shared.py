@@ -1,0 +1,66 @@
+"""Task inference with one covariance for all classes: linear discriminant analysis on φ.
+
+    t̂ = argmax_t  log Σ_{c∈t} N_c exp(−½ (φ−μ_c)ᵀ Σ⁻¹ (φ−μ_c)),   Σ = (Σ_c N_c Σ_c + ρD·I) / Σ_c N_c
+
+A class gives its mean alone, all classes together the covariance, so that it is well known long before a class has
+as many examples as φ has dimensions. The ridge counts as a prior: it is worth D rows of variance ρ, and fades.
+A task keeps one covariance about its class means however many classes it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
+
+
+def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> list[Moments]:
+    """Each class's count and mean from batches of φ and y, and with each the covariance about the class means of
+    all: one tensor, the same for every class."""
+    everything = MomentAccumulator()
+    sums: Tensor | None = None
+    counts = torch.zeros(classes, dtype=torch.float64)
+    for phi, y in batches:
+        phi = phi.double()
+        everything.add(phi)
+        one_hot = torch.nn.functional.one_hot(y, classes).double()
+        added = one_hot.T @ phi
+        sums = added if sums is None else sums + added
+        counts = counts.to(phi.device) + one_hot.sum(0)
+    whole = everything.finish()
+    assert sums is not None
+    means = sums / counts.unsqueeze(1)
+    apart = means - whole.mean
+    within = whole.covariance - (apart * (counts / whole.count).unsqueeze(1)).T @ apart
+    within = (within + within.T) / 2
+    return [Moments(int(count), mean, within) for count, mean in zip(counts.tolist(), means, strict=True)]
+
+
+class SharedGaussianInference(GaussianTaskInference):
+    """P(t | φ(x)) from class means and the covariance that all classes share."""
+
+    def ridge_for(self, rows: int) -> float:
+        """A prior worth as many rows as φ has dimensions."""
+        return super().ridge_for(rows) * len(self.groups[0].mean) / rows
+
+    def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Class means, Σ⁻¹μ as columns, and log N − ½ μᵀΣ⁻¹μ."""
+        if self._whitening is None:
+            rows = sum(group.count for group in self.groups)
+            means = torch.stack([group.mean for group in self.groups])
+            covariance = sum((g.covariance * (g.count / rows) for g in self.groups), torch.zeros_like(means[0]))
+            eye = torch.eye(len(covariance), dtype=means.dtype, device=means.device)
+            covariance = covariance + self.ridge_for(rows) * eye
+            directions = torch.linalg.solve(covariance, means.T)
+            prior = torch.tensor([math.log(g.count) for g in self.groups], dtype=means.dtype, device=means.device)
+            self._whitening = means, directions, prior - 0.5 * (means.T * directions).sum(0)
+        return self._whitening
+
+    def group_scores(self, phi: Tensor) -> Tensor:
+        """log N_c + log N(φ | μ_c, Σ) up to what all classes have in common, for every row and class."""
+        _, directions, constant = self._prepared()
+        return phi.double() @ directions + constant

@@ -1,0 +1,222 @@
+"""A table and labels of your own: task after task, with names, doubts and alarms, to disk and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from ibpwf import ContinualClassifier, Learner, models
+from ibpwf.commands.model import forget_command
+from ibpwf.data.tasks import Scenario
+from ibpwf.errors import InputError, StoreError
+
+NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+QUICK: dict[str, Any] = {
+    "hidden": (100,),
+    "epochs": 20,
+    "learning_rate": 2e-3,
+    "settings": {"random_features": 300},
+    "device": "cpu",
+}
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[Array, Array, Array, Array]:
+    """Digits: training and test rows, training and test labels."""
+    x, y = load_digits(return_X_y=True)
+    made: list[Array] = train_test_split(x, y, stratify=y, random_state=0)
+    return made[0], made[1], made[2], made[3]
+
+
+@pytest.fixture(scope="module")
+def three_tasks(table: tuple[Array, Array, Array, Array]) -> ContinualClassifier:
+    """Zero and one, two and three, four and five, by their English names, with nothing set that tells on accuracy."""
+    x, _, y, _ = table
+    classifier = ContinualClassifier(device="cpu")
+    for task, (low, name) in enumerate([(0, "low"), (2, "middle"), (4, "high")]):
+        mine = np.isin(y, (low, low + 1))
+        classifier.learn(x[mine], NAMES[y[mine]], task=name)
+        assert len(classifier.tasks_) == task + 1
+    return classifier
+
+
+def known(table: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+    _, x, _, y = table
+    return x[y < 6], y[y < 6]
+
+
+def test_names_come_out_with_the_task_given_and_inferred(
+    three_tasks: ContinualClassifier, table: tuple[Array, Array, Array, Array]
+) -> None:
+    x, y = known(table)
+    assert three_tasks.tasks_ == ["low", "middle", "high"]
+    assert three_tasks.classes_.tolist() == sorted(NAMES[:6])
+    assert three_tasks.score(x, NAMES[y]) > 0.95
+    assert three_tasks.score(x, NAMES[y], task=y // 2) > 0.98
+    by_name = np.array(["low", "middle", "high"])[y // 2]
+    np.testing.assert_array_equal(three_tasks.predict(x, task=by_name), three_tasks.predict(x, task=y // 2))
+    assert np.mean(three_tasks.predict_task(x) == by_name) > 0.96
+    given = three_tasks.predict_proba(x, task="middle")
+    assert set(three_tasks.predict(x, task="middle")) <= {"two", "three"}
+    np.testing.assert_array_equal(given[:, ~np.isin(three_tasks.classes_, ["two", "three"])], 0)
+    with pytest.raises(InputError, match=r"unknown task 'hihg'. Did you mean 'high'"):
+        three_tasks.predict(x, task="hihg")
+
+
+def test_answers_for_an_old_task_stay_the_same_to_the_bit(table: tuple[Array, Array, Array, Array]) -> None:
+    x, test, y, _ = table
+    classifier = ContinualClassifier(**QUICK).fit(x[y < 2], y[y < 2])
+    before, limit = classifier.predict_proba(test, task=0), classifier.novelty(test)
+    classifier.learn(x[y >= 7] * 3 + 5, y[y >= 7])
+    np.testing.assert_array_equal(classifier.predict_proba(test, task=0)[:, :2], before)
+    assert np.all(classifier.novelty(test) <= limit)
+    classifier.fit(x[y < 3], y[y < 3])
+    assert classifier.tasks_ == ["task-1"]
+    assert classifier.classes_.tolist() == [0, 1, 2]
+
+
+def test_a_label_that_returns_has_the_sum_over_its_tasks(table: tuple[Array, Array, Array, Array]) -> None:
+    x, _, y, _ = table
+    classifier = ContinualClassifier(**QUICK)
+    for labels in ([0, 1], [1, 2]):
+        mine = np.isin(y, labels)
+        classifier.partial_fit(x[mine], y[mine])
+    p = classifier.learner_.predict(classifier._standardizer(x), marginal=True)
+    assert p.classes == ((0, 0), (0, 1), (1, 1), (1, 2))
+    found = classifier.predict_proba(x)
+    parts = p.probabilities.numpy()
+    np.testing.assert_allclose(found[:, 1], parts[:, 1] + parts[:, 2], rtol=1e-12)
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-9)
+
+
+def test_announced_classes_have_columns_before_they_come(table: tuple[Array, Array, Array, Array]) -> None:
+    x, _, y, _ = table
+    classifier = ContinualClassifier(**QUICK).partial_fit(x[y < 2], y[y < 2], classes=[0, 1, 2, 3])
+    assert classifier.predict_proba(x).shape[1] == 4
+    assert not classifier.predict_proba(x)[:, 2:].any()
+
+
+def test_pandas_tables_keep_their_names_and_sparse_ones_their_answers(
+    table: tuple[Array, Array, Array, Array],
+) -> None:
+    x, _, y, _ = table
+    frame = pd.DataFrame(x, columns=[f"pixel {i}" for i in range(64)])
+    target = pd.Series(NAMES[y])
+    low = y < 2
+    named = ContinualClassifier(**QUICK).learn(frame[low], target[low])
+    plain = ContinualClassifier(**QUICK).learn(x[low], NAMES[y[low]])
+    thin = ContinualClassifier(**QUICK).learn(sparse.csr_array(x[low]), NAMES[y[low]])
+    assert named.feature_names_in_[0] == "pixel 0"
+    np.testing.assert_array_equal(named.predict_proba(frame), plain.predict_proba(x))
+    np.testing.assert_array_equal(thin.predict_proba(sparse.csr_matrix(x)), plain.predict_proba(x))
+    with pytest.raises(ValueError, match="feature names should match"):
+        named.predict(frame.rename(columns={"pixel 3": "colour"}))
+
+
+def test_doubt_is_the_entropy_and_with_draws_the_mutual_information(
+    three_tasks: ContinualClassifier, table: tuple[Array, Array, Array, Array]
+) -> None:
+    x, _ = known(table)
+    p = three_tasks.predict_proba(x)
+    expected = -(p * np.log(p, out=np.zeros_like(p), where=p > 0)).sum(1)
+    np.testing.assert_allclose(three_tasks.uncertainty(x), expected, atol=1e-12)
+    information = three_tasks.uncertainty(x, draws=20)
+    np.testing.assert_array_equal(information, three_tasks.uncertainty(x, draws=20))
+    assert np.all((information >= 0) & (information <= np.log(6)))
+
+
+def test_alarms_are_as_rare_as_stated_on_unseen_rows_and_sound_for_noise(
+    three_tasks: ContinualClassifier, table: tuple[Array, Array, Array, Array]
+) -> None:
+    x, _ = known(table)
+    assert three_tasks.is_novel(x).mean() < 0.03
+    noise = np.random.default_rng(0).uniform(0, 16, (200, 64))
+    assert three_tasks.is_novel(noise).mean() > 0.98
+
+
+def test_the_folder_gives_back_the_whole_classifier(table: tuple[Array, Array, Array, Array], tmp_path: Path) -> None:
+    x, test, y, _ = table
+    frame = pd.DataFrame(x, columns=[f"pixel {i}" for i in range(64)])
+    first = ContinualClassifier(**QUICK, random_state=np.random.RandomState(7))
+    first.learn(frame[y < 2], NAMES[y[y < 2]], task="low")
+    first.save(tmp_path / "model")
+    again = ContinualClassifier.load(tmp_path / "model", device="cpu")
+    assert again.get_params() == {**first.get_params(), "random_state": first.learner_.seed}
+    assert again.tasks_ == ["low"]
+    assert again.feature_names_in_.tolist() == first.feature_names_in_.tolist()
+    unseen = pd.DataFrame(test, columns=frame.columns)
+    for one in (first, again):
+        one.learn(frame[y > 7], NAMES[y[y > 7]])
+    for answer in ("predict", "predict_proba", "predict_task", "novelty", "uncertainty"):
+        np.testing.assert_array_equal(getattr(first, answer)(unseen), getattr(again, answer)(unseen))
+
+
+def test_a_folder_of_a_plain_learner_is_refused(digits: Scenario, tmp_path: Path) -> None:
+    Learner(models.mlp(64, [8], 2)).save(tmp_path / "model")
+    with pytest.raises(StoreError, match=r"holds no ContinualClassifier; read it with ibpwf.load"):
+        ContinualClassifier.load(tmp_path / "model")
+
+
+def test_what_cannot_be_learnt_is_refused_and_changes_nothing(
+    table: tuple[Array, Array, Array, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, test, y, _ = table
+    classifier = ContinualClassifier(**QUICK).fit(x[y < 2], y[y < 2])
+    before = classifier.predict_proba(test)
+    with pytest.raises(InputError, match="y has one class only \\(5\\); a task needs at least two classes"):
+        classifier.learn(x[y == 5], y[y == 5])
+    with pytest.raises(InputError, match="y holds text, earlier tasks had numbers"):
+        classifier.learn(x[y > 7], NAMES[y[y > 7]])
+    with pytest.raises(InputError, match="a task named 'task-1' has been learnt already"):
+        classifier.learn(x[y > 7], y[y > 7], task="task-1")
+
+    def interrupted(batches: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(classifier._novelty, "calibrate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        classifier.learn(x[y > 7], y[y > 7])
+    monkeypatch.undo()
+    np.testing.assert_array_equal(classifier.predict_proba(test), before)
+    fresh = ContinualClassifier(**QUICK).fit(x[y < 2], y[y < 2])
+    for one in (classifier, fresh):
+        one.learn(x[y > 7], y[y > 7])
+    np.testing.assert_array_equal(classifier.predict_proba(test), fresh.predict_proba(test))
+
+
+def test_importing_the_package_waits_for_neither_scikit_learn_nor_torch() -> None:
+    code = "import sys, ibpwf; print(sorted({'sklearn', 'torch', 'pandas'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_a_forgotten_task_is_gone_and_the_others_answer_as_before(
+    three_tasks: ContinualClassifier, table: tuple[Array, Array, Array, Array], tmp_path: Path
+) -> None:
+    x, _ = known(table)
+    three_tasks.save(tmp_path / "model")
+    before = three_tasks.predict_proba(x, task="high")
+    here = ContinualClassifier.load(tmp_path / "model", device="cpu").forget("middle")
+    forget_command(tmp_path / "model", "middle")
+    there = ContinualClassifier.load(tmp_path / "model", device="cpu")
+    for classifier in (here, there):
+        assert classifier.tasks_ == ["low", "high"]
+        np.testing.assert_array_equal(classifier.predict_proba(x, task="high"), before)
+        assert set(classifier.predict_task(x)) <= {"low", "high"}
+    np.testing.assert_array_equal(here.novelty(x), there.novelty(x))
+    here.forget(0)
+    with pytest.raises(InputError, match="task 'high' is the only one"):
+        here.forget("high")
+    forget_command(tmp_path / "model", "low")
+    with pytest.raises(InputError, match="it is the only task of this classifier"):
+        forget_command(tmp_path / "model", "high")

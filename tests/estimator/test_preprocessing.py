@@ -1,0 +1,79 @@
+"""Features on the first task's scale, whatever later tasks bring; labels of any kind and back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from ibpwf.errors import InputError
+from ibpwf.labels import LabelBook
+from ibpwf.preprocessing import Standardizer
+
+
+def test_features_of_any_unit_come_to_one_scale() -> None:
+    x = np.random.default_rng(0).normal([5, -3e6, 1e-9], [2, 1e5, 1e-10], (500, 3))
+    z = Standardizer.fit(x)(x)
+    np.testing.assert_allclose(z.mean(0), 0, atol=1e-5)
+    assert np.all((z.std(0) > 0.6) & (z.std(0) < 1))
+    assert np.abs(z).max() <= 4
+
+
+def test_a_feature_that_hardly_varies_is_not_blown_up_and_a_constant_one_takes_the_usual_scale() -> None:
+    x = np.random.default_rng(0).normal(0, 10, (1000, 4))
+    x[:, 2] = 0
+    x[0, 2] = 1  # once in a thousand rows
+    x[:, 3] = 0.1 + 0.2
+    made = Standardizer.fit(x)
+    assert made(x)[0, 2] <= 4
+    assert made.scale[3] == np.median(made.scale[:3])
+    np.testing.assert_array_equal(Standardizer.fit(np.ones((5, 2))).scale, 1)
+
+
+def test_values_far_outside_are_compressed_in_order_and_without_a_jump() -> None:
+    made = Standardizer(np.zeros(1), np.ones(1))
+    z = made(np.array([[4.999], [5.001], [50.0], [5e4], [-5e4], [1e300]]))[:, 0]
+    assert np.all(np.diff(z[:4]) > 0)
+    np.testing.assert_allclose(z[1] - z[0], 0.002, rtol=0.01)
+    np.testing.assert_allclose(z[2], 5 * (1 + np.log(10)), rtol=1e-6)
+    assert z[4] == -z[3]
+    assert z[5] < 4000
+
+
+def test_many_rows_and_sparse_ones_give_the_same_and_json_keeps_every_bit() -> None:
+    x = sparse.random(20_000, 6, density=0.3, rng=np.random.default_rng(0), format="csr")
+    dense = x.toarray()
+    made = Standardizer.fit(x)
+    np.testing.assert_allclose(made.mean, dense.mean(0))
+    again = Standardizer.from_json(json.loads(json.dumps(made.to_json())))
+    np.testing.assert_array_equal(again(dense), made(x))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array(["b", "a", "b"]),
+        np.array(["b", "a"], dtype=object),
+        np.array([3, -1]),
+        np.array([1.5, 2.0]),
+        np.array([True, False]),
+    ],
+)
+def test_labels_go_to_numbers_and_json_and_back(labels: np.ndarray) -> None:
+    book = LabelBook().with_labels(labels)
+    again = LabelBook.from_json(json.loads(json.dumps(book.to_json())))
+    assert again.classes.dtype == labels.dtype
+    np.testing.assert_array_equal(again.classes, np.unique(labels))
+    np.testing.assert_array_equal(again.classes[again.columns()[again.numbers(labels)]], labels)
+
+
+def test_a_labels_number_never_changes_and_longer_names_are_not_cut() -> None:
+    book = LabelBook().with_labels(np.array(["m", "z"]))
+    more = book.with_labels(np.array(["aardvark", "z"]))
+    assert more.numbers(np.array(["m", "z", "aardvark"])).tolist() == [0, 1, 2]
+    assert more.classes.tolist() == ["aardvark", "m", "z"]
+    assert book.classes.tolist() == ["m", "z"]
+    with pytest.raises(InputError, match="y holds numbers, earlier tasks had text"):
+        book.with_labels(np.array([1, 2]))

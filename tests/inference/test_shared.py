@@ -1,0 +1,72 @@
+"""A shared covariance on random features: linear discriminant analysis, checked against scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn.datasets import load_iris
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from ibpwf import Learner, Settings, models
+from ibpwf.data.tasks import Scenario
+from ibpwf.inference.gaussian import MomentAccumulator
+from ibpwf.inference.random_features import RandomFeatures
+from ibpwf.inference.shared import SharedGaussianInference, class_moments
+
+
+def test_each_class_as_a_task_gives_scikit_learns_posterior() -> None:
+    x, y = load_iris(return_X_y=True)
+    inference = SharedGaussianInference(ridge=1e-12)
+    for task in range(3):
+        groups = class_moments([(torch.tensor(x[y == task]), torch.zeros(50, dtype=torch.long))], 1)
+        if not task:
+            inference.set_scale(groups)
+        inference.add(task, groups[0])
+    ours = inference.task_log_probabilities(torch.tensor(x), 3).exp()
+    theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(x, y).predict_proba(x)
+    # scikit-learn's covariance is over all rows, as ours is.
+    np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-6)
+
+
+def test_moments_in_batches_are_those_of_each_class() -> None:
+    x, y = load_iris(return_X_y=True)
+    phi, numbers = torch.tensor(x), torch.tensor(y)
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    batches = [(phi[part], numbers[part]) for part in order.split(40)]
+    groups = class_moments(batches, 3)
+    within = torch.zeros(4, 4, dtype=torch.float64)
+    for number, group in enumerate(groups):
+        one = MomentAccumulator()
+        one.add(phi[numbers == number])
+        alone = one.finish()
+        torch.testing.assert_close(group.mean, alone.mean)
+        within += alone.covariance / 3
+        assert group.count == 50
+        assert group.covariance is groups[0].covariance
+    torch.testing.assert_close(groups[0].covariance, within)
+
+
+def test_random_features_do_not_mind_the_scale_or_offset_of_the_inputs() -> None:
+    x = torch.randn(200, 7, generator=torch.Generator().manual_seed(0))
+    plain, moved = (
+        RandomFeatures.drawn(rows, 30, torch.Generator().manual_seed(1))(rows) for rows in (x, 250 * x + 40)
+    )
+    torch.testing.assert_close(plain, moved, rtol=1e-3, atol=1e-3)
+    assert 0.3 < float((plain > 0).float().mean()) < 0.7
+
+
+def test_a_learner_with_random_features_is_stored_whole(digits: Scenario, tmp_path: object) -> None:
+    settings = Settings(
+        epochs=1, finetune_epochs=0, gaussians="shared", inference_layers="random", random_features=50, ridge=0.2
+    )
+    learner = Learner(models.mlp(64, [20], 2), settings, device="cpu")
+    for task in list(digits)[:2]:
+        learner.learn(task.train.x, task.train.y)
+    learner.save(f"{tmp_path}/model")
+    again = Learner.load(f"{tmp_path}/model", device="cpu")
+    x = digits[0].test.x
+    for one in (learner, again):
+        one.learn(digits[2].train.x, digits[2].train.y)
+    assert torch.equal(learner.predict(x, marginal=True).probabilities, again.predict(x, marginal=True).probabilities)
+    memory = learner.method.memory()["feature statistics"]
+    assert memory == 8 * (6 * 50 + 3 * 50 * 50) + 4 * (64 * 50 + 50)
