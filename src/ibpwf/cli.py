@@ -35,13 +35,14 @@ def top(
 
 
 def _add_commands() -> None:
-    from ibpwf.commands import compare, data, report, run
+    from ibpwf.commands import bench, compare, data, report, run
 
     app.add_typer(data.app, name="data")
     app.command("run")(run.run_command)
     app.command("compare")(compare.compare_command)
     app.command("methods")(compare.methods_command)
     app.command("report")(report.report_command)
+    app.command("bench")(bench.bench_command)
 
 
 def main() -> None:
