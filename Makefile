@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
-.PHONY: help run test lint types pytest test-slow test-zoo results clean
+.PHONY: help run test lint types pytest test-slow test-zoo bench results clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
 	@echo "make test       ruff, mypy --strict and all tests"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
+	@echo "make bench      speed and memory as ratios, into docs/results/bench"
 	@echo "make results    rewrite the result tables from docs/results"
 	@echo "make clean      remove the environment and caches (data and runs stay)"
 
@@ -43,6 +44,9 @@ test-slow: $(STAMP)
 
 test-zoo: $(STAMP)
 	$(BIN)/python -m pytest tests/zoo
+
+bench: $(STAMP)
+	$(BIN)/ibpwf bench --profile --out docs/results/bench
 
 results: $(STAMP)
 	$(BIN)/python -m ibpwf.experiments.results_page docs README.md

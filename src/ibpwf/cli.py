@@ -35,7 +35,7 @@ def top(
 
 
 def _add_commands() -> None:
-    from ibpwf.commands import compare, data, model, report, run
+    from ibpwf.commands import bench, compare, data, model, report, run
 
     app.add_typer(data.app, name="data")
     app.command("run")(run.run_command)
@@ -45,6 +45,7 @@ def _add_commands() -> None:
     app.command("inspect")(model.inspect_command)
     app.command("verify")(model.verify_command)
     app.command("forget")(model.forget_command)
+    app.command("bench")(bench.bench_command)
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ can be given from outside (`log_kumaraswamy_sample`, `concrete_sample`), as a CU
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,39 +17,10 @@ from torch.distributions import Beta, Distribution, constraints, register_kl
 from torch.distributions.utils import broadcast_all
 from torch.nn import functional as F
 
+from ibpwf.factors.series import log1mexp, log_moment, log_series
+
 EULER_GAMMA = 0.57721566490153286061
-_LEAST = 1e-30  # the least -log v: its reciprocal times any gradient of ours still fits into float32
-
-
-class _Log1mExp(torch.autograd.Function):
-    """`log(1 - exp(-y)) = -log(1 + 1/(e^y - 1))` as a function of `log y`, and its slope `y / (e^y - 1)`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(log_y: Tensor) -> tuple[Tensor, Tensor]:
-        top = log_y.clamp(max=6.5)
-        inner = top.clamp(min=-60.0)
-        y = inner.exp()
-        ratio = torch.expm1(y).reciprocal()
-        return top - inner - torch.log1p(ratio), y * ratio
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
-        slope: Tensor = ctx.saved_tensors[0]
-        return grad * slope
-
-
-def log1mexp(log_y: Tensor) -> Tensor:
-    """`log(1 - exp(-y))` given `log y`: exact for tiny and for large y, with slopes in [0, 1] everywhere."""
-    result: Tensor = _Log1mExp.apply(log_y)[0]  # type: ignore[no-untyped-call]
-    return result
+LEAST = 1e-30  # the least -log v: its reciprocal times any gradient of ours still fits into float32
 
 
 def exponential_noise(shape: Sequence[int], like: Tensor, generator: Generator | None = None) -> Tensor:
@@ -71,7 +41,7 @@ def log_kumaraswamy_sample(c: Tensor, d: Tensor, exponential_noise: Tensor) -> T
     Strictly negative and finite: at most -1e-30, with gradient zero where v is that close to 1.
     """
     noise = exponential_noise.clamp(min=torch.finfo(exponential_noise.dtype).tiny)
-    return (log1mexp(noise.log() - d.log()) / c).clamp(max=-_LEAST)
+    return (log1mexp(noise.log() - d.log()) / c).clamp(max=-LEAST)
 
 
 def concrete_sample_logit(logits: Tensor, temperature: Tensor | float, logistic_noise: Tensor) -> Tensor:
@@ -126,7 +96,7 @@ class Kumaraswamy(Distribution):
 
     def _log_survival(self, log_v: Tensor) -> Tensor:
         """`log(1 - v^c)`."""
-        return log1mexp(self.c.log() + torch.log(-log_v.clamp(max=-_LEAST)))
+        return log1mexp(self.c.log() + torch.log(-log_v.clamp(max=-LEAST)))
 
     def log_prob_from_log(self, log_v: Tensor) -> Tensor:
         """The log density of v (not of log v) given `log v < 0`."""
@@ -150,11 +120,11 @@ class Kumaraswamy(Distribution):
     @property
     def mean(self) -> Tensor:
         """`E[v] = d B(1 + 1/c, d)`."""
-        return _log_moment(1 / self.c.double(), self.d).exp().to(self.c.dtype)
+        return log_moment(1 / self.c.double(), self.d).exp().to(self.c.dtype)
 
     @property
     def variance(self) -> Tensor:
-        first, second = (_log_moment(order / self.c.double(), self.d).exp() for order in (1, 2))
+        first, second = (log_moment(order / self.c.double(), self.d).exp() for order in (1, 2))
         return (second - first.square()).clamp(min=0).to(self.c.dtype)
 
     @property
@@ -209,21 +179,34 @@ class BernoulliConcrete(Distribution):
         return self.log_prob_logit(log_b - log_not) - log_b - log_not
 
 
-class _LogisticKL(torch.autograd.Function):
+def logistic_kl(delta: Tensor) -> Tensor:
     """`k(δ) = δ coth(δ/2) - 2`; below 1 by coth's continued fraction, which does not cancel.
 
-    `2 (x coth x - 1) = 2 x² / (3 + x² / (5 + x² / (7 + ...)))`, x = δ/2; it begins δ²/6 - δ⁴/360. The slope
-    obeys `k' = δ/2 - k (2 + k) / (2 δ)`, which is exact for small δ; for large δ it is written in e^-|δ|.
+    `2 (x coth x - 1) = 2 x² / (3 + x² / (5 + x² / (7 + ...)))`, x = δ/2; it begins δ²/6 - δ⁴/360.
     """
+    size, q = delta.abs(), delta.square() / 4
+    fraction = 5 + q / (7 + q / (9 if delta.dtype != torch.float64 else 9 + q / (11 + q / (13 + q / 15))))
+    e = torch.exp(-size)
+    return torch.where(size < 1, 2 * q / (3 + q / fraction), size - 2 + 2 * size * e / (1 - e))
+
+
+def logistic_kl_slope(delta: Tensor, k: Tensor) -> Tensor:
+    """`k' = δ/2 - k (2 + k) / (2 δ)`, which is exact for small δ; for large δ it is written in e^-|δ|."""
+    size = delta.abs()
+    e = torch.exp(-size.clamp(min=1))
+    near = size / 2 - k * (2 + k) / (2 * size.clamp(min=1e-30))
+    far = (1 - e * e - 2 * size * e) / (1 - e).square()
+    return torch.where(size < 1, near, far) * delta.sign()
+
+
+class _LogisticKL(torch.autograd.Function):
+    """`logistic_kl` with its slope."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(delta: Tensor) -> Tensor:
-        size, q = delta.abs(), delta.square() / 4
-        fraction = 5 + q / (7 + q / (9 if delta.dtype != torch.float64 else 9 + q / (11 + q / (13 + q / 15))))
-        e = torch.exp(-size)
-        return torch.where(size < 1, 2 * q / (3 + q / fraction), size - 2 + 2 * size * e / (1 - e))
+        return logistic_kl(delta)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -232,13 +215,7 @@ class _LogisticKL(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        delta, k = ctx.saved_tensors
-        size = delta.abs()
-        e = torch.exp(-size.clamp(min=1))
-        near = size / 2 - k * (2 + k) / (2 * size.clamp(min=1e-30))
-        far = (1 - e * e - 2 * size * e) / (1 - e).square()
-        slope: Tensor = torch.where(size < 1, near, far) * delta.sign()
-        return grad * slope
+        return grad * logistic_kl_slope(*ctx.saved_tensors)
 
 
 def kl_concrete(q_logits: Tensor, p_logits: Tensor) -> Tensor:
@@ -266,61 +243,6 @@ def kl_concrete_temperatures(q_logits: Tensor, q_tau: Tensor, p_logits: Tensor, 
     weight = 0.5 * torch.sigmoid(z) * torch.sigmoid(-z)
     softplus = -F.logsigmoid(-((r / scale.square()) * z + s / scale))
     return 2 * scale * (weight * softplus).sum(0) - s - 2 - r.log()
-
-
-class _LogSeries(torch.autograd.Function):
-    """`S(x, b) = Σ_{m≥1} (b/m) B(m x + 1, b) = -E log(1 - v^α)`, x = α/a, all terms, and its two slopes.
-
-    With `G(h; y) = -log(1 - (1 - e^-h)^y)`, `S = ∫ e^-E G(E/b; x) dE = ∫ e^(-b G(E/b; 1/x)) dE/b`: the mean,
-    and the integral of the survival function. The first integrand is smooth for x <= 1, the second for
-    x >= 1; 20 points of the double-exponential rule `E = exp(t - e^-t)` leave an error below 1e-7 (1 + S)
-    for x in [1e-6, 1e6], b in [1e-3, 1e3].
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(log_x: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        t = torch.linspace(-3.0, 3.2, 20, dtype=log_x.dtype, device=log_x.device).view(-1, *[1] * log_x.dim())
-        e = torch.exp(t - torch.exp(-t))
-        log_weight = t - torch.exp(-t) + torch.log1p(torch.exp(-t)) + math.log(6.2 / 19)
-        first, b = log_x <= 0, log_b.exp()
-        h = e / b
-        inner = h.clamp(max=80)
-        ratio = torch.expm1(inner).reciprocal()
-        rate = torch.log1p(ratio)  # -log(1 - e^-h), where h <= 80
-        log1m, slope = _Log1mExp.forward(rate.log() + (inner - h) - log_x.abs())
-        weight = torch.exp(log_weight - torch.where(first, e, -b * log1m))
-        mass, mean = weight.sum(0) / b, -(weight * log1m).sum(0)
-        weight = weight * slope
-        by_x, by_h = -weight.sum(0), (weight * h * (ratio / rate)).sum(0)
-        return torch.where(first, mean, mass), by_x, torch.where(first, -by_h, by_h - mean - mass)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*output[1:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        by_x, by_b = ctx.saved_tensors
-        return grad * by_x, grad * by_b
-
-
-def _log_moment(n: Tensor, b: Tensor) -> Tensor:
-    """`log E[v^(n a)] = log(b B(n + 1, b))` under Kumaraswamy(a, b); in float64, as lgamma cancels."""
-    n, b = n.double(), b.double()
-    return torch.lgamma(1 + n) + torch.lgamma(1 + b) - torch.lgamma(1 + n + b)
-
-
-def _log_series(a: Tensor, b: Tensor, alpha: Tensor, terms: int | None) -> Tensor:
-    """`-E log(1 - v^α)` under Kumaraswamy(a, b): the first `terms` terms of eq. (moment), or all of them."""
-    if terms is None:
-        value: Tensor = _LogSeries.apply(alpha.log() - a.log(), b.log())[0]  # type: ignore[no-untyped-call]
-        return value
-    m = torch.arange(1, terms + 1, dtype=torch.float64, device=a.device).view(-1, *[1] * a.dim())
-    return (_log_moment(m * (alpha.double() / a.double()), b).exp() / m).sum(0).to(a.dtype)
 
 
 def kl_kumaraswamy_beta(a: Tensor, b: Tensor, alpha: Tensor | float) -> Tensor:
@@ -351,7 +273,7 @@ def kl_kumaraswamy(
         200, 0.1, 200, 0.1  0         6.76460      2, 2, 20, 2        10.71616  10.71607
     """
     a, b, alpha, beta = broadcast_all(a, b, alpha, beta)
-    series = _log_series(a, b, alpha, None if tail else terms)
+    series = log_series(a, b, alpha, None if tail else terms)
     return kl_kumaraswamy_beta(a, b, alpha) - beta.log() + (beta - 1) * series
 
 
@@ -368,8 +290,8 @@ def kl_kumaraswamy_error(
     a, b, alpha, beta = (value.double() for value in broadcast_all(a, b, alpha, beta))
     start = (terms + 0.5) * alpha / a
     split = start.clamp(min=1)
-    near = _log_moment(start, b).exp() * (split / start).log()
-    rest = _log_moment(split, b).exp() * (split + b + 1) / (split * b)
+    near = log_moment(start, b).exp() * (split / start).log()
+    rest = log_moment(split, b).exp() * (split + b + 1) / (split * b)
     return (beta - 1).abs() * (near + rest)
 
 
@@ -383,7 +305,7 @@ def _kl_kumaraswamy_beta(q: Kumaraswamy, p: Beta) -> Tensor:
     """For any Beta(α, β): `KL(q ‖ Beta(α, 1)) + log α + log B(α, β) - (β - 1) E_q log(1 - v)`."""
     c, d, alpha, beta = broadcast_all(q.c, q.d, p.concentration1, p.concentration0)
     log_beta = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
-    rest = alpha.log() + log_beta + (beta - 1) * _log_series(c, d, torch.ones_like(c), None)
+    rest = alpha.log() + log_beta + (beta - 1) * log_series(c, d, torch.ones_like(c), None)
     return kl_kumaraswamy_beta(c, d, alpha) + rest
 
 

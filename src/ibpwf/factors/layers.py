@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.factors.dictionary import FactorBlock
@@ -91,31 +92,34 @@ class FactorLayer(nn.Module):
         """Keep only some of the locked factors in the computation."""
         self.locked_a, self.locked_b, self.locked_at = a.contiguous(), b.contiguous(), positions
 
+    def _parts(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """W_a, W_b and λ of the locked and of the free factors, where there are any."""
+        blocks = ((self.locked_a, self.locked_b, self.locked_at), (self.free_a, self.free_b, self.free_at))
+        return [(a, b, self.scores.index_select(-1, at)) for a, b, at in blocks if len(at)]
+
     def compose(self) -> Tensor:
-        """`W_t = Σ_k λ_k w_a,k ⊗ w_b,k` over locked and free factors, as `J×M` (eq. W_fac_sum)."""
-        parts = [
-            (a * self.scores.index_select(-1, at)) @ b
-            for a, b, at in (
-                (self.locked_a, self.locked_b, self.locked_at),
-                (self.free_a, self.free_b, self.free_at),
-            )
-            if len(at)
-        ]
+        """`W_t = Σ_k λ_k w_a,k ⊗ w_b,k` over locked and free factors, as `J×M` (eq. W_fac_sum).
+
+        Multiplied as `Wᵀ = W_bᵀ W_aᵀ`, the shape torch keeps a layer's weight in: the result needs no copy, and a
+        head of ten outputs is ten long rows, where products and gradients with ten columns take five times as long.
+        """
+        narrow = self.outputs < self.inputs  # λ goes to the side with fewer numbers
+        parts = []
+        for a, b, scores in self._parts():
+            rows = b.t().contiguous()  # a small copy; torch lays out W_b's gradient as it finds this
+            parts.append((rows * scores) @ a.t() if narrow else rows @ (a * scores).t())
         if not parts:
             return self.free_a @ self.free_b
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return (parts[0] if len(parts) == 1 else parts[0] + parts[1]).t()
 
     def through(self, x: Tensor) -> Tensor:
-        """`((x W_a) λ) W_b` without ever forming W."""
+        """`((x W_a) λ) W_b` and the bias, without ever forming W."""
         out: Tensor | None = None
-        for a, b, at in (
-            (self.locked_a, self.locked_b, self.locked_at),
-            (self.free_a, self.free_b, self.free_at),
-        ):
-            if len(at):
-                part = ((x @ a) * self.scores.index_select(-1, at)) @ b
-                out = part if out is None else out + part
-        return x @ (self.free_a @ self.free_b) if out is None else out
+        for a, b, scores in self._parts():
+            bias = self.bias if out is None else None
+            part = F.linear(F.linear(x, a.t()) * scores, b.t(), bias)
+            out = part if out is None else out + part
+        return F.linear(x, self.compose().t(), self.bias) if out is None else out
 
     def extra_repr(self) -> str:
         return f"{self.inputs}×{self.outputs}, locked={len(self.locked_at)}, free={len(self.free_at)}"
@@ -129,8 +133,7 @@ class FactorLinear(FactorLayer):
         factors = len(self.locked_at) + len(self.free_at)
         through = rows * factors * (self.inputs + self.outputs)
         composed = self.inputs * self.outputs * (factors + rows)
-        y = self.through(x) if through <= composed else x @ self.compose()
-        return y if self.bias is None else y + self.bias
+        return self.through(x) if through <= composed else F.linear(x, self.compose().t(), self.bias)
 
 
 class FactorConv(FactorLayer):

@@ -15,14 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ibpwf.factors.distributions import (
-    concrete_sample,
-    kl_concrete,
-    kl_kumaraswamy,
-    kl_kumaraswamy_beta,
-    log_kumaraswamy_sample,
-)
-from ibpwf.factors.prior import expected_probabilities, logit_from_log, stick_log_pi
+from ibpwf.factors.divergence import posterior_kl, relaxed_scores
+from ibpwf.factors.prior import expected_probabilities, logit_from_log
 
 PADDING_LOGIT = -30.0
 
@@ -123,9 +117,8 @@ class TaskPosterior(nn.Module):
     def sample_scores(self, generator: torch.Generator | None = None) -> Tensor:
         """λ = r ⊙ b with b ~ BernoulliConcrete(π̄), one relaxed draw per layer and factor."""
         uniform = torch.rand(self.logit.shape, generator=generator, device=self.logit.device)
-        uniform = uniform.clamp(1e-7, 1 - 1e-7)
-        noise = uniform.log() - torch.log1p(-uniform)
-        return self.strength * concrete_sample(self.logit, self.temperature, noise)
+        noise = torch.logit(uniform, eps=1e-7)
+        return relaxed_scores(self.strength, self.logit, self.temperature, noise)
 
     def kl(self, generator: torch.Generator | None = None) -> Tensor:
         """KL(q‖p) = Σ_layers E_q(v)[KL(q(b)‖p(b|v))] + KL(q(v)‖p(v))  (eq. online_inference).
@@ -133,18 +126,12 @@ class TaskPosterior(nn.Module):
         The first term takes one sample of v; given v it is exact. The second is closed for the Beta prior of
         the first task and the series of appendix B afterwards: its first `kl_terms` terms, or all of them if None.
         """
-        c, d = self.log_c.exp(), self.log_d.exp()
-        exponential = torch.rand(c.shape, generator=generator, device=c.device).clamp(1e-7, 1 - 1e-7)
-        log_v = log_kumaraswamy_sample(c, d, -exponential.log())
-        prior_logit = logit_from_log(stick_log_pi(log_v))
-        selection = kl_concrete(self.logit, prior_logit)
-        if self._beta_prior:
-            sticks = kl_kumaraswamy_beta(c, d, self.prior_c)
-        else:
-            terms = self.kl_terms
-            whole = terms is None
-            sticks = kl_kumaraswamy(c, d, self.prior_c, self.prior_d, terms=terms or 10, tail=whole)
-        return ((selection + sticks) * self.mask).sum()
+        uniform = torch.rand(self.log_c.shape, generator=generator, device=self.log_c.device)
+        noise = uniform.clamp_(1e-7, 1 - 1e-7).log_().neg_()
+        prior_d = None if self._beta_prior else self.prior_d
+        return posterior_kl(
+            self.logit, self.log_c, self.log_d, noise, self.prior_c, prior_d, self.mask, self.kl_terms
+        )
 
     def carry_over(self, old: TaskPosterior) -> None:
         """Take over the parameters of `old`, which has the same layers but fewer sticks, to the bit."""

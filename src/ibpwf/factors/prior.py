@@ -16,9 +16,11 @@ import torch
 from torch import Generator, Tensor
 
 from ibpwf.errors import InputError
-from ibpwf.factors.distributions import exponential_noise, log1mexp
+from ibpwf.factors.distributions import exponential_noise
+from ibpwf.factors.series import log1mexp
 
 LOGIT_LIMIT = 30.0
+LOG_P_RANGE = (-1e6, -math.exp(-LOGIT_LIMIT))  # log p where its logit is worth a gradient
 
 
 def check_alpha(alpha: float) -> float:

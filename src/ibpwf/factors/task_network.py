@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -104,7 +105,7 @@ class TaskNetwork(nn.Module):
         layer.set_free(a, b, free_at)
         return layer, vectors
 
-    @property
+    @cached_property
     def factor_layers(self) -> dict[str, FactorLayer]:
         layers = {}
         for name in self._layer_names:

@@ -289,10 +289,8 @@ class IBPWF(Method):
         own = torch.zeros_like(probabilities)
         single = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         # Grouped by task: every row runs through its own task's network once (all tasks' when marginal).
-        for t in range(tasks):
+        for t in range(tasks) if marginal else torch.unique(task).tolist():
             rows = torch.arange(len(x), device=x.device) if marginal else (task == t).nonzero().flatten()
-            if not len(rows):
-                continue
             here = slice(first[t], first[t] + len(self.classes[t]))
             p, spread = self._task_probabilities(x[rows], t, draws, seed)
             weight = task_probabilities[rows, t] if marginal else torch.ones_like(single[rows])

@@ -1,0 +1,63 @@
+"""The measurements as Markdown, made from bench.json and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def mark(row: dict[str, Any]) -> str:
+    return {None: "", True: "✅", False: "❌"}[row["met"]]
+
+
+def number(value: float, unit: str) -> str:
+    return f"{value:.2f}{'' if unit == '×' else ' ' + unit}"
+
+
+def spread(row: dict[str, Any]) -> str:
+    if row["low"] == row["high"]:
+        return ""
+    return f"{row['low']:.2f}–{row['high']:.2f}"
+
+
+def target(row: dict[str, Any]) -> str:
+    if row["limit"] is None:
+        return ""
+    return f"{'≥' if row['at_least'] else '≤'} {row['limit']:g}{'' if row['unit'] == '×' else ' ' + row['unit']}"
+
+
+def markdown(content: dict[str, Any]) -> str:
+    machine = content["machine"]
+    lines = [
+        "# Speed and memory",
+        "",
+        f"Made by `{content['command']}` from `bench.json` beside this page, at commit {content['commit']}.",
+        "",
+        f"- {machine['words']}",
+        f"- {', '.join(f'{name} {version}' for name, version in content['versions'].items())}",
+        "- Sides take turns, round by round; a ratio is the median over rounds of the ratio within one, with the "
+        "middle half of them. On a CPU everything but `seeds` is processor time of one thread, so that other "
+        "programs on the machine do not count.",
+        "",
+        "| measurement | what | median | middle half | target | |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    notes = []
+    for entry in content["measurements"]:
+        if "skipped" in entry:
+            lines.append(f"| {entry['name']} | {entry['summary']} | not made: {entry['skipped']} | | | |")
+        for row in entry["rows"]:
+            value = number(row["value"], row["unit"])
+            lines.append(f"| {row['name']} | {row['what']} | {value} | {spread(row)} | {target(row)} | {mark(row)} |")
+        details = dict.fromkeys(row["detail"] for row in entry["rows"] if row["detail"])
+        notes += [f"- **{entry['name']}**: {'; '.join(details)}" for _ in details if details][:1]
+    lines += ["", *notes, ""]
+    if content.get("profile"):
+        lines += [*profile_lines(content["profile"]), ""]
+    return "\n".join(lines)
+
+
+def profile_lines(found: dict[str, Any]) -> list[str]:
+    lines = ["## Where a step's time goes", "", "| part, timed alone | ms |", "|---|---:|"]
+    lines += [f"| {name} | {spent:.3f} |" for name, spent in found["parts"].items()]
+    lines += ["", "| operation, in the profiler | ms a step |", "|---|---:|"]
+    return lines + [f"| `{name}` | {spent:.3f} |" for name, spent in found["operations"].items()]

@@ -1,0 +1,120 @@
+"""One optimisation step of IBP-WF beside a plain PyTorch step of a dense network of the same widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ibpwf.bench.measure import Row, Setup, milliseconds, ratio, take_turns
+from ibpwf.experiments.presets import preset
+from ibpwf.factors.model import factorize
+from ibpwf.methods.base import TaskData
+from ibpwf.methods.ibpwf import IBPWF
+from ibpwf.models import mlp
+from ibpwf.settings import Settings
+from ibpwf.training.step import Step
+
+STEPS = 40  # in a round
+
+
+def examples(count: int, inputs: int, classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random examples: a step takes as long whatever is in them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, inputs, generator=generator)
+    y = torch.randint(0, classes, (count,), generator=generator)
+    return x.to(device), y.to(device)
+
+
+def method_for(scenario: str, hidden: list[int], device: torch.device) -> IBPWF:
+    """IBP-WF with the paper's settings of a scenario, nothing learnt yet."""
+    settings = preset(scenario, "paper").make_settings()
+    assert isinstance(settings, Settings)
+    net = mlp(784, hidden, 10)
+    names = {key: getattr(settings, key) for key in ("alpha", "max_factors", "heads", "strength_std")}
+    return IBPWF(factorize(net, **names).to(device), settings)
+
+
+def elbo_step(method: IBPWF, data: TaskData, index: int) -> Step:
+    """The ELBO step of task `index`; those before it are trained for one pass and locked."""
+    for number in range(index + 1):
+        here = TaskData(f"task {number + 1}", number, data.classes, data.x, data.y, data.seed)
+        phase = method.begin_task(here)[0]
+        step = Step(
+            phase,
+            method.parameters(phase),
+            method.loss,
+            here.x,
+            here.y,
+            generators=method.generators(),
+            buffers=method.buffers(),
+            after=method.after_step,
+            between=method.after_backward,
+            tf32=method.tf32,
+        )
+        step.start_epoch(torch.arange(len(here.y)))
+        if number < index:
+            repeat(step, step.count)()
+            method.end_task(here)
+    return step
+
+
+def repeat(step: Step, times: int) -> Callable[[], None]:
+    """That many steps, from the first batch on."""
+
+    def steps() -> None:
+        step.position.zero_()
+        step.done = 0
+        for _ in range(times):
+            step.first_half()
+            step.second_half()
+
+    return steps
+
+
+def dense_steps(net: nn.Module, x: Tensor, y: Tensor, batch: int, times: int) -> Callable[[], None]:
+    """Plain PyTorch, as anybody would write it: gather, forward, backward, fused Adam."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
+    order = torch.arange(batch * times, device=x.device).view(times, batch)
+
+    def steps() -> None:
+        for rows in order:
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    return steps
+
+
+def cpu_step(setup: Setup) -> list[Row]:
+    """784-400-10 with 400 factors, batch 32: the first task (all factors new) and a later one (some are locked)."""
+    x, y = examples(32 * STEPS, 784, 2, setup.device)
+    data = TaskData("task", 0, (0, 1), x, y, 0)
+    sides = {
+        "first task": repeat(elbo_step(method_for("split-mnist", [400], setup.device), data, 0), STEPS),
+        "later task": repeat(elbo_step(method_for("split-mnist", [400], setup.device), data, 1), STEPS),
+        "dense": dense_steps(mlp(784, [400], 10).to(setup.device), x, y, 32, STEPS),
+    }
+    times = take_turns(sides, setup)
+    detail = milliseconds(times, STEPS)
+    title = "ELBO step, 784-400-10, 400 factors, batch 32, {} ÷ dense eager step with fused Adam"
+    return [
+        ratio("step", title.format(side), times[side], times["dense"], 1.8, detail=detail)
+        for side in ("first task", "later task")
+    ]
+
+
+def gpu_step(setup: Setup) -> list[Row]:
+    """Permuted MNIST's network, 784-1000-1000 and a dense head, batch 64."""
+    steps = 400
+    x, y = examples(64 * steps, 784, 10, setup.device)
+    data = TaskData("task", 0, tuple(range(10)), x, y, 0)
+    sides = {
+        "IBP-WF": repeat(elbo_step(method_for("permuted-mnist", [1000, 1000], setup.device), data, 0), steps),
+        "dense": dense_steps(mlp(784, [1000, 1000], 10).to(setup.device), x, y, 64, steps),
+    }
+    times = take_turns(sides, setup)
+    what = "ELBO step, 784-1000-1000, dense head, batch 64 ÷ dense eager step with fused Adam"
+    return [ratio("step-gpu", what, times["IBP-WF"], times["dense"], 0.6, detail=milliseconds(times, steps))]
