@@ -55,7 +55,8 @@ def test_bytes_of_a_task_are_those_of_its_tensors() -> None:
     learner.learn(x, (x[:, 0] > 0.5).long())
     found = memory.bytes_of_task(learner.method, 0)
     _, files = learner.method.state()
-    assert sum(found.values()) == sum(t.numel() * t.element_size() for t in files["task-0000"].values())
+    tensors = [*files["task-0000"].values(), *files["factors-0000"].values()]
+    assert sum(found.values()) == sum(t.numel() * t.element_size() for t in tensors)
     use = learner.method.use(0)
     assert found["factors"] == use["hidden1"]["new"] * (4 * (6 + 5) + 8) + use["head"]["new"] * (4 * (5 + 2) + 8)
     assert found["feature statistics"] == 8 * (5 + 5 * 5)
