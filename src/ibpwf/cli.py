@@ -35,12 +35,13 @@ def top(
 
 
 def _add_commands() -> None:
-    from ibpwf.commands import compare, data, report, run
+    from ibpwf.commands import compare, data, report, reproduce, run
 
     app.add_typer(data.app, name="data")
     app.command("run")(run.run_command)
     app.command("compare")(compare.compare_command)
     app.command("methods")(compare.methods_command)
+    app.command("reproduce")(reproduce.reproduce_command)
     app.command("report")(report.report_command)
 
 
