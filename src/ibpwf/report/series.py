@@ -111,11 +111,12 @@ def scatter(points: Sequence[tuple[float, float, int]], names: Sequence[str], ti
     width = 520.0
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     span = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
-    side, left, top = width - 24, 12.0, 12.0
+    side, top = width - 24, 12.0
+    left = (width - (max(xs) - min(xs)) / span * side) / 2
     parts: list[Markup] = []
     place = [(left + (x - min(xs)) / span * side, top + (max(ys) - y) / span * side, group) for x, y, group in points]
     for x, y, group in place:
-        parts.append(shape(group // 4, x, y, 2.4, f"s{group % COLOURS}"))
+        parts.append(shape(group // 4, x, y, 3.0, f"s{group % COLOURS}"))
     for group, name in enumerate(names):
         mine = [(x, y) for x, y, g in place if g == group]
         if mine:

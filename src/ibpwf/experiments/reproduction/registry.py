@@ -17,10 +17,8 @@ MNIST = ("split-mnist", "permuted-mnist")
 _FULL_CHANGES: dict[str, dict[str, Any]] = {"permuted-mnist": {"max_factors": None}}
 _STAND_INS = {"split-mnist": "split-digits", "permuted-mnist": "permuted-digits", "split-cifar10": "split-digits"}
 _QUICK_TASKS = {"permuted-digits": 3}
-_QUICK_IBPWF: dict[str, Any] = {"epochs": 8, "finetune_epochs": 4}
 _QUICK: dict[str, dict[str, Any]] = {
     "rtf": {"iterations": 60},
-    "dgr": {"epochs": 5},
     "gem": {"epochs": 5},
     "vcl": {"epochs": 4, "likelihood_epochs": 2},
     "vcl-coreset": {"epochs": 4, "likelihood_epochs": 2, "coreset_epochs": 10},
@@ -36,7 +34,7 @@ def full_run(benchmark: str, method: str = "ibpwf", **changes: Any) -> RunSpec:
 def quick_run(benchmark: str, method: str = "ibpwf", **changes: Any) -> RunSpec:
     """Its stand-in on scikit-learn's digits, which need no download."""
     scenario = _STAND_INS[benchmark]
-    shrunk = _QUICK_IBPWF if method == "ibpwf" else _QUICK.get(method, {})
+    shrunk = _QUICK.get(method, {})
     return RunSpec(
         scenario,
         method,
