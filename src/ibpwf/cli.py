@@ -35,12 +35,13 @@ def top(
 
 
 def _add_commands() -> None:
-    from ibpwf.commands import bench, compare, data, model, report, run
+    from ibpwf.commands import bench, compare, data, model, report, reproduce, run
 
     app.add_typer(data.app, name="data")
     app.command("run")(run.run_command)
     app.command("compare")(compare.compare_command)
     app.command("methods")(compare.methods_command)
+    app.command("reproduce")(reproduce.reproduce_command)
     app.command("report")(report.report_command)
     app.command("inspect")(model.inspect_command)
     app.command("verify")(model.verify_command)

@@ -1,4 +1,4 @@
-"""`ibpwf report`: one self-contained HTML page (and PDF) from run folders."""
+"""`ibpwf report`: one self-contained HTML page (and PDF) from folders of run, compare and reproduce."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ibpwf.errors import InputError
 def report_command(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run folders, or folders that hold run folders."),
+        typer.Argument(metavar="DIR...", help="Folders of run, compare or reproduce, or folders that hold them."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
         "report.html"
     ),
     pdf: Annotated[bool, typer.Option("--pdf", help="Print it to a PDF beside it too (needs Chromium).")] = False,
 ) -> None:
-    """Write one HTML page with the results, figures and settings of run folders."""
+    """Write one HTML page with the results, figures and settings of runs, comparisons and reproductions."""
     from ibpwf import store
     from ibpwf.report.page import make_page
     from ibpwf.report.pdf import write_pdf
@@ -33,7 +33,8 @@ def report_command(
     for problem in page.problems:
         typer.echo(f"warning: {problem}", err=True)
     store.write_text(out, page.html)
-    runs = f"{len(page.runs)} run{'s' * (len(page.runs) != 1)}"
-    typer.echo(f"Report of {runs}: {out}")
+    counts = [(len(page.experiments), "experiment"), (len(page.comparisons), "comparison"), (len(page.runs), "run")]
+    shown = ", ".join(f"{count} {word}{'s' * (count != 1)}" for count, word in counts if count)
+    typer.echo(f"Report of {shown}: {out}")
     if pdf:
         typer.echo(f"PDF: {write_pdf(out, out.with_suffix('.pdf'))}")

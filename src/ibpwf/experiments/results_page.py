@@ -1,7 +1,7 @@
 """The measured results as Markdown, made from `docs/results/*.json` and nothing else.
 
-`python -m ibpwf.experiments.results_page DOCS README` rewrites `DOCS/results/README.md` and the table between the
-marks in the README; with `--check` it only says whether they are up to date.
+`python -m ibpwf.experiments.results_page DOCS README` rewrites `DOCS/results/README.md`, `REPRODUCTION.md` beside
+it and the table between the marks in the README; with `--check` it only says whether they are up to date.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.experiments.compare import Outcome, markdown, rows
 from ibpwf.experiments.presets import supports
+from ibpwf.experiments.reproduction_page import reproduction_page
 from ibpwf.methods import methods
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
@@ -159,6 +160,7 @@ def main(arguments: list[str]) -> int:
     docs, readme = (Path(a) for a in arguments if a != "--check")
     results = read_results(docs / "results")
     wanted = {docs / "results" / "README.md": page(results, read_comparisons(docs / "results"))}
+    wanted[docs / "results" / "REPRODUCTION.md"] = reproduction_page(docs / "results")
     wanted[readme] = with_table(readme.read_text(encoding="utf-8"), results)
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check:

@@ -13,7 +13,7 @@ from typing import NewType
 Markup = NewType("Markup", str)
 EMPTY = Markup("")
 
-_LEAVES = {"rect", "line", "path", "circle", "polyline", "meta", "br", "wbr", "stop"}
+_LEAVES = {"rect", "line", "path", "circle", "polyline", "meta", "br", "wbr", "stop", "polygon", "img"}
 # Characters that XML forbids, or that cannot be written as UTF-8 (JSON may hold both).
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 

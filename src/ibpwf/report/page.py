@@ -1,4 +1,4 @@
-"""One self-contained HTML page from run folders: no network, no fonts, no scripts but its own."""
+"""One self-contained HTML page from runs, comparisons and reproductions: no network, no scripts but its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from pathlib import Path
 
 from ibpwf import __version__, store
 from ibpwf.errors import InputError, StoreError
+from ibpwf.experiments.reproduction.registry import EXPERIMENTS
 from ibpwf.report.colours import scale_css
+from ibpwf.report.comparison_section import comparison_section
+from ibpwf.report.experiment_record import (
+    ComparisonRecord,
+    ExperimentRecord,
+    is_reproduction,
+    read_comparison,
+    read_experiment,
+)
+from ibpwf.report.experiment_sections import experiment_section, overview_of
 from ibpwf.report.markup import EMPTY, Markup, el, join, text
 from ibpwf.report.reading import expand, read_run
 from ibpwf.report.run_record import Run
@@ -20,32 +30,82 @@ from ibpwf.report.sections import PAGE_SECTIONS, RUN_SECTIONS, Section
 
 @dataclass(frozen=True)
 class Page:
-    """The page, the runs on it, and a sentence for everything that had to be left out."""
+    """The page, what is on it, and a sentence for everything that had to be left out."""
 
     html: str
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
+    comparisons: tuple[ComparisonRecord, ...] = ()
+    experiments: tuple[ExperimentRecord, ...] = ()
+
+
+@dataclass
+class Found:
+    """Everything that could be read, with its sections where these are made at once."""
+
+    runs: list[Run]
+    comparisons: list[tuple[ComparisonRecord, Section]]
+    experiments: list[tuple[ExperimentRecord, Section]]
+    problems: list[str]
 
 
 def make_page(folders: Sequence[Path]) -> Page:
-    """The report of some run folders (or of folders that hold run folders).
+    """The report of run, comparison and reproduction folders (or of folders that hold them).
 
     What cannot be read is reported and left out; only when nothing at all can be read it is an `InputError`.
     """
     if not folders:
-        raise InputError("no run folder was given; name at least one --out folder of `ibpwf run`.")
-    runs, problems = [], []
+        raise InputError("no run folder was given; name at least one --out folder of run, compare or reproduce.")
+    found = Found([], [], [], [])
+    for given in dict.fromkeys(Path(folder) for folder in folders):
+        if (given / "comparison.json").exists():
+            _take_comparison(found, given)
     for folder in dict.fromkeys(each for given in folders for each in expand(Path(given))):
-        try:
-            run = read_run(folder)
-        except (StoreError, OSError) as error:  # OSError: a folder that may not even be looked into
-            problems.append(f"{folder} is left out: {error}")
-            continue
-        runs.append(run)
-        problems += [f"{folder}: {problem}" for problem in run.problems]
-    if not runs:
-        raise InputError("there is nothing to report. " + " ".join(problems))
-    return Page(_html(runs, problems), tuple(runs), tuple(problems))
+        if is_reproduction(folder):
+            _take_experiment(found, folder)
+        else:
+            _take_run(found, folder)
+    if not (found.runs or found.comparisons or found.experiments):
+        raise InputError("there is nothing to report. " + " ".join(found.problems))
+    order = list(EXPERIMENTS)
+    found.experiments.sort(key=lambda e: order.index(e[0].name) if e[0].name in order else len(order))
+    return Page(
+        _html(found),
+        tuple(found.runs),
+        tuple(found.problems),
+        tuple(record for record, _ in found.comparisons),
+        tuple(record for record, _ in found.experiments),
+    )
+
+
+def _take_run(found: Found, folder: Path) -> None:
+    try:
+        run = read_run(folder)
+    except (StoreError, OSError) as error:  # OSError: a folder that may not even be looked into
+        found.problems.append(f"{folder} is left out: {error}")
+        return
+    found.runs.append(run)
+    found.problems += [f"{folder}: {problem}" for problem in run.problems]
+
+
+# What a file of the right form but wrong content runs into while it is drawn.
+_MISFITS = (StoreError, OSError, LookupError, TypeError, ValueError, ArithmeticError)
+
+
+def _take_experiment(found: Found, folder: Path) -> None:
+    try:
+        record = read_experiment(folder)
+        found.experiments.append((record, experiment_section(record)))
+    except _MISFITS as error:
+        found.problems.append(f"{folder} is left out: {error}")
+
+
+def _take_comparison(found: Found, folder: Path) -> None:
+    try:
+        record = read_comparison(folder)
+        found.comparisons.append((record, comparison_section(record, len(found.comparisons) + 1)))
+    except _MISFITS as error:
+        found.problems.append(f"{folder}/comparison.json is left out: {error}")
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -63,23 +123,38 @@ def _section(section: Section, anchor: str, level: int) -> Markup:
     return el("section", heading, section.body, id=anchor, aria_labelledby=f"{anchor}-title")
 
 
-def _html(runs: Sequence[Run], problems: Sequence[str]) -> str:
-    single = len(runs) == 1
-    title = runs[0].title if single else f"{len(runs)} runs"
-    parts = [_problems(problems)]
+def _title(found: Found) -> str:
+    if found.experiments and not found.runs:
+        records = [record for record, _ in found.experiments]
+        title = records[0].title if len(records) == 1 else "The paper, reproduced"
+        return title + (" (quick)" if all(record.quick for record in records) else "")
+    if found.comparisons and not found.experiments:
+        return found.comparisons[0][1].title
+    return found.runs[0].title if len(found.runs) == 1 else f"{len(found.runs)} runs"
+
+
+def _html(found: Found) -> str:
+    runs = found.runs
+    single = len(runs) == 1 and not found.comparisons and not found.experiments
+    title = _title(found)
+    parts = [_problems(found.problems)]
+    overview = overview_of([record for record, _ in found.experiments])
+    sections = [overview] if overview is not None else []
+    sections += [section for _, section in [*found.experiments, *found.comparisons]]
+    parts += [_section(section, section.name, 2) for section in sections]
     for make_for_all in PAGE_SECTIONS:
         section = make_for_all(runs)
         if section is not None:
             parts.append(_section(section, section.name, 2))
     for i, run in enumerate(runs, start=1):
-        found = [section for make in RUN_SECTIONS if (section := make(run)) is not None]
-        inner = [_section(section, f"run{i}-{section.name}", 2 if single else 3) for section in found]
+        made = [section for make in RUN_SECTIONS if (section := make(run)) is not None]
+        inner = [_section(section, f"run{i}-{section.name}", 2 if single else 3) for section in made]
         heading = [] if single else [el("h2", text(run.title), id=f"run{i}-title")]
         parts.append(el("article", *heading, *inner, id=f"run{i}", class_=None if single else "run"))
     style = _file("page.css").replace("/*LIGHT*/", scale_css()).replace("/*DARK*/", scale_css(dark=True))
     script = _file("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     head = el(
         "head",
         el("meta", charset="utf-8"),

@@ -1,0 +1,118 @@
+"""What an experiment of the paper is: runs, a measure over them, and the paper's findings as claims on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ibpwf.errors import InputError, unknown
+from ibpwf.experiments.run import RunConfig
+
+Budget = Literal["quick", "full"]
+BUDGETS: tuple[Budget, ...] = ("quick", "full")
+QUICK_NOTE = "quick: a shrunken stand-in that shows that everything runs; its numbers are not the paper's experiment"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, whatever its seeds. Experiments that share a spec share its run.
+
+    `stands_for` is the paper's benchmark where a smaller scenario takes its place. `models` keeps the models, for
+    measures that ask them something.
+    """
+
+    scenario: str
+    method: str = "ibpwf"
+    preset: str = "paper"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    tasks: int | None = None
+    models: bool = False
+    stands_for: str | None = None
+
+    @property
+    def benchmark(self) -> str:
+        return self.stands_for or self.scenario
+
+    @property
+    def name(self) -> str:
+        """The name of its folder: everything that tells it from other runs."""
+        parts = [self.scenario, self.method, self.preset]
+        parts += [f"{self.tasks}-tasks"] if self.tasks is not None else []
+        for key, value in self.changes.items():
+            shown = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts.append(f"{key}={shown}".lower())
+        return "_".join(parts)
+
+    def config(self, seeds: Sequence[int], device: str = "auto") -> RunConfig:
+        return RunConfig(
+            self.scenario,
+            self.method,
+            self.preset,
+            tuple(seeds),
+            dict(self.changes),
+            self.tasks,
+            device,
+            self.models,
+        )
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A spec with its result and folder."""
+
+    spec: RunSpec
+    result: dict[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a measure may want to know besides the runs."""
+
+    budget: Budget
+    seeds: tuple[int, ...]
+    device: str = "auto"
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A finding of the paper in plain words, the numbers it rests on, and whether they bear it out."""
+
+    statement: str
+    numbers: dict[str, Any]
+    held: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {"statement": self.statement, "numbers": self.numbers, "held": self.held}
+
+
+Measure = Callable[[Sequence[FinishedRun], Conditions], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper. `found` is what the paper says of it; `shows` names the drawing in a report."""
+
+    name: str
+    title: str
+    found: str
+    shows: str
+    runs: Mapping[Budget, tuple[RunSpec, ...]]
+    measure: Measure
+    claims: tuple[Callable[[dict[str, Any]], Claim], ...] = ()
+    seeds: Mapping[Budget, int] = field(default_factory=lambda: {"quick": 1, "full": 5})
+
+    def chosen_seeds(self, budget: Budget, asked: int | None) -> tuple[int, ...]:
+        if asked is not None and asked < 1:
+            raise InputError(f"--seeds is {asked}; give at least 1.")
+        return tuple(range(asked if asked is not None else self.seeds[budget]))
+
+
+def checked_budget(text: str) -> Budget:
+    for budget in BUDGETS:
+        if text == budget:
+            return budget
+    raise unknown("budget", text, BUDGETS)

@@ -1,0 +1,143 @@
+"""`docs/results/REPRODUCTION.md`: every number of the paper and every claim of its figures, with ours.
+
+Ours come from the files in `docs/results` and nothing else: results of `ibpwf reproduce` in `reproduction/` (full
+size only), methods' runs in `compare-BENCHMARK/`, single runs and `vae-inference` results at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ibpwf import store
+from ibpwf.experiments.compare import mark, number
+from ibpwf.experiments.paper import Target, targets
+from ibpwf.experiments.reproduction.registry import EXPERIMENTS
+from ibpwf.experiments.reproduction.reproduce import KIND
+from ibpwf.experiments.reproduction.tables import ours_of, table_row
+
+SETTINGS = {"task": "task given", "class": "task inferred", "task-inference": "task inference"}
+WAITING = "not measured yet"
+# What IBP-WF may change in its preset and still be the run that a table asks for.
+OWN_CHANGES: tuple[dict[str, Any], ...] = ({}, {"max_factors": None})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the result files hold that can stand beside a number or a claim of the paper."""
+
+    reproductions: dict[str, dict[str, Any]] = field(default_factory=dict)  # by experiment
+    runs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by benchmark and method
+    vae: dict[str, dict[str, Any]] = field(default_factory=dict)  # by benchmark
+
+
+def _objects(paths: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
+    found = [(path, store.read_json(path)) for path in sorted(paths)]
+    return [(path, data) for path, data in found if isinstance(data, dict)]
+
+
+def read_measured(folder: Path) -> Measured:
+    """All result files of a folder such as docs/results."""
+    measured = Measured()
+    for _, data in _objects(folder.glob("*.json")):
+        if data.get("kind") == "vae-inference":
+            measured.vae[data["scenario"]] = data
+        elif "accuracy" in data and data.get("preset") == "paper" and data.get("changes") in OWN_CHANGES:
+            measured.runs.setdefault((data["scenario"], data["method"]), data)
+    for path, data in _objects(folder.glob("compare-*/*.json")):
+        main = path.parent.name == f"compare-{data.get('scenario')}" and path.stem == data.get("method")
+        if main and "accuracy" in data:
+            measured.runs[data["scenario"], data["method"]] = data
+    for _, data in _objects(folder.glob("reproduction/*.json")):
+        if data.get("kind") == KIND and data.get("budget") == "full":
+            measured.reproductions[data["name"]] = data
+    return measured
+
+
+def row_for(paper: Target, measured: Measured) -> dict[str, Any] | None:
+    """Our number for one of the paper's, as `tables.table_row` makes it; None where there is none."""
+    reproduction = measured.reproductions.get(paper.table)
+    for row in reproduction["measured"]["rows"] if reproduction else []:
+        same = (row["benchmark"], row["setting"], row["method"]) == (paper.benchmark, paper.setting, paper.method)
+        if same and row["ours"] is not None:
+            found: dict[str, Any] = row
+            return found
+    if paper.method == "vae":
+        vae = measured.vae.get(paper.benchmark)
+        return None if vae is None else table_row(paper, vae["task_inference"], vae, judged=True)
+    run = measured.runs.get((paper.benchmark, paper.method))
+    ours = None if run is None else ours_of(run, paper)
+    return None if run is None or ours is None else table_row(paper, ours, run, judged=True)
+
+
+def numbers_table(measured: Measured) -> tuple[list[str], int, int]:
+    """One line per number of the paper, and how many are measured and reproduced."""
+    lines = [
+        "| table | benchmark | method | setting | ours | paper | difference | | seeds | command |",
+        "|---|---|---|---|---:|---:|---:|---|---:|---|",
+    ]
+    count = reached = 0
+    for paper in targets():
+        row = row_for(paper, measured)
+        what = (
+            f"| {paper.table.removeprefix('table')} | {paper.benchmark} | {paper.method} | {SETTINGS[paper.setting]} "
+        )
+        note = f" ({paper.note})" if paper.note else ""
+        theirs = number(paper.mean, paper.std) + note
+        if row is None:
+            lines.append(f"{what}| {WAITING} | {theirs} | | | | `ibpwf reproduce {paper.table}` |")
+            continue
+        count, reached = count + 1, reached + bool(row["reproduces"])
+        ours = number(row["ours"]["mean"], row["ours"].get("std"))
+        lines.append(
+            f"{what}| {ours} | {theirs} | {row['difference']:+.2f} | {mark(row['reproduces'])} | {row['seeds']} "
+            f"| `{row['command']}` |"
+        )
+    return lines, count, reached
+
+
+def claims_table(measured: Measured) -> list[str]:
+    """One line per claim of a figure."""
+    lines = ["| figure | the paper | ours | | seeds | command |", "|---|---|---|---|---:|---|"]
+    for name, experiment in EXPERIMENTS.items():
+        if not name.startswith("figure-"):
+            continue
+        found = measured.reproductions.get(name)
+        if found is None:
+            lines.append(f"| {name} | {experiment.found} | {WAITING} | | | `ibpwf reproduce {name}` |")
+            continue
+        for claim in found["claims"]:
+            lines.append(
+                f"| {name} | {experiment.found} | {claim['statement']} | {mark(claim['held'])} "
+                f"| {len(found['seeds'])} | `{found['command']}` |"
+            )
+    return lines
+
+
+def reproduction_page(folder: Path) -> str:
+    """The whole page."""
+    measured = read_measured(folder)
+    rows, count, reached = numbers_table(measured)
+    return "\n".join(
+        [
+            "# The paper, reproduced",
+            "",
+            "Made by `make results` from the result files in this folder. One row per number of the paper (tables "
+            "1 to 4) and one per claim of its figures. Accuracies are percentages, mean ± standard deviation over "
+            "seeds. ✅: within max(1.0, 3 × the paper's standard deviation) of the paper's mean, or better.",
+            "",
+            f"{count} of {len(targets())} numbers are measured, {reached} of these ✅. `ibpwf reproduce all` runs "
+            "everything; its `NAME/result.json` belongs into `reproduction/NAME.json` here.",
+            "",
+            "## Tables",
+            "",
+            *rows,
+            "",
+            "## Figures",
+            "",
+            *claims_table(measured),
+            "",
+        ]
+    )

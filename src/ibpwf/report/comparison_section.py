@@ -1,0 +1,46 @@
+"""A comparison of methods on the page: one table, ours beside the paper's, and each row's command."""
+
+from __future__ import annotations
+
+from ibpwf.experiments.compare import size
+from ibpwf.report import words
+from ibpwf.report.experiment_record import ComparisonRecord
+from ibpwf.report.experiment_sections import mark_cell
+from ibpwf.report.markup import EMPTY, Markup, el, join, table, text
+from ibpwf.report.sections import Section, folded, said
+
+SETTINGS = {"task": "task given", "class": "task inferred"}
+
+
+def comparison_section(record: ComparisonRecord, number: int) -> Section:
+    rows, commands = [], []
+    judged = []
+    for row in record.rows:
+        cells: list[Markup] = [text(row.method)]
+        if row.error is not None:
+            rows.append([*cells, text(f"failed: {row.error}"), *([EMPTY] * 7)])
+            continue
+        for found in row.settings.values():
+            paper = join((words.spread(found.paper), text(f" {found.note}"))) if found.paper else text("–")
+            cells += [words.spread(found.ours) if found.ours else text("–"), paper, mark_cell(found)]
+            judged += [found.reproduces] if found.reproduces is not None else []
+        kept = text(size(row.kept)) if row.kept is not None else text("–")
+        took = text(f"{row.seconds:,.1f} s") if row.seconds is not None else text("–")
+        rows.append([*cells, kept, took])
+        commands.append([text(row.method), el("code", text(row.command))])
+    head = ["method"]
+    for name in SETTINGS.values():
+        head += [f"{name}, %", "paper, %", "verdict"]
+    shown = table([text(name) for name in [*head, "kept between tasks", "training"]], rows, "Methods side by side")
+    lead = f"{words.plural(len(record.rows), 'method')} side by side."
+    if judged:
+        lead += f" {sum(map(bool, judged))} of {len(judged)} numbers that the paper has too are reached."
+    listed = table([text("method"), text("command")], commands, "Commands of the runs", numeric=False)
+    body = [
+        said(lead, "lead"),
+        shown,
+        said("✅: better than the paper's mean, or below it by at most 1 point or 3 of its deviations.", "note"),
+        folded("The command of each row", listed),
+        el("p", text("From "), el("code", text(f"{record.folder.name}/comparison.json")), text("."), class_="made"),
+    ]
+    return Section(f"comparison{number}", f"Comparison: {record.folder.name}", join(body))

@@ -1,0 +1,222 @@
+"""The paper's tables and figures: what would be run, what claims say of numbers, and a small one end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from ibpwf import scenario, store
+from ibpwf.errors import InputError
+from ibpwf.experiments.paper import targets
+from ibpwf.experiments.reproduction import embedding, factor_usage, growth, responses, sweeps, tables, uncertainty
+from ibpwf.experiments.reproduction import reproduce as engine
+from ibpwf.experiments.reproduction.experiment import BUDGETS, Experiment, RunSpec
+from ibpwf.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
+from ibpwf.learner import Learner
+from ibpwf.settings import Settings
+
+TINY = RunSpec(
+    "split-digits",
+    preset="quick",
+    changes={"epochs": 2, "finetune_epochs": 1, "alpha": 16.0},
+    tasks=3,
+    models=True,
+    stands_for="split-mnist",
+)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_run_of_every_experiment_is_one_that_can_be_built(name: str, budget: str) -> None:
+    specs = experiment_named(name).runs[budget]
+    assert len({(spec.benchmark, spec.name) for spec in specs}) == len(specs)
+    for spec in specs:
+        config = spec.config((0, 1))
+        assert config.to_json()["settings"]
+        if budget == "full":
+            assert (spec.preset, spec.tasks, spec.stands_for) == ("paper", None, None)
+
+
+def test_the_tables_runs_stand_for_every_number_of_the_paper() -> None:
+    runs = {
+        (spec.benchmark, spec.method): name
+        for name in ("table1", "table2", "table3", "table4")
+        for spec in EXPERIMENTS[name].runs["full"]
+    }
+    assert {(t.benchmark, t.method) for t in targets() if t.method != "vae"} == set(runs)
+
+
+def test_figures_that_ask_a_model_keep_it_and_share_the_tables_run() -> None:
+    table = {spec.name: spec for spec in EXPERIMENTS["table1"].runs["full"]}
+    for name in ("figure-uncertainty-class", "figure-tsne"):
+        for spec in EXPERIMENTS[name].runs["full"]:
+            assert spec.models
+            assert table[spec.name] == spec
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="Did you mean 'figure-alpha'"):
+        experiment_named("figure-alfa")
+    assert len(chosen_experiments("all")) == len(EXPERIMENTS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reproduction")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Experiment:
+    return Experiment(
+        "figure-factors",
+        "Factors",
+        "Tasks reuse factors.",
+        "factors",
+        {"quick": (TINY,), "full": (TINY,)},
+        factor_usage.factor_usage,
+        (factor_usage.new_factors_fall,),
+    )
+
+
+@pytest.fixture(scope="module")
+def result(tiny: Experiment, folder: Path) -> dict:
+    return engine.reproduce(tiny, folder, budget="quick", device="cpu", command="ibpwf reproduce figure-factors")
+
+
+def test_the_result_file_says_what_was_run_and_what_holds(result: dict, folder: Path) -> None:
+    assert store.read_json(folder / "figure-factors" / "result.json") == result
+    assert result["note"].startswith("quick")
+    assert result["runs"][0]["command"].startswith("ibpwf run split-digits")
+    assert (folder / result["runs"][0]["folder"] / "result.json").exists()
+    (panel,) = result["measured"]["panels"]
+    assert panel["benchmark"] == "split-mnist"
+    use = panel["layers"][panel["layer"]]["per_task"]
+    assert [len(chosen) for chosen in panel["selected"]] == [entry["active"] for entry in use]
+    assert panel["layers"][panel["layer"]]["harmonic"] == pytest.approx([16.0, 24.0, 16 * (1 + 1 / 2 + 1 / 3)])
+    assert isinstance(result["claims"][0]["held"], bool)
+
+
+def test_a_finished_run_is_not_run_again_and_an_unfinished_one_needs_resume(
+    result: dict, tiny: Experiment, folder: Path
+) -> None:
+    run = folder / result["runs"][0]["folder"]
+    stamp = (run / "result.json").stat().st_mtime_ns
+    again = engine.reproduce(tiny, folder, budget="quick", device="cpu")
+    assert again["measured"] == result["measured"]
+    assert (run / "result.json").stat().st_mtime_ns == stamp
+    whole = (run / "result.json").read_bytes()
+    (run / "result.json").unlink()
+    with pytest.raises(InputError, match="--resume"):
+        engine.reproduce(tiny, folder, budget="quick", device="cpu")
+    resumed = engine.reproduce(tiny, folder, budget="quick", device="cpu", resume=True)
+    assert resumed["measured"] == result["measured"]
+    (run / "result.json").write_bytes(whole)
+
+
+def test_after_a_task_the_last_model_without_later_tasks_answers_as_the_model_did_then() -> None:
+    stream = scenario("split-digits", tasks=3)
+    settings = Settings(alpha=16.0, epochs=2, finetune_epochs=1)
+    learner = Learner(
+        torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)), settings
+    )
+    x = stream[1].test.x
+    then = []
+    for task in stream:
+        learner.learn(task.train.x, task.train.y, name=task.name)
+        then.append(learner.predict(x, marginal=True, draws=8).entropy)
+    rho = uncertainty.class_probabilities(learner, x, 8)
+    for t, entropy in enumerate(then):
+        torch.testing.assert_close(uncertainty.entropies_after(learner, x, rho, t + 1), entropy)
+
+
+def test_auroc_agrees_with_scikit_learn_ties_included() -> None:
+    generator = torch.Generator().manual_seed(0)
+    low = torch.randint(0, 6, (200,), generator=generator).double()
+    high = torch.randint(2, 9, (70,), generator=generator).double()
+    truth = np.concatenate([np.zeros(200), np.ones(70)])
+    expected = 100 * roc_auc_score(truth, torch.cat([low, high]).numpy())
+    assert uncertainty.auroc(low, high) == pytest.approx(expected)
+
+
+def test_seen_below_unseen_holds_only_if_it_does_in_every_panel() -> None:
+    def panel(task: str, seen: float, unseen: float) -> dict:
+        return {"task": task, "sets": [{"kind": "seen", "mean": seen}, {"kind": "unseen", "mean": unseen}]}
+
+    measured = {"per_task": False, "panels": [panel("a", 0.1, 0.3), panel("b", 0.2, 0.3)]}
+    assert uncertainty.seen_below_unseen(measured).held
+    measured["panels"][1] = panel("b", 0.4, 0.3)
+    claim = uncertainty.seen_below_unseen(measured)
+    assert not claim.held
+    assert "1 of 2" in claim.statement
+
+
+def _sweep(accuracies: dict[float, float]) -> dict:
+    points = [{"value": v, "task": {"mean": a}, "class": {"mean": a}} for v, a in accuracies.items()]
+    return {"panels": [{"benchmark": "split-mnist", "ran": "split-mnist", "points": points}]}
+
+
+def test_flatness_is_judged_over_the_best_decade() -> None:
+    assert sweeps.flat_over_a_decade(_sweep({1: 50, 20: 90, 100: 91, 200: 90.5})).held
+    assert not sweeps.flat_over_a_decade(_sweep({1: 50, 20: 90, 100: 95, 200: 90.5})).held
+    assert not sweeps.flat_over_a_decade(_sweep({20: 90, 100: 90})).held  # no decade was run
+    assert sweeps.low_alpha_is_worse(_sweep({1: 50, 20: 90})).held
+    assert not sweeps.low_alpha_is_worse(_sweep({1: 90, 20: 80})).held
+
+
+def test_a_decline_at_high_kappa_is_seen() -> None:
+    assert sweeps.declines_when_high(_sweep({0.3: 92, 0.5: 91, 0.99: 80})).held
+    assert not sweeps.declines_when_high(_sweep({0.3: 90, 0.5: 91, 0.99: 92})).held
+
+
+def test_ibpwf_must_be_as_accurate_and_no_larger_than_each_const_wf() -> None:
+    def line(method: str, accuracy: float, size: float) -> dict:
+        task = [{"mean": accuracy}, {"mean": accuracy}, {"mean": accuracy}]
+        return {"method": method, "label": method, "task": task, "parameters": [size / 2, size * 0.9, size]}
+
+    def held(*lines: dict) -> bool:
+        return growth.better_with_less({"panels": [{"ran": "split-mnist", "lines": list(lines)}]}).held
+
+    ours = line("ibpwf", 99.6, 100)
+    assert held(ours, line("const-wf", 99.65, 120))
+    assert not held(ours, line("const-wf", 99.8, 120))
+    assert not held(ours, line("const-wf", 99.5, 80))
+    assert growth.sublinear({"panels": [{"ran": "split-mnist", "lines": [ours]}]}).held
+
+
+def test_table_rows_are_judged_at_full_size_only() -> None:
+    paper = next(t for t in targets() if (t.benchmark, t.method, t.setting) == ("split-mnist", "ibpwf", "class"))
+    made = {"scenario": "split-mnist", "seeds": [0], "command": "c", "commit": "d"}
+    ours = {"mean": 92.0, "std": None}
+    row = tables.table_row(paper, ours, made, judged=True)
+    assert row["reproduces"] is True
+    assert row["difference"] == pytest.approx(92.0 - paper.mean)
+    assert tables.reproduced({"rows": [row]}).held
+    quick = tables.table_row(paper, ours, made, judged=False)
+    assert quick["reproduces"] is None
+    assert not tables.reproduced({"rows": [quick]}).held
+
+
+def test_neighbours_of_two_far_heaps_are_all_alike() -> None:
+    rng = np.random.default_rng(0)
+    points = np.concatenate([rng.normal(size=(30, 2)), 100 + rng.normal(size=(30, 2))])
+    tasks = np.repeat([0, 1], 30)
+    assert embedding.neighbours_alike(points, tasks, 5) == 100
+    assert 30 < embedding.neighbours_alike(points[rng.permutation(60)], tasks, 5) < 70
+
+
+def test_a_picture_of_responses_can_be_read_by_another_library(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    import base64
+    import io
+
+    maps = torch.rand(16, 5, 6)
+    shown = np.asarray(image.open(io.BytesIO(base64.b64decode(responses.png(responses.grid(maps))))))
+    assert shown.shape == (4 * 7 - 2, 4 * 8 - 2)
+    first = (maps[0] - maps[0].min()) / (maps[0].max() - maps[0].min())
+    np.testing.assert_allclose(shown[:5, :6] / 255, first, atol=1 / 255)
+    alike = torch.stack([maps[0], 2 * maps[0] + 1])
+    assert responses.similarity(alike) == pytest.approx(1.0)
