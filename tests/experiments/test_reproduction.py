@@ -14,7 +14,7 @@ from ibpwf.errors import InputError
 from ibpwf.experiments.paper import targets
 from ibpwf.experiments.reproduction import embedding, factor_usage, growth, responses, sweeps, tables, uncertainty
 from ibpwf.experiments.reproduction import reproduce as engine
-from ibpwf.experiments.reproduction.experiment import BUDGETS, Experiment, RunSpec
+from ibpwf.experiments.reproduction.experiment import BUDGETS, Conditions, Experiment, RunSpec
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
@@ -220,3 +220,34 @@ def test_a_picture_of_responses_can_be_read_by_another_library(tmp_path: Path) -
     np.testing.assert_allclose(shown[:5, :6] / 255, first, atol=1 / 255)
     alike = torch.stack([maps[0], 2 * maps[0] + 1])
     assert responses.similarity(alike) == pytest.approx(1.0)
+
+
+def test_a_figure_with_a_failed_run_is_refused_and_a_table_leaves_it_out(tmp_path: Path) -> None:
+    small = {"epochs": 1, "hidden": [8], "batch_size": 64}
+    good = RunSpec("split-digits", "sgd", "quick", small, 2, stands_for="split-mnist")
+    bad = RunSpec("split-digits", "rehearsal", "quick", {**small, "memory_size": 10**6}, 2, stands_for="split-mnist")
+    runs = {"quick": (good, bad), "full": (good, bad)}
+    table = Experiment("table4", "T", "", "table", runs, tables.table_measure("table4"), (tables.reproduced,))
+    result = engine.reproduce(table, tmp_path, budget="quick", device="cpu")
+    assert [run["name"] for run in result["failed"]] == [bad.name]
+    assert {row["method"] for row in result["measured"]["rows"]} == {"sgd"}
+    drawn = Experiment("figure-const-wf", "F", "", "growth", runs, growth.growth)
+    with pytest.raises(InputError, match="needs all its runs"):
+        engine.reproduce(drawn, tmp_path, budget="quick", device="cpu", resume=True)
+
+
+def test_the_vaes_of_table_3_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def once(scenario: str, seeds: int, settings: object, device: str, command: str) -> dict:
+        calls.append(scenario)
+        kept = tables.VAESettings(hidden=(64,), latent=8, epochs=2).to_json()
+        found = {"task_inference": {"mean": 30.0, "std": None}, "scenario": scenario, "settings": kept}
+        return {**found, "seeds": list(range(seeds)), "command": command, "commit": None}
+
+    monkeypatch.setattr(tables, "run_vae", once)
+    conditions = Conditions("quick", (0,), "cpu", "ibpwf reproduce table3", tmp_path)
+    for _ in range(2):
+        (row,) = tables.task_inference_table([], conditions)["rows"]
+        assert (row["method"], row["ours"]["mean"], row["reproduces"]) == ("vae", 30.0, None)
+    assert calls == ["split-digits"]

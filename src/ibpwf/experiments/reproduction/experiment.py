@@ -69,12 +69,13 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a measure may want to know besides the runs."""
+    """What a measure may want to know besides the runs. `folder` is the experiment's own, for what takes long."""
 
     budget: Budget
     seeds: tuple[int, ...]
     device: str = "auto"
     command: str = ""
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)

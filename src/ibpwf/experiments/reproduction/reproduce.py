@@ -81,9 +81,10 @@ def reproduce(
 ) -> dict[str, Any]:
     """All runs of an experiment, its measure and its claims, written to `out/NAME/result.json`.
 
-    A run that fails is left out and named in the result; without any run there is nothing to measure.
+    In a table a run that fails is left out and named in the result; a figure needs all of them.
     """
-    conditions = Conditions(budget, experiment.chosen_seeds(budget, seeds), device, command)
+    own = out / experiment.name
+    conditions = Conditions(budget, experiment.chosen_seeds(budget, seeds), device, command, own)
     if not resume:
         check_runs(experiment, out, conditions)
     specs = experiment.runs[budget]
@@ -97,7 +98,13 @@ def reproduce(
             told(f"{spec.name} failed: {error}")
     if not runs:
         raise InputError(f"{experiment.name}: every run failed. {failed[0]['error']}")
+    if failed and experiment.shows != "table":
+        raise InputError(
+            f"{experiment.name} needs all its runs, and {failed[0]['name']} failed: {failed[0]['error']} "
+            "The finished runs are kept."
+        )
     told(f"{experiment.name}: measuring")
+    own.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     measured = experiment.measure(runs, conditions)
     result = {
@@ -122,8 +129,7 @@ def reproduce(
         "command": command,
         "commit": commit(),
     }
-    (out / experiment.name).mkdir(parents=True, exist_ok=True)
-    store.write_json(out / experiment.name / "result.json", result)
+    store.write_json(own / "result.json", result)
     return result
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from ibpwf import store
+from ibpwf.errors import StoreError
 from ibpwf.experiments.compare import accuracy_after, reproduces
 from ibpwf.experiments.paper import Target, target, targets
 from ibpwf.experiments.reproduction.experiment import Claim, Conditions, FinishedRun, Measure
 from ibpwf.experiments.vae_inference import VAESettings
 from ibpwf.experiments.vae_inference import run as run_vae
+
+VAE_FILE = "vae-inference.json"
 
 
 def ours_of(result: dict[str, Any], paper: Target) -> dict[str, Any] | None:
@@ -67,9 +72,24 @@ def task_inference_table(runs: Sequence[FinishedRun], conditions: Conditions) ->
     settings = VAESettings(hidden=(64,), latent=8, epochs=2) if quick else VAESettings()
     paper = target("split-cifar10", "task-inference", "vae")
     assert paper is not None
-    found = run_vae(scenario, len(conditions.seeds), settings, conditions.device, conditions.command)
+    found = _vae_result(scenario, settings, conditions)
     measured["rows"].append(table_row(paper, found["task_inference"], found, judged=not quick))
     return measured
+
+
+def _vae_result(scenario: str, settings: VAESettings, conditions: Conditions) -> dict[str, Any]:
+    """The VAEs' result; it is kept beside the table's, so that it is not computed again."""
+    kept = None if conditions.folder is None else conditions.folder / VAE_FILE
+    wanted = {"scenario": scenario, "settings": settings.to_json(), "seeds": list(conditions.seeds)}
+    if kept is not None and kept.exists():
+        with contextlib.suppress(StoreError):
+            old = store.read_json(kept)
+            if isinstance(old, dict) and all(old.get(key) == value for key, value in wanted.items()):
+                return old
+    found = run_vae(scenario, len(conditions.seeds), settings, conditions.device, conditions.command)
+    if kept is not None:
+        store.write_json(kept, found)
+    return found
 
 
 def reproduced(measured: dict[str, Any]) -> Claim:
