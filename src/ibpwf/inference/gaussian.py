@@ -17,8 +17,6 @@ from torch import Tensor
 
 from ibpwf.errors import InputError
 
-MOST_AT_ONCE = 2**24  # whitened numbers held at a time: 128 MB
-
 
 @dataclass(frozen=True)
 class Moments:
@@ -129,35 +127,33 @@ class GaussianTaskInference:
         return self.absolute_ridge
 
     def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All groups' whitenings side by side (D×GD), their whitened means (GD) and log N − ½ log|Σ + ρI| (G).
-        Made once, used for all inputs."""
+        """Per group: mean, whitening and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
         if self._whitening is None:
             means, whiten, constant = [], [], []
             for group in self.groups:
                 matrix, half_log_determinant = whitening(group.covariance, self.ridge_for(group.count))
                 whiten.append(matrix)
                 constant.append(math.log(group.count) - half_log_determinant)
-                means.append(group.mean @ matrix)
-            self._whitening = torch.cat(whiten, 1), torch.cat(means), torch.stack(constant)
+                means.append(group.mean)
+            self._whitening = torch.stack(means), torch.stack(whiten), torch.stack(constant)
         return self._whitening
 
     def group_scores(self, phi: Tensor) -> Tensor:
         """log N_g + log N(φ | μ_g, Σ_g + ρI) up to one constant, for every row and group: N×G."""
-        whiten, means, constant = self._prepared()
-        # (φ − μ)W = φW − μW: one product for all groups.
-        z = (phi.double() @ whiten).sub_(means).square_()
-        return constant - 0.5 * z.view(len(phi), len(constant), len(whiten)).sum(-1)
+        means, whiten, constant = self._prepared()
+        phi = phi.double()
+        # (φ − μ)W = φW − μW: one batched product for all groups.
+        z = phi.unsqueeze(0) @ whiten - means.unsqueeze(1) @ whiten
+        return constant - 0.5 * z.square().sum(-1).T
 
-    def task_log_probabilities(self, phi: Tensor, tasks: int, chunk: int | None = None) -> Tensor:
+    def task_log_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
         """log P(t | φ(x)), N×T; a task's probability is the sum over its groups (eq. phi_task_inference)."""
         owner = torch.tensor(self.owner, device=phi.device)
         rows = []
-        chunk = chunk or max(1, MOST_AT_ONCE // max(1, len(owner) * phi.shape[1]))
         for part in torch.split(phi, chunk):
             scores = self.group_scores(part)
-            if self.owner != list(range(tasks)):
-                scores = torch.stack([scores[:, owner == task].logsumexp(1) for task in range(tasks)], 1)
-            rows.append(scores.log_softmax(1))
+            per_task = [scores[:, owner == task].logsumexp(1) for task in range(tasks)]
+            rows.append(torch.stack(per_task, 1).log_softmax(1))
         return torch.cat(rows) if rows else phi.new_zeros(0, tasks).double()
 
     def to(self, device: torch.device) -> None:
