@@ -19,6 +19,14 @@ from ibpwf.data.tasks import Scenario
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
+
+@pytest.fixture(autouse=True)
+def _small_numbers() -> Iterator[None]:
+    """A command that trains flushes denormal numbers in its process; other tests need them."""
+    yield
+    torch.set_flush_denormal(False)
+
+
 SMALL = Settings(epochs=4, finetune_epochs=2, learning_rate=0.01, alpha=16.0, batch_size=16)
 
 

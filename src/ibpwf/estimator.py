@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "inference_layers": "random",
     "ridge": 0.2,
 }
-"""What the estimator sets other than `Settings`, whose defaults follow the paper. See docs/results/defaults."""
+"""What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
 
 PER_TASK = ("epochs", "finetune_epochs", "batch_size", "learning_rate")
 """Settings that may differ from task to task; all others are those of the first."""
