@@ -67,6 +67,7 @@ class Method(ABC):
     answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
     capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
     tf32: ClassVar[bool] = True  # whether products rounded to 10 bits are precise enough to train with on CUDA
+    resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
     decides_on_host: ClassVar[bool] = False  # whether `on_host` has something to do
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
 
@@ -116,17 +117,20 @@ class Method(ABC):
 
     def check_resumable(self) -> None:
         """Refuse checkpoints of a task in progress where the method cannot give its training state."""
-        if type(self).training_state is Method.training_state:
-            remedy = "leave checkpoint out and save after each task"
-            raise InputError(f"method '{self.name}' cannot be resumed inside a task; {remedy}.")
+        if not self.resumable:
+            raise self._not_resumable()
+
+    def _not_resumable(self) -> InputError:
+        remedy = "leave checkpoint out and save after each task"
+        return InputError(f"method '{self.name}' cannot be resumed inside a task; {remedy}.")
 
     def training_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The task in progress as JSON and tensors: all that training has changed since `begin_task`."""
-        raise NotImplementedError
+        raise self._not_resumable()
 
     def load_training_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `training_state`, on a method that has just begun the same task."""
-        raise NotImplementedError
+        raise self._not_resumable()
 
     @abstractmethod
     def end_task(self, data: TaskData) -> None:

@@ -15,6 +15,7 @@ setting as in van de Ven and Tolias (2018), 'Generative replay with feedback con
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -41,18 +42,18 @@ class DGRSettings(DenseSettings):
         require(self.latent >= 1, "latent", self.latent, "give at least 1")
 
 
-class Scholar(nn.Module):
+class Scholar(nn.Module, ABC):
     """A network that answers, and a generator in it or beside it."""
 
     vae: VAE
 
+    @abstractmethod
     def answers_and_elbo(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Class scores, and the generator's bound on log p(x), one number a row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answering(self) -> Sequence[nn.Module]:
         """The parts that answering needs; the rest is only there to generate."""
-        raise NotImplementedError
 
 
 class SolverAndGenerator(Scholar):

@@ -66,6 +66,7 @@ class IBPWF(Method):
     summary: ClassVar[str] = "each task selects rank-1 weight factors from a shared, growing dictionary"
     serves_both: ClassVar[bool] = True
     stores: ClassVar[str] = "locked factors, each task's scores, feature means and covariances"
+    resumable: ClassVar[bool] = True
     tf32: ClassVar[bool] = False  # a weight is itself a product, answered with in full precision
     locks: ClassVar[bool] = True
 
