@@ -93,9 +93,11 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
             "omega": 100,
             "heads": "per-task",
             "strength_std": 0.1,
-            "epochs": 20,
-            "batch_size": 64,
+            "epochs": 8,
+            "batch_size": 128,
         },
+        "pnn": {"epochs": 5},
+        "joint": {"epochs": 3},  # of all tasks at once, so that many times as many steps
         "side-tuning": {"side_hidden": [200]},
         "slda": {"hidden": [1000]},
         "ridge": {"hidden": [5000]},
