@@ -227,3 +227,21 @@ def test_a_step_that_blows_up_ends_in_a_training_error_and_keeps_earlier_tasks(d
 def test_a_negative_margin_is_refused():
     with pytest.raises(InputError, match=r"margin is -0\.1; it cannot be negative"):
         GEMSettings(margin=-0.1)
+
+
+@pytest.mark.parametrize("setting", ["task", "class"])
+def test_the_gradients_of_earlier_tasks_are_those_of_autograd_one_task_at_a_time(digits, setting):
+    method = learn(gem(setting, memory_size=61), *digits[:2])
+    method.current = data_of(digits[2])
+    method.prepare(method.task)
+    inputs, labels = method.task.x[:32], method.task.y[:32]
+    method.net.zero_grad()
+    (method.fit(inputs, labels) + method.penalty(inputs)).backward()
+    method.after_backward()
+    parameters = list(method.net.parameters())
+    for row, part in zip(method._gradients, method._stored, strict=False):
+        expected = torch.autograd.grad(method.stored_loss(*part), parameters)
+        assert torch.allclose(row, torch.cat([g.flatten() for g in expected]), rtol=1e-4, atol=1e-7)
+    exact = method._gradients.double()
+    found = method._products
+    assert torch.allclose(found, exact @ exact[:-1].T, rtol=1e-6, atol=1e-9)

@@ -23,12 +23,16 @@ from typing import ClassVar
 
 import torch
 from scipy.optimize import nnls
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import DenseSettings
+from ibpwf.methods.linear_layers import only_linear, slopes_and_inputs
 from ibpwf.methods.rehearsal import MemoryMethod, MemorySettings
 from ibpwf.settings import require
+
+PIECE = 1024
+"""Numbers of a gradient that are multiplied at a time."""
 
 NO_LENGTH = 1e-10
 """A gradient shorter than this share of the longest is that of a task answered perfectly: nothing harms it."""
@@ -54,17 +58,46 @@ class GEM(MemoryMethod):
     def prepare(self, data: TaskData) -> None:
         super().prepare(data)
         self._stored = [] if self.examples is None else [self.examples.of(task) for task in range(data.index)]
+        self._moving = dict(self.net.named_parameters())
+        count = sum(p.numel() for p in self._moving.values())
+        # One gradient a row, those of earlier tasks before the mini-batch's; filled up with zeros to whole pieces.
+        self._rows = torch.zeros(data.index + 1, -(-count // PIECE) * PIECE, device=self.device)
+        self._gradients = self._rows[:, :count]
 
     def after_backward(self) -> None:
         """The earlier tasks' gradients G, and what the dual problem is made of: GGᵀ with Gg beneath it."""
-        self._moving = [p for p in self.net.parameters() if p.grad is not None]
         if not self._stored:
             return
-        old = [flat(torch.autograd.grad(self.stored_loss(*part), self._moving)) for part in self._stored]
-        self._old = torch.stack(old)
-        self._gradient = flat([p.grad for p in self._moving if p.grad is not None])
-        exact = torch.cat([self._old, self._gradient.unsqueeze(0)]).double()  # for gradients that are nearly parallel
-        self._products = exact @ exact[:-1].T
+        if only_linear(self.net):
+            self._old_gradients_at_once()
+        else:
+            for row, part in zip(self._gradients, self._stored, strict=False):
+                torch.cat(flat(torch.autograd.grad(self.stored_loss(*part), list(self._moving.values()))), out=row)
+        torch.cat(flat([moved(p) for p in self._moving.values()]), out=self._gradients[-1])
+        self._products = inner_products(self._rows)
+
+    def _old_gradients_at_once(self) -> None:
+        """All stored examples go through the network together; G_k of a layer is then δᵀa over those of task k."""
+        assert self.examples is not None
+        counts = [len(y) for _, y, _ in self._stored]
+        share = torch.cat([torch.full((count,), 1 / count, device=self.device) for count in counts])
+        x, y, task = self.examples.x, self.examples.y, self.examples.task
+
+        def total(outputs: Tensor) -> Tensor:
+            return torch.dot(self.stored_losses(outputs, y, task), share)
+
+        seen = slopes_and_inputs(self.net, x, total)
+        place = 0
+        for name, parameter in self._moving.items():
+            layer, _, part = name.rpartition(".")
+            slopes, inputs = (torch.split(tensor, counts) for tensor in seen[layer])
+            for row, slope, a in zip(self._gradients, slopes, inputs, strict=False):
+                mine = row[place : place + parameter.numel()]
+                if part == "weight":
+                    torch.mm(slope.T, a, out=mine.view_as(parameter))
+                else:
+                    torch.sum(slope, 0, out=mine)
+            place += parameter.numel()
 
     def on_host(self) -> None:
         """Put the projected gradient in the place of the mini-batch's."""
@@ -75,15 +108,30 @@ class GEM(MemoryMethod):
         weights = turning_weights(products[:-1], products[-1], self.settings.margin)
         if weights is None:
             return
-        turned = self._gradient + weights.to(self._gradient) @ self._old
-        sizes = [p.numel() for p in self._moving]
-        for parameter, part in zip(self._moving, torch.split(turned, sizes), strict=True):
-            assert parameter.grad is not None
-            parameter.grad.copy_(part.view_as(parameter.grad))
+        turned = torch.addmv(self._gradients[-1], self._gradients[:-1].T, weights.to(self._rows))
+        sizes = [p.numel() for p in self._moving.values()]
+        for parameter, part in zip(self._moving.values(), torch.split(turned, sizes), strict=True):
+            moved(parameter).copy_(part.view_as(parameter))
 
 
-def flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.flatten() for tensor in tensors]
+
+
+def moved(parameter: nn.Parameter) -> Tensor:
+    """The gradient that the mini-batch gave a parameter."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def inner_products(rows: Tensor) -> Tensor:
+    """The inner product of every row with every row but the last, precise enough for rows that are nearly parallel:
+    added up in 64 bits, on a CPU over pieces whose products are taken in 32 (the rows' own precision)."""
+    if rows.is_cuda:
+        exact = rows.double()
+        return exact @ exact[:-1].T
+    pieces = rows.view(len(rows), -1, PIECE).transpose(0, 1)
+    return torch.bmm(pieces, pieces[:, :-1].transpose(1, 2)).sum(0, dtype=torch.float64)
 
 
 def project(gradient: Tensor, old: Tensor, margin: float = 0.0) -> Tensor:

@@ -20,6 +20,7 @@ from torch.func import functional_call, grad, vmap
 
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
+from ibpwf.methods.linear_layers import only_linear, slopes_and_inputs
 from ibpwf.settings import require
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}  # gradients held at a time: on a CPU, what its caches hold
@@ -101,8 +102,7 @@ class ImportancePenalty(DenseMethod):
         """Σ_n size(∂ value(f(x_n), …) / ∂θ), exact for every example, a few examples at a time; f(x_n) are the
         outputs that compete in the task at hand, and `size` is the absolute value or the square."""
         count = sum(p.numel() for p in self.moving().values())
-        layers = [name for name, module in self.net.named_modules() if type(module) is nn.Linear]
-        all_linear = set(self.moving()) == {f"{name}.{part}" for name in layers for part in ("weight", "bias")}
+        all_linear = only_linear(self.net)
         rows = ROWS_AT_ONCE if all_linear else max(1, NUMBERS_AT_ONCE["cuda" if x.is_cuda else "cpu"] // count)
         part = self._by_products if all_linear else self._by_examples
         total = torch.zeros(count, device=x.device)
@@ -116,22 +116,12 @@ class ImportancePenalty(DenseMethod):
         """The gradient of a linear layer's weight is, for one example, the outer product of the slope δ_n of its
         output and its input a_n. The size of a product is the product of the sizes, so the sum is one matrix
         product, size(δ)ᵀ size(a), and no example's gradient is ever formed."""
-        layers = {name: layer for name, layer in self.net.named_modules() if isinstance(layer, nn.Linear)}
-        seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # a layer's input and output
 
-        def watch(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-            seen[layer] = inputs[0].detach(), output
+        def total(outputs: Tensor) -> Tensor:
+            return vmap(value)(outputs[:, self.columns(self.task.index)], *others).sum()
 
-        watches = [layer.register_forward_hook(watch) for layer in layers.values()]
-        try:
-            outputs = self.net(x)[:, self.columns(self.task.index)]
-        finally:
-            for handle in watches:
-                handle.remove()
-        slopes = torch.autograd.grad(vmap(value)(outputs, *others).sum(), [output for _, output in seen.values()])
         parts: dict[str, Tensor] = {}
-        for slope, (layer, (inputs, _)) in zip(slopes, seen.items(), strict=True):
-            name = next(name for name, known in layers.items() if known is layer)
+        for name, (slope, inputs) in slopes_and_inputs(self.net, x, total).items():
             parts[f"{name}.weight"], parts[f"{name}.bias"] = size(slope).T @ size(inputs), size(slope).sum(0)
         return torch.cat([parts[name].flatten() for name in self.moving()])
 

@@ -56,8 +56,12 @@ class MemoryMethod(DenseMethod):
     def stored_loss(self, x: Tensor, y: Tensor, task: Tensor) -> Tensor:
         """Cross-entropy of stored examples, each among the outputs that compete in its own task: those of its own
         head in the task setting, those of all classes seen in the class setting."""
-        logits = self.net(x).masked_fill(self._silent[task], -torch.inf)
-        return F.cross_entropy(logits, self._first[task] + y)
+        return self.stored_losses(self.net(x), y, task).mean()
+
+    def stored_losses(self, outputs: Tensor, y: Tensor, task: Tensor) -> Tensor:
+        """The same for each stored example, from the network's outputs."""
+        logits = outputs.masked_fill(self._silent[task], -torch.inf)
+        return F.cross_entropy(logits, self._first[task] + y, reduction="none")
 
     def consolidate(self, data: TaskData) -> None:
         self.examples = remember(self.examples, data, self.memory_size)
