@@ -103,6 +103,10 @@ class FactorLayer(nn.Module):
         Multiplied as `Wᵀ = W_bᵀ W_aᵀ`, the shape torch keeps a layer's weight in: the result needs no copy, and a
         head of ten outputs is ten long rows, where products and gradients with ten columns take five times as long.
         """
+        device = self.free_a.device.type
+        if torch.is_autocast_enabled(device):  # a sum of many products needs all its bits
+            with torch.autocast(device, enabled=False):
+                return self.compose()
         narrow = self.outputs < self.inputs  # λ goes to the side with fewer numbers
         parts = []
         for a, b, scores in self._parts():

@@ -32,7 +32,8 @@ ROWS_AT_ONCE = 4096
 class DenseSettings(FrozenSettings):
     """The paper's defaults for baselines on Split MNIST (appendix 'Experiment Setup').
 
-    `network`: "mlp" with `hidden` layers, or "resnet20" for images; `augment`: "crop-flip" moves and mirrors them.
+    `network`: "mlp" with `hidden` layers, or "resnet20" for images; `augment`: "crop-flip" moves and mirrors them;
+    `precision` of products and convolutions in training on a GPU.
     """
 
     hidden: tuple[int, ...] = (400, 400)
@@ -42,6 +43,7 @@ class DenseSettings(FrozenSettings):
     learning_rate: float = 1e-3
     optimizer: Literal["adam", "sgd", "adagrad"] = "adam"
     augment: Literal["none", "crop-flip"] = "none"
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +102,7 @@ class DenseMethod(Method):
             )
         self.problem, self.seed = problem, seed
         self.settings = settings or self.settings_type()
+        self.bfloat16 = self.settings.precision == "bfloat16"
         if self.settings.network not in self.networks:
             raise InputError(
                 f"network is {self.settings.network}, which method '{self.name}' does not train; "

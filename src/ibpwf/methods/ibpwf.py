@@ -72,6 +72,7 @@ class IBPWF(Method):
 
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
+        self.bfloat16 = settings.precision == "bfloat16"
         layers = settings.inference_layers
         self.random: RandomFeatures | None = None  # drawn when the first task ends
         if layers == "random":

@@ -120,6 +120,7 @@ def task_steps(
                         on_host=method.on_host if method.decides_on_host else None,
                         capture=method.capturable,
                         tf32=method.tf32,
+                        bfloat16=method.bfloat16,
                     )
                 set_learning_rate(step.optimizer, learning_rate_at(phase, epoch))
                 if resumed is not None:

@@ -1,13 +1,15 @@
 """One optimisation step of any method: make a mini-batch, take gradients, move the parameters.
 
 On CUDA the step is recorded once as a graph and replayed. The batch is gathered inside the graph from data, order and
-position that stay on the device, so the interpreter does nothing per step but say 'again'.
+position that stay on the device, so the interpreter does nothing per step but say 'again'. With `bfloat16` products
+and convolutions of the forward and backward pass are made in that precision; parameters and all else stay in 32 bits.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,7 @@ class Step:
         on_host: Callable[[], None] | None = None,
         capture: bool = True,
         tf32: bool = False,
+        bfloat16: bool = False,
     ) -> None:
         self.phase, self.parameters, self.loss = phase, list(parameters), loss
         self.x, self.y, self.augment = x, y, augment
@@ -47,6 +50,7 @@ class Step:
         self.optimizer = make_optimizer(phase, self.parameters)
         self.generators, self.buffers = generators, buffers
         self.recorded, self.tf32 = x.is_cuda and capture, tf32
+        self.bfloat16 = bfloat16 and x.is_cuda
         self.graphs: list[torch.cuda.CUDAGraph] = []
         # A rest smaller than a batch is left out (another order next epoch): every step has the same shape.
         self.size = min(phase.batch_size, len(y))
@@ -109,8 +113,12 @@ class Step:
         x = self.x.index_select(0, rows)
         if self.augment is not None:
             x = self.augment(x)
+        if x.is_cuda and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)  # as its convolutions want images
         self.optimizer.zero_grad(set_to_none=True)
-        loss, extra = self.loss(x, self.y.index_select(0, rows))
+        rounded = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.bfloat16 else nullcontext()
+        with rounded:
+            loss, extra = self.loss(x, self.y.index_select(0, rows))
         loss.backward()  # type: ignore[no-untyped-call]
         if self.between is not None:
             self.between()
