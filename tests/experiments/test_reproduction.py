@@ -14,7 +14,7 @@ from ibpwf.errors import InputError
 from ibpwf.experiments.paper import targets
 from ibpwf.experiments.reproduction import embedding, factor_usage, growth, responses, sweeps, tables, uncertainty
 from ibpwf.experiments.reproduction import reproduce as engine
-from ibpwf.experiments.reproduction.experiment import BUDGETS, Conditions, Experiment, RunSpec
+from ibpwf.experiments.reproduction.experiment import BUDGETS, Conditions, Experiment, RunSpec, shortened_note
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
@@ -38,7 +38,8 @@ def test_every_run_of_every_experiment_is_one_that_can_be_built(name: str, budge
         config = spec.config((0, 1))
         assert config.to_json()["settings"]
         if budget == "full":
-            assert (spec.preset, spec.tasks, spec.stands_for) == ("paper", None, None)
+            assert (spec.preset, spec.stands_for) == ("paper", None)
+            assert name.startswith("figure-") or not spec.shortened
 
 
 def test_the_tables_runs_stand_for_every_number_of_the_paper() -> None:
@@ -52,10 +53,19 @@ def test_the_tables_runs_stand_for_every_number_of_the_paper() -> None:
 
 def test_figures_that_ask_a_model_keep_it_and_share_the_tables_run() -> None:
     table = {spec.name: spec for spec in EXPERIMENTS["table1"].runs["full"]}
-    for name in ("figure-uncertainty-class", "figure-tsne"):
-        for spec in EXPERIMENTS[name].runs["full"]:
-            assert spec.models
-            assert table[spec.name] == spec
+    for spec in EXPERIMENTS["figure-uncertainty-class"].runs["full"]:
+        assert spec.models
+        assert table[spec.name] == spec
+    assert EXPERIMENTS["figure-tsne"].runs["full"][0] in EXPERIMENTS["figure-factors"].runs["full"]
+    assert EXPERIMENTS["figure-filters"].runs["full"][0] in EXPERIMENTS["figure-factors"].runs["full"]
+
+
+def test_a_run_shorter_than_the_papers_says_how() -> None:
+    spec = RunSpec("permuted-mnist", changes={"epochs": 6, "finetune_epochs": 3}, tasks=5)
+    assert spec.shortened == "the first 5 tasks, 6 + 3 epochs instead of 15 + 5"
+    assert RunSpec("permuted-mnist", changes={"max_factors": None}).shortened == ""
+    assert RunSpec("split-cifar10", changes={"epochs": 30}).shortened == "30 epochs instead of 160"
+    assert shortened_note([spec, spec]) == f"shortened: ibpwf on permuted-mnist: {spec.shortened}"
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:

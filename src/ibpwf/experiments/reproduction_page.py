@@ -109,8 +109,9 @@ def claims_table(measured: Measured) -> list[str]:
             lines.append(f"| {name} | {experiment.found} | {WAITING} | | | `ibpwf reproduce {name}` |")
             continue
         for claim in found["claims"]:
+            note = f" ({found['note']})" if found.get("note") else ""
             lines.append(
-                f"| {name} | {experiment.found} | {claim['statement']} | {mark(claim['held'])} "
+                f"| {name} | {experiment.found} | {claim['statement']}{note} | {mark(claim['held'])} "
                 f"| {len(found['seeds'])} | `{found['command']}` |"
             )
     return lines

@@ -30,9 +30,10 @@ def experiment_section(record: ExperimentRecord) -> Section:
     if record.shows not in DRAWINGS:
         raise StoreError(f"result.json: field 'shows' is '{record.shows}'; this ibpwf draws {', '.join(DRAWINGS)}.")
     budget = EMPTY
-    if record.quick:
-        note = record.note or "quick: not the paper's experiment"
-        budget = el("p", el("strong", text("Quick run. ")), text(f"{note[:1].upper()}{note[1:]}."), class_="budget")
+    note = record.note or ("quick: not the paper's experiment" if record.quick else "")
+    if note:
+        size = el("strong", text("Quick run. " if record.quick else "Not the paper's size. "))
+        budget = el("p", size, text(f"{note[:1].upper()}{note[1:]}."), class_="budget")
     over = f"{len(record.seeds)} seeds" if len(record.seeds) != 1 else "one seed"
     body = [
         budget,
@@ -271,15 +272,14 @@ def overview_of(records: Sequence[ExperimentRecord]) -> Section | None:
             [
                 el("a", text(record.title), href=f"#{record.name}"),
                 text(f"{held} of {len(record.claims)}" if judged and record.claims else "not judged"),
-                text("paper's size" if not record.quick else "quick"),
+                text("quick" if record.quick else "shortened" if record.note else "paper's size"),
                 text(len(record.seeds)),
             ]
         )
     full = [record for record in records if not record.quick]
     claims = [claim for record in full for claim in record.claims]
     lead = (
-        f"{len(records)} tables and figures of the paper: {sum(c.held for c in claims)} of "
-        f"{len(claims)} claims hold at the paper's size."
+        f"{len(records)} tables and figures of the paper: {sum(c.held for c in claims)} of {len(claims)} claims hold."
         if full
         else f"{len(records)} tables and figures of the paper, run quick: they show that everything runs; none of "
         "their numbers stands for the paper's."
