@@ -28,6 +28,7 @@ from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, StoreError
 from ibpwf.evaluation.evaluate import score, zero_shot
+from ibpwf.evaluation.uncertainty import seen_and_unseen
 from ibpwf.experiments.presets import Preset, preset
 from ibpwf.experiments.result import make_result
 from ibpwf.experiments.run_folder import check_folder, remove_models, remove_run
@@ -329,6 +330,7 @@ class _Training:
         if "class" in self.answers:
             row["class_accuracy"] = [s.class_ for s in scores]
             row["task_inference"] = [s.task_inference for s in scores]
+            row["uncertainty"] = seen_and_unseen(self.learner, [task.test.x for task in self.stream])
         method = self.learner.method
         row |= {
             "before": self.before,

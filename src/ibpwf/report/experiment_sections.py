@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ibpwf.errors import StoreError
 from ibpwf.report import words
 from ibpwf.report.chart import figure
+from ibpwf.report.dot_plot import Compare, dot_plot
 from ibpwf.report.experiment_record import Compared, ExperimentRecord
 from ibpwf.report.factor_scores import score_map
 from ibpwf.report.factor_use import use_chart
@@ -34,7 +35,7 @@ def experiment_section(record: ExperimentRecord) -> Section:
     if note:
         size = el("strong", text("Quick run. " if record.quick else "Not the paper's size. "))
         budget = el("p", size, text(f"{note[:1].upper()}{note[1:]}."), class_="budget")
-    over = f"{len(record.seeds)} seeds" if len(record.seeds) != 1 else "one seed"
+    over = "one seed" if len(record.seeds) == 1 else f"{len(record.seeds)} seeds" if record.seeds else ""
     body = [
         budget,
         said(f"The paper: {record.paper}") if record.paper else EMPTY,
@@ -48,7 +49,7 @@ def experiment_section(record: ExperimentRecord) -> Section:
 
 
 def made(record: ExperimentRecord, over: str) -> Markup:
-    parts = [text("From "), el("code", text(f"{record.folder.name}/result.json")), text(f", {over}")]
+    parts = [text("From "), el("code", text(record.source)), text(f", {over}" if over else "")]
     if record.command:
         parts += [text(", made by "), el("code", text(record.command))]
     if record.commit:
@@ -118,14 +119,34 @@ def table_drawing(record: ExperimentRecord) -> Markup:
                     join((words.spread(paper), text(f" ({note})" if note else ""))) if paper else text("–"),
                     EMPTY if difference is None else exact(difference, f"{difference:+.2f}"),
                     mark_cell(found),
-                    text(row.count("seeds")) if "seeds" in row else EMPTY,
+                    text(row.count("seeds")) if "seeds" in row and ours else EMPTY,
                 ]
             )
         of = benchmark if ran == benchmark else f"{benchmark}: ours is {ran}, a stand-in that is not judged"
         head = [text(name) for name in ("method, setting", "ours, %", "paper, %", "difference", "verdict", "seeds")]
-        parts.append(table(head, lines, of))
+        parts += [_dot_plots(mine, benchmark) if ran == benchmark else EMPTY, table(head, lines, of)]
     rule = "✅: our mean is better than the paper's, or below it by at most 1 point or 3 of its standard deviations."
-    return join((*parts, EMPTY if record.quick else said(rule, "note")))
+    missing = any("ours" not in row for row in rows)
+    note = EMPTY if record.quick else said(rule + (" –: not measured yet." if missing else ""), "note")
+    return join((*parts, note))
+
+
+def _dot_plots(rows: Sequence[Fields], benchmark: str) -> Markup:
+    """A chart per setting with at least three methods in it."""
+    figures = []
+    for setting, name in SETTINGS.items():
+        mine = [row for row in rows if row.text("setting") == setting and "ours" in row]
+        lines = [
+            Compare(
+                row.text("method"), _spread(row, "ours"), _spread(row, "paper"), row.child("paper").text("note", "")
+            )
+            for row in mine
+        ]
+        if len(lines) > 2:
+            title = f"{benchmark}, {name}"
+            drawing = dot_plot(lines, None, f"{title}: accuracy of each method, ours and the paper's")
+            figures.append(figure(drawing, title, text("Best first. Whiskers: a standard deviation over seeds.")))
+    return el("div", *figures, class_="grid") if figures else EMPTY
 
 
 def uncertainty_drawing(record: ExperimentRecord) -> Markup:
@@ -182,7 +203,7 @@ def factors_drawing(record: ExperimentRecord) -> Markup:
     for panel in record.measured.children("panels"):
         tasks = [str(name) for name in panel.items("tasks")]
         layer, ran = panel.text("layer"), panel.text("ran")
-        scores = _scores(panel, len(tasks))
+        scores = panel_scores(panel, len(tasks))
         title = f"Expected factor scores E[λ] of layer {layer}, {ran}: tasks in rows, factors in columns"
         caption = text(
             "E[λ] = strength × probability, of the factors whose probability is at least κ; the others are empty."
@@ -206,7 +227,8 @@ def factors_drawing(record: ExperimentRecord) -> Markup:
     return join(parts)
 
 
-def _scores(panel: Fields, tasks: int) -> Scores:
+def panel_scores(panel: Fields, tasks: int) -> Scores:
+    """The factor scores of one panel of figure-factors."""
     values, selected, opened = (panel.items(name) for name in ("scores", "selected", "opened"))
     if not len(values) == len(selected) == len(opened) == tasks:
         raise StoreError(f"{panel.where}: scores, selection and new factors are not one row per task.")
@@ -260,8 +282,17 @@ DRAWINGS: dict[str, Callable[[ExperimentRecord], Markup]] = {
 }
 
 
-def overview_of(records: Sequence[ExperimentRecord]) -> Section | None:
-    """What holds, in plain words, when there are several experiments."""
+def _reached(record: ExperimentRecord) -> list[Markup]:
+    """How many of a table's numbers are reached, and how many are missing."""
+    if record.shows != "table" or record.quick:
+        return [EMPTY, EMPTY]
+    rows = record.measured.children("rows")
+    judged = [row.values["reproduces"] for row in rows if row.values.get("reproduces") is not None]
+    return [text(f"{sum(judged)} of {len(judged)}"), text(len(rows) - len(judged))]
+
+
+def overview_of(records: Sequence[ExperimentRecord], waiting: Sequence[str] = ()) -> Section | None:
+    """What holds, in plain words, when there are several experiments; `waiting` names those still to be run."""
     if len(records) < 2:
         return None
     rows = []
@@ -272,8 +303,9 @@ def overview_of(records: Sequence[ExperimentRecord]) -> Section | None:
             [
                 el("a", text(record.title), href=f"#{record.name}"),
                 text(f"{held} of {len(record.claims)}" if judged and record.claims else "not judged"),
+                *_reached(record),
                 text("quick" if record.quick else "shortened" if record.note else "paper's size"),
-                text(len(record.seeds)),
+                text(len(record.seeds) or "see there"),
             ]
         )
     full = [record for record in records if not record.quick]
@@ -284,7 +316,8 @@ def overview_of(records: Sequence[ExperimentRecord]) -> Section | None:
         else f"{len(records)} tables and figures of the paper, run quick: they show that everything runs; none of "
         "their numbers stands for the paper's."
     )
-    head = [text(name) for name in ("experiment", "claims that hold", "size", "seeds")]
-    return Section(
-        "experiments", "The paper, reproduced", join((said(lead, "lead"), table(head, rows, "All experiments")))
-    )
+    columns = ("experiment", "claims that hold", "numbers reached", "not measured yet", "size", "seeds")
+    head = [text(name) for name in columns]
+    missing = f"Not measured yet: {', '.join(waiting)}." if waiting else None
+    body = join((said(lead, "lead"), table(head, rows, "All experiments"), said(missing, "note")))
+    return Section("experiments", "The paper, reproduced", body)
