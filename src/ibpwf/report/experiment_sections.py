@@ -34,6 +34,7 @@ def experiment_section(record: ExperimentRecord) -> Section:
     note = record.note or ("quick: not the paper's experiment" if record.quick else "")
     if note:
         size = el("strong", text("Quick run. " if record.quick else "Not the paper's size. "))
+        note = note.removeprefix("quick: ")
         budget = el("p", size, text(f"{note[:1].upper()}{note[1:]}."), class_="budget")
     over = "one seed" if len(record.seeds) == 1 else f"{len(record.seeds)} seeds" if record.seeds else ""
     body = [

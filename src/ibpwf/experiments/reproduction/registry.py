@@ -100,7 +100,7 @@ _ALPHAS: Mapping[str, tuple[float, ...]] = {
     "split-mnist": (10.0, 30.0, 100.0, 200.0, 400.0, 1000.0),
     "permuted-mnist": (10.0, 100.0, 300.0, 700.0, 1000.0),
 }
-_QUICK_ALPHAS = (3.0, 10.0, 30.0, 100.0)
+_QUICK_ALPHAS = (5.0, 40.0, 120.0, 400.0)
 _KAPPAS: Mapping[str, tuple[float, ...]] = {
     "split-mnist": (0.1, 0.3, 0.5, 0.7, 0.9, 0.99),
     "permuted-mnist": (0.1, 0.5, 0.9, 0.99),
