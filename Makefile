@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
-.PHONY: help run test lint types pytest test-slow test-zoo bench results clean
+.PHONY: help run test lint types pytest test-slow test-zoo bench results report clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
@@ -13,7 +13,8 @@ help:
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
 	@echo "make bench      speed and memory as ratios, into docs/results/bench"
-	@echo "make results    rewrite the result tables from docs/results"
+	@echo "make results    rewrite the result tables, figures and the report page from docs/results"
+	@echo "make report     the figures and the page alone"
 	@echo "make clean      remove the environment and caches (data and runs stay)"
 
 # uv when it can be had, pip otherwise; pip's find-links are handed on so that both see the same wheels.
@@ -50,6 +51,12 @@ bench: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/python -m ibpwf.experiments.results_page docs README.md
+	$(MAKE) report
+
+report: $(STAMP)
+	$(BIN)/python -m ibpwf.report.readme_figure docs/results -o docs/images/method.svg
+	$(BIN)/python -m ibpwf.report.readme_comparison docs/results/compare-split-mnist -o docs/images/comparison.svg
+	$(BIN)/ibpwf report docs/results -o docs/results/report.html
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -14,7 +14,8 @@ from ibpwf import Learner, store
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, StoreError
 from ibpwf.experiments import run as experiments
-from ibpwf.experiments.run import RunConfig, remove_run
+from ibpwf.experiments.run import RunConfig
+from ibpwf.experiments.run_folder import remove_run
 from processes import Finished
 
 TIMES = ("seconds", "samples_per_second", "command")

@@ -34,7 +34,7 @@ def test_it_fits_and_nothing_complains(browser: Browser, page: Path, width: int,
         "[...document.querySelectorAll('figure svg')].map(s => [s.getBoundingClientRect().width,"
         " s.getBoundingClientRect().height])"
     )
-    assert len(boxes) == 7
+    assert len(boxes) == 8
     assert all(w > 200 and h > 100 for w, h in boxes)
     assert browser.complaints() == []
     assert browser.requests() == [page.resolve().as_uri()]

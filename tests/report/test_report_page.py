@@ -46,7 +46,7 @@ def test_the_page_is_well_formed_and_needs_nothing_from_outside(html: str) -> No
 
 def test_every_figure_is_a_drawing_with_words_for_those_who_cannot_see_it(html: str) -> None:
     page, found = Reader(html), drawings(html)
-    assert len(found) == 2 + 2 + 2 + 1  # accuracy, learning, factor use per layer, factor scores
+    assert len(found) == 2 + 2 + 2 + 1 + 1  # accuracy, learning, factor use per layer, factor scores, uncertainty
     assert len(page.all("figure")) == len(found)
     for drawing in found:
         assert drawing.get("role") == "img"
@@ -85,7 +85,7 @@ def test_every_number_of_the_result_table_is_the_records(html: str, result: dict
 
 
 def test_the_matrix_shows_the_mean_over_seeds(html: str, result: dict[str, Any]) -> None:
-    tables = [table for table in Reader(html).tables if table[0][0] == "after task"]
+    tables = [table for table in Reader(html).tables if table[0][0] == "after task"][:2]
     for key, table in zip(("task", "class"), tables, strict=True):
         seeds = [seed[key] for seed in result["matrix"]]
         for i, row in enumerate(table[1:]):
@@ -106,7 +106,7 @@ def test_the_factor_tables_agree_with_the_record_and_the_ibp(html: str, result: 
 
 
 def test_the_score_map_shows_each_task_the_factors_its_model_selects(html: str, finished: Path) -> None:
-    found = tips(drawings(html)[-1])
+    found = tips(drawings(html)[-2])
     learner = Learner.load(finished / "seed-0" / "model")
     for t, task in enumerate(learner.model.tasks):
         name = learner.tasks[t].name
@@ -195,7 +195,7 @@ def test_hostile_names_are_shown_and_never_become_markup(copied: Callable[..., P
     assert len(page.all("style")) == 1
     assert not page.all("img")
     assert not page.all("b")
-    assert len(drawings(html)) == 7
+    assert len(drawings(html)) == 8
     assert HOSTILE[0] in page.text
     assert HOSTILE[1] in page.text
 
@@ -228,3 +228,23 @@ def test_the_same_folder_gives_the_same_page(finished: Path, html: str) -> None:
 def test_no_folder_at_all_is_refused() -> None:
     with pytest.raises(InputError, match="no run folder"):
         make_page([])
+
+
+def test_uncertainty_is_drawn_for_learnt_tasks_and_those_to_come(
+    finished: Path, copied: Callable[[str], Path]
+) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    per_seed = [[row["entropy"] for row in seed["per_task"]] for seed in result["uncertainty"]]
+    mean = sum(seed[0][2] for seed in per_seed) / len(per_seed)
+    html = make_page([finished]).html
+    told = [tip for drawing in drawings(html) for tip in tips(drawing)]
+    assert f"after task 0/1: test set 4/5 (to come), entropy {mean:.3f} nats" in told
+    assert sum("entropy" in tip for tip in told) == 9
+    rows = Reader(html).table("after task")
+    assert rows
+    folder = copied("cut")
+    result["uncertainty"][0]["per_task"][0]["entropy"] = [0.1]
+    (folder / "result.json").write_text(json.dumps(result))
+    page = make_page([folder])
+    assert "entropy" in page.problems[0]
+    assert "Unfinished" in Reader(page.html).text

@@ -219,6 +219,9 @@ def test_a_comparison_has_its_table_and_the_runs_behind_it(compared: Path) -> No
     assert rows[1][0] == "ibpwf"
     assert rows[1][1].startswith(f"{result['accuracy']['task']['mean']:.2f}")
     assert rows[2][:2] == ["ewc", "failed: it would not start"]
+    told = [tip for drawing in drawings(page.html) for tip in tips(drawing)]
+    shown = result["accuracy"]["class"]
+    assert f"ibpwf: {shown['mean']:.2f} ± {shown['std']:.2f} %" in told
     assert result["command"] in reader.text
 
 

@@ -268,7 +268,9 @@ def floor_lines(outcomes: Sequence[Outcome]) -> list[str]:
 def write_tables(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """comparison.json, .csv and .md."""
     table = rows(outcomes)
-    store.write_json(out / "comparison.json", {"schema": 1, "rows": table})
+    result = next((outcome.result for outcome in outcomes if outcome.result), None)
+    guessing = floors(result)["guessing"] if result else None
+    store.write_json(out / "comparison.json", {"schema": 1, "rows": table, "guessing": guessing})
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in table for key in row)))
     writer.writeheader()

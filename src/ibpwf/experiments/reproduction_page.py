@@ -6,12 +6,13 @@ size only), methods' runs in `compare-BENCHMARK/`, single runs and `vae-inferenc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ibpwf import store
+from ibpwf.errors import StoreError
 from ibpwf.experiments.compare import mark, number
 from ibpwf.experiments.paper import Target, targets
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS
@@ -33,24 +34,35 @@ class Measured:
     vae: dict[str, dict[str, Any]] = field(default_factory=dict)  # by benchmark
 
 
-def _objects(paths: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
-    found = [(path, store.read_json(path)) for path in sorted(paths)]
+Unread = Callable[[Path, Exception], None]
+
+
+def read_objects(paths: Iterable[Path], unread: Unread | None) -> list[tuple[Path, dict[str, Any]]]:
+    """The files that hold a JSON object. One that cannot be read is an error, or told to `unread`."""
+    found = []
+    for path in sorted(paths):
+        try:
+            found.append((path, store.read_json(path)))
+        except StoreError as error:
+            if unread is None:
+                raise
+            unread(path, error)
     return [(path, data) for path, data in found if isinstance(data, dict)]
 
 
-def read_measured(folder: Path) -> Measured:
+def read_measured(folder: Path, unread: Unread | None = None) -> Measured:
     """All result files of a folder such as docs/results."""
     measured = Measured()
-    for _, data in _objects(folder.glob("*.json")):
+    for _, data in read_objects(folder.glob("*.json"), unread):
         if data.get("kind") == "vae-inference":
             measured.vae[data["scenario"]] = data
         elif "accuracy" in data and data.get("preset") == "paper" and data.get("changes") in OWN_CHANGES:
             measured.runs.setdefault((data["scenario"], data["method"]), data)
-    for path, data in _objects(folder.glob("compare-*/*.json")):
+    for path, data in read_objects(folder.glob("compare-*/*.json"), unread):
         main = path.parent.name == f"compare-{data.get('scenario')}" and path.stem == data.get("method")
         if main and "accuracy" in data:
             measured.runs[data["scenario"], data["method"]] = data
-    for _, data in _objects(folder.glob("reproduction/*.json")):
+    for _, data in read_objects(folder.glob("reproduction/*.json"), unread):
         if data.get("kind") == KIND and data.get("budget") == "full":
             measured.reproductions[data["name"]] = data
     return measured
@@ -109,8 +121,9 @@ def claims_table(measured: Measured) -> list[str]:
             lines.append(f"| {name} | {experiment.found} | {WAITING} | | | `ibpwf reproduce {name}` |")
             continue
         for claim in found["claims"]:
+            note = f" ({found['note']})" if found.get("note") else ""
             lines.append(
-                f"| {name} | {experiment.found} | {claim['statement']} | {mark(claim['held'])} "
+                f"| {name} | {experiment.found} | {claim['statement']}{note} | {mark(claim['held'])} "
                 f"| {len(found['seeds'])} | `{found['command']}` |"
             )
     return lines

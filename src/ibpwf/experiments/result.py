@@ -78,6 +78,11 @@ def make_result(
         "factors": [
             {"seed": record["seed"], "per_task": [row["factors"] for row in record["rows"]]} for record in records
         ],
+        "uncertainty": [
+            {"seed": r["seed"], "per_task": [row.get("uncertainty") for row in r["rows"]]}
+            for r in records
+            if "class" in r["answers"]
+        ],
         "parameters": spread([float(r[-1]["parameters"]) for r in rows]),
         "memory": {kind: statistics.fmean(r[-1]["memory"].get(kind, 0) for r in rows) for kind in kinds},
         "paper": {key: _paper(config, key) for key in ("task", "class", "task-inference")},

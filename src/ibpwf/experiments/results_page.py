@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf import store
-from ibpwf.errors import IBPWFError, InputError
+from ibpwf.errors import IBPWFError, InputError, StoreError
 from ibpwf.experiments.compare import Outcome, markdown, rows
 from ibpwf.experiments.presets import supports
-from ibpwf.experiments.reproduction_page import reproduction_page
+from ibpwf.experiments.reproduction_page import Unread, read_objects, reproduction_page
 from ibpwf.methods import methods
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
@@ -42,27 +42,33 @@ def _ours(result: dict[str, Any], setting: str) -> dict[str, Any] | None:
     return entry
 
 
-def read_results(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+def read_results(folder: Path, unread: Unread | None = None) -> list[tuple[str, dict[str, Any]]]:
     """All run results in a folder, by file name."""
+    found = read_objects(folder.glob("*.json"), unread)
+    return [(path.name, data) for path, data in found if "accuracy" in data and "command" in data]
+
+
+def read_outcomes(part: Path, unread: Unread | None = None) -> list[tuple[Path, Outcome]]:
+    """The results of one comparison in the order of the tables. A file `METHOD.json` is the method's row, any other a
+    variant of it, named after the file."""
+    order = {name: place for place, name in enumerate(methods())}
     found = []
-    for path in sorted(folder.glob("*.json")):
-        data = store.read_json(path)
-        if isinstance(data, dict) and "accuracy" in data and "command" in data:
-            found.append((path.name, data))
-    return found
+    for file, result in read_results(part, unread):
+        name, method = file.removesuffix(".json"), result.get("method")
+        if method not in order:
+            error = StoreError(f"{part / file}: its method {method!r} is none of this ibpwf's.")
+            if unread is None:
+                raise error
+            unread(part / file, error)
+            continue
+        found.append((part / file, Outcome(method, result, variant=None if name == method else name)))
+    return sorted(found, key=lambda one: (order[one[1].method], one[1].variant or ""))
 
 
 def read_comparisons(folder: Path) -> dict[str, list[Outcome]]:
-    """Every sub-folder of results as one comparison of methods, in the order of the tables. A file `METHOD.json` is
-    the method's row, any other a variant of it, named after the file."""
-    found: dict[str, list[Outcome]] = {}
-    order = list(methods())
-    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
-        outcomes = []
-        for file, result in read_results(part):
-            name = file.removesuffix(".json")
-            outcomes.append(Outcome(result["method"], result, variant=None if name == result["method"] else name))
-        found[part.name] = sorted(outcomes, key=lambda o: (order.index(o.method), o.variant or ""))
+    """Every sub-folder of results as one comparison of methods."""
+    parts = sorted(path for path in folder.iterdir() if path.is_dir())
+    found = {part.name: [outcome for _, outcome in read_outcomes(part)] for part in parts}
     return {name: outcomes for name, outcomes in found.items() if outcomes}
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, StoreError
 from ibpwf.evaluation.evaluate import score, zero_shot
+from ibpwf.evaluation.uncertainty import seen_and_unseen
 from ibpwf.experiments.presets import Preset, preset
 from ibpwf.experiments.result import make_result
+from ibpwf.experiments.run_folder import check_folder, remove_models, remove_run
 from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.methods import method_named
 from ibpwf.settings import FrozenSettings, Settings
@@ -132,61 +134,6 @@ def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[s
     return TaskLearner(method.create(configuration, choose_device(config.device)), seed=seed)
 
 
-def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that the run may not use. Nothing is written or removed."""
-    if resume and overwrite:
-        raise InputError("--resume and --overwrite were both given; choose one.")
-    if not out.exists() or (overwrite and (out / "config.json").exists()):
-        return
-    if not out.is_dir():
-        raise InputError(f"{out} is a file; choose a folder as --out.")
-    if not (out / "config.json").exists():
-        if any(path.name != store.LOCK for path in out.iterdir()):
-            raise InputError(f"{out} is not empty and holds no run; choose another --out.")
-        return
-    if not resume:
-        raise InputError(
-            f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
-        )
-    old, new = store.read_json(out / "config.json"), config.to_json()
-    for key, was, now in _differences(old, new):
-        raise InputError(
-            f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "
-            "resume with the same choices or use another --out."
-        )
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """What must stay the same in a resumed run and does not; more seeds may be added."""
-    for key in ("scenario", "method", "preset", "tasks", "network"):
-        if old.get(key) != new[key]:
-            yield key, old.get(key), new[key]
-    before = old.get("settings", {})
-    for key, now in new["settings"].items():
-        if before.get(key) != now:
-            yield key, before.get(key), now
-    if old.get("settings_for", {}) != new["settings_for"]:
-        yield "settings_for", old.get("settings_for", {}), new["settings_for"]
-
-
-OURS = (
-    *("config.json", "result.json", "metrics.jsonl", "report.html", "tensorboard/events.out.tfevents.*"),
-    *("seed-[0-9]*/rows.json", "seed-[0-9]*/model/*.safetensors"),
-    *(f"seed-[0-9]*/model/{name}" for name in (store.MANIFEST, store.LOCK)),
-)
-
-
-def remove_run(out: Path) -> None:
-    """Remove the files of an old run, and nothing a user may have put beside them."""
-    for pattern in OURS:
-        for path in out.glob(pattern):
-            path.unlink()
-    for pattern in ("seed-[0-9]*/model", "seed-[0-9]*", "tensorboard"):
-        for folder in out.glob(pattern):
-            with contextlib.suppress(OSError):  # something of the user's is in it
-                folder.rmdir()
-
-
 def run(
     config: RunConfig,
     out: Path,
@@ -201,44 +148,102 @@ def run(
 
     `open_writer` is given the folder for TensorBoard's events and returns its `SummaryWriter`.
     """
+    planned = [Planned(config, out, command)]
+    return run_together(planned, events=events, resume=resume, overwrite=overwrite, open_writer=open_writer)[0]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run, where it goes, and the command that would make it alone."""
+
+    config: RunConfig
+    out: Path
+    command: str
+
+
+def run_together(
+    planned: Sequence[Planned],
+    *,
+    events: Events | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    open_writer: Callable[[Path], Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Several runs at once on one device: the learners of all runs and seeds take turns, task by task.
+
+    Each run has its folder and its result as if it had run alone. Learners that train together would be lost
+    together, so their models are kept until the run has finished, also those of a run that is not to store them.
+    """
     events = events or Events()
-    check_folder(out, config, resume=resume, overwrite=overwrite)
-    events.phase(f"{config.scenario}: reading the data")
+    for one in planned:
+        check_folder(one.out, one.config.to_json(), resume=resume, overwrite=overwrite)
+    device = choose_device(planned[0].config.device)
     # Before anything is written or removed: data that cannot be had, too many tasks, settings that do not fit.
-    streams = [
-        make_scenario(config.scenario, tasks=config.tasks, seed=seed, progress=events.fetched)
-        for seed in config.seeds
-    ]
-    device = choose_device(config.device)
-    if device.type == "cuda":  # once, and not anew for every task and learner
-        streams = [stream.to(device) for stream in streams]
-    new_learner(config, config.seeds[0], streams[0], config.trainings()[0])
+    streams: dict[tuple[str, int | None, int], Scenario] = {}
+    for config in (one.config for one in planned):
+        events.phase(f"{config.scenario}: reading the data")
+        for seed in config.seeds:
+            key = config.scenario, config.tasks, seed
+            if key not in streams:
+                stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed, progress=events.fetched)
+                # Once, and not anew for every task and learner.
+                streams[key] = stream.to(device) if device.type == "cuda" else stream
+        first = streams[config.scenario, config.tasks, config.seeds[0]]
+        new_learner(config, config.seeds[0], first, config.trainings()[0])
     # torch loads its compiler with the first optimiser, for seconds; that is no training time.
     make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
-    with store.lock_folder(out), contextlib.ExitStack() as closing:
-        if overwrite:
-            remove_run(out)
-        store.write_json(out / "config.json", config.to_json())
-        writer = None
-        if open_writer is not None:
-            writer = open_writer(out / "tensorboard")
-            closing.callback(writer.close)
-        trainings = [
-            _Training(config, seed, answers, stream, out, events, writer)
+    with contextlib.ExitStack() as closing:
+        going = []
+        for one in planned:
+            closing.enter_context(store.lock_folder(one.out))
+            if overwrite:
+                remove_run(one.out)
+            store.write_json(one.out / "config.json", one.config.to_json())
+            writer = None
+            if open_writer is not None:
+                writer = open_writer(one.out / "tensorboard")
+                closing.callback(writer.close)
+            mine = [streams[one.config.scenario, one.config.tasks, seed] for seed in one.config.seeds]
+            going.append(_Run(one, mine, events, writer, keep=one.config.models or len(planned) > 1))
+        for number in range(max(len(one.streams[0]) for one in going)):
+            behind = [training for one in going for training in one.trainings if len(training.rows) == number]
+            behind = [training for training in behind if number < len(training.stream)]
+            started = time.perf_counter()
+            take_turns([training.learn_steps(number) for training in behind], device)
+            seconds = (time.perf_counter() - started) / max(len(behind), 1)
+            for training in behind:
+                training.finish(number, seconds)
+            for finished in going:
+                finished.write_result(number + 1)
+        return [finished.result for finished in going]
+
+
+class _Run:
+    """One run among those that go on together: its trainings, and its result once all tasks are learnt."""
+
+    def __init__(
+        self, planned: Planned, streams: Sequence[Scenario], events: Events, writer: Any, *, keep: bool
+    ) -> None:
+        self.planned, self.streams = planned, streams
+        self.result: dict[str, Any] = {}
+        config, out = planned.config, planned.out
+        self.trainings = [
+            _Training(config, seed, answers, stream, out, events, writer, keep=keep)
             for seed, stream in zip(config.seeds, streams, strict=True)
             for answers in config.trainings()
         ]
-        _drop_unfinished(out / "metrics.jsonl", {one.name: len(one.rows) for one in trainings})
-        for number in range(len(streams[0])):
-            behind = [one for one in trainings if len(one.rows) == number]
-            started = time.perf_counter()
-            take_turns([one.learn_steps(number) for one in behind], device)
-            seconds = (time.perf_counter() - started) / max(len(behind), 1)
-            for one in behind:
-                one.finish(number, seconds)
-        result = make_result(config, streams[0], [one.record for one in trainings], command)
-        store.write_json(out / "result.json", result)
-    return result
+        _drop_unfinished(out / "metrics.jsonl", {one.name: len(one.rows) for one in self.trainings})
+
+    def write_result(self, tasks: int) -> None:
+        """Once the last task is done; models that were kept for a resumed run alone are removed after that."""
+        if self.result or tasks < len(self.streams[0]):
+            return
+        config, out = self.planned.config, self.planned.out
+        records = [one.record for one in self.trainings]
+        self.result = make_result(config, self.streams[0], records, self.planned.command)
+        store.write_json(out / "result.json", self.result)
+        if not config.models:
+            remove_models(out)
 
 
 def _drop_unfinished(metrics: Path, finished: dict[str, int]) -> None:
@@ -263,7 +268,10 @@ class _Training:
         out: Path,
         events: Events,
         writer: Any,
+        *,
+        keep: bool,
     ) -> None:
+        self.keep = keep
         self.config, self.seed, self.answers, self.stream = config, seed, answers, stream
         self.out, self.events, self.writer = out, events, writer
         one_of_many = not method_named(config.method).serves_both
@@ -322,6 +330,7 @@ class _Training:
         if "class" in self.answers:
             row["class_accuracy"] = [s.class_ for s in scores]
             row["task_inference"] = [s.task_inference for s in scores]
+            row["uncertainty"] = seen_and_unseen(self.learner, [task.test.x for task in self.stream])
         method = self.learner.method
         row |= {
             "before": self.before,
@@ -336,6 +345,6 @@ class _Training:
         store.append_jsonl(self.out / "metrics.jsonl", line)
         self.folder.mkdir(exist_ok=True)
         store.write_json(self.folder / "rows.json", self.record)
-        if self.config.models:
+        if self.keep:
             self.learner.save(self.folder / "model")
         self.events.task(self.name, row)

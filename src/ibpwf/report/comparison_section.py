@@ -1,9 +1,13 @@
-"""A comparison of methods on the page: one table, ours beside the paper's, and each row's command."""
+"""A comparison of methods on the page: a chart and a table, ours beside the paper's, and each row's command."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ibpwf.experiments.compare import size
 from ibpwf.report import words
+from ibpwf.report.chart import figure
+from ibpwf.report.dot_plot import Compare, dot_plot, plot_height
 from ibpwf.report.experiment_record import ComparisonRecord
 from ibpwf.report.experiment_sections import mark_cell
 from ibpwf.report.markup import EMPTY, Markup, el, join, table, text
@@ -38,9 +42,46 @@ def comparison_section(record: ComparisonRecord, number: int) -> Section:
     listed = table([text("method"), text("command")], commands, "Commands of the runs", numeric=False)
     body = [
         said(lead, "lead"),
+        _charts(record),
         shown,
         said("✅: better than the paper's mean, or below it by at most 1 point or 3 of its deviations.", "note"),
         folded("The command of each row", listed),
-        el("p", text("From "), el("code", text(f"{record.folder.name}/comparison.json")), text("."), class_="made"),
+        el("p", text("From "), el("code", text(record.source)), text("."), class_="made"),
     ]
-    return Section(f"comparison{number}", f"Comparison: {record.folder.name}", join(body))
+    return Section(f"comparison{number}", f"Comparison: {record.title}", join(body))
+
+
+@dataclass(frozen=True)
+class SettingChart:
+    """One setting of a comparison, drawn: its name, what a reader who cannot see it is told, and its height."""
+
+    name: str
+    title: str
+    drawing: Markup
+    height: float
+    many_seeds: bool
+
+
+def setting_charts(record: ComparisonRecord) -> list[SettingChart]:
+    """A chart per setting that any method answers."""
+    charts = []
+    for key, name in SETTINGS.items():
+        lines = []
+        for row in record.rows:
+            found = row.settings.get(key)
+            if found is not None and found.ours is not None and row.error is None:
+                lines.append(Compare(row.method, found.ours, found.paper, found.note, found.judged))
+        if lines:
+            title = f"{record.title}: accuracy after the last task, {name}, method by method"
+            many = any(line.ours.std is not None for line in lines if line.ours)
+            drawing = dot_plot(lines, record.guessing.get(key), title)
+            charts.append(SettingChart(name[:1].upper() + name[1:], title, drawing, plot_height(len(lines)), many))
+    return charts
+
+
+def _charts(record: ComparisonRecord) -> Markup:
+    figures = []
+    for chart in setting_charts(record):
+        caption = "Best first." + (" Whiskers: a standard deviation over seeds." if chart.many_seeds else "")
+        figures.append(figure(chart.drawing, chart.name, text(caption)))
+    return el("div", *figures, class_="grid") if figures else EMPTY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class ExperimentRecord:
     command: str
     commit: str | None
     environment: dict[str, Any]
+    source: str
 
     @property
     def quick(self) -> bool:
@@ -53,6 +54,7 @@ class Compared:
     paper: Spread | None
     note: str = ""
     reproduces: bool | None = None
+    judged: Spread | None = None  # ours of as many tasks as the paper's, where those are fewer
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,13 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """One `comparison.json` of `ibpwf compare`."""
+    """One `comparison.json` of `ibpwf compare`, or a folder of results that say the same."""
 
     folder: Path
     rows: list[ComparisonRow]
+    title: str
+    source: str
+    guessing: dict[str, float] = field(default_factory=dict)  # by setting, in percent
 
 
 def is_reproduction(folder: Path) -> bool:
@@ -82,7 +87,12 @@ def is_reproduction(folder: Path) -> bool:
 
 
 def read_experiment(folder: Path) -> ExperimentRecord:
-    fields = Fields(store.read_json(folder / "result.json"), "result.json")
+    return experiment_of(store.read_json(folder / "result.json"), folder, f"{folder.name}/result.json")
+
+
+def experiment_of(content: object, folder: Path, source: str) -> ExperimentRecord:
+    """The content of a result file of `ibpwf reproduce`."""
+    fields = Fields(content, "result.json")
     if fields.count("schema") > SCHEMA:
         raise StoreError(
             f"result.json has schema version {fields.count('schema')}, and this ibpwf reads up to {SCHEMA}: "
@@ -107,15 +117,19 @@ def read_experiment(folder: Path) -> ExperimentRecord:
         command=fields.text("command", ""),
         commit=fields.text("commit") if "commit" in fields else None,
         environment=fields.plain("environment"),
+        source=source,
     )
 
 
 def read_comparison(folder: Path) -> ComparisonRecord:
     fields = Fields(store.read_json(folder / "comparison.json"), "comparison.json")
-    return ComparisonRecord(folder, [_row(row) for row in fields.children("rows")])
+    rows = [comparison_row(row) for row in fields.children("rows")]
+    guessing = fields.child("guessing") if "guessing" in fields else None
+    chance = {key: guessing.number(key) for key in guessing.values} if guessing is not None else {}
+    return ComparisonRecord(folder, rows, folder.name, f"{folder.name}/comparison.json", chance)
 
 
-def _row(fields: Fields) -> ComparisonRow:
+def comparison_row(fields: Fields) -> ComparisonRow:
     settings = {}
     for key in ("task", "class"):
         found = []
@@ -123,7 +137,14 @@ def _row(fields: Fields) -> ComparisonRow:
             std = f"{key}_std" if part.endswith("_mean") else f"{key}_paper_std"
             found.append(Spread(fields.number(part), fields.maybe_number(std)) if part in fields else None)
         after = f"after {fields.count(f'{key}_after_tasks')} tasks" if f"{key}_after_tasks" in fields else ""
-        settings[key] = Compared(found[0], found[1], after, fields.values.get(f"{key}_reproduces"))
+        judged = fields.maybe_number(f"{key}_after_tasks_mean")
+        settings[key] = Compared(
+            found[0],
+            found[1],
+            after,
+            fields.values.get(f"{key}_reproduces"),
+            None if judged is None else Spread(judged, None),
+        )
     return ComparisonRow(
         fields.text("method"),
         fields.text("error") if "error" in fields else None,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ibpwf.errors import StoreError
 from ibpwf.report import words
 from ibpwf.report.chart import figure
+from ibpwf.report.dot_plot import Compare, dot_plot
 from ibpwf.report.experiment_record import Compared, ExperimentRecord
 from ibpwf.report.factor_scores import score_map
 from ibpwf.report.factor_use import use_chart
@@ -30,10 +31,12 @@ def experiment_section(record: ExperimentRecord) -> Section:
     if record.shows not in DRAWINGS:
         raise StoreError(f"result.json: field 'shows' is '{record.shows}'; this ibpwf draws {', '.join(DRAWINGS)}.")
     budget = EMPTY
-    if record.quick:
-        note = record.note or "quick: not the paper's experiment"
-        budget = el("p", el("strong", text("Quick run. ")), text(f"{note[:1].upper()}{note[1:]}."), class_="budget")
-    over = f"{len(record.seeds)} seeds" if len(record.seeds) != 1 else "one seed"
+    note = record.note or ("quick: not the paper's experiment" if record.quick else "")
+    if note:
+        size = el("strong", text("Quick run. " if record.quick else "Not the paper's size. "))
+        note = note.removeprefix("quick: ")
+        budget = el("p", size, text(f"{note[:1].upper()}{note[1:]}."), class_="budget")
+    over = "one seed" if len(record.seeds) == 1 else f"{len(record.seeds)} seeds" if record.seeds else ""
     body = [
         budget,
         said(f"The paper: {record.paper}") if record.paper else EMPTY,
@@ -47,7 +50,7 @@ def experiment_section(record: ExperimentRecord) -> Section:
 
 
 def made(record: ExperimentRecord, over: str) -> Markup:
-    parts = [text("From "), el("code", text(f"{record.folder.name}/result.json")), text(f", {over}")]
+    parts = [text("From "), el("code", text(record.source)), text(f", {over}" if over else "")]
     if record.command:
         parts += [text(", made by "), el("code", text(record.command))]
     if record.commit:
@@ -117,14 +120,34 @@ def table_drawing(record: ExperimentRecord) -> Markup:
                     join((words.spread(paper), text(f" ({note})" if note else ""))) if paper else text("–"),
                     EMPTY if difference is None else exact(difference, f"{difference:+.2f}"),
                     mark_cell(found),
-                    text(row.count("seeds")) if "seeds" in row else EMPTY,
+                    text(row.count("seeds")) if "seeds" in row and ours else EMPTY,
                 ]
             )
         of = benchmark if ran == benchmark else f"{benchmark}: ours is {ran}, a stand-in that is not judged"
         head = [text(name) for name in ("method, setting", "ours, %", "paper, %", "difference", "verdict", "seeds")]
-        parts.append(table(head, lines, of))
+        parts += [_dot_plots(mine, benchmark) if ran == benchmark else EMPTY, table(head, lines, of)]
     rule = "✅: our mean is better than the paper's, or below it by at most 1 point or 3 of its standard deviations."
-    return join((*parts, EMPTY if record.quick else said(rule, "note")))
+    missing = any("ours" not in row for row in rows)
+    note = EMPTY if record.quick else said(rule + (" –: not measured yet." if missing else ""), "note")
+    return join((*parts, note))
+
+
+def _dot_plots(rows: Sequence[Fields], benchmark: str) -> Markup:
+    """A chart per setting with at least three methods in it."""
+    figures = []
+    for setting, name in SETTINGS.items():
+        mine = [row for row in rows if row.text("setting") == setting and "ours" in row]
+        lines = [
+            Compare(
+                row.text("method"), _spread(row, "ours"), _spread(row, "paper"), row.child("paper").text("note", "")
+            )
+            for row in mine
+        ]
+        if len(lines) > 2:
+            title = f"{benchmark}, {name}"
+            drawing = dot_plot(lines, None, f"{title}: accuracy of each method, ours and the paper's")
+            figures.append(figure(drawing, title, text("Best first. Whiskers: a standard deviation over seeds.")))
+    return el("div", *figures, class_="grid") if figures else EMPTY
 
 
 def uncertainty_drawing(record: ExperimentRecord) -> Markup:
@@ -181,7 +204,7 @@ def factors_drawing(record: ExperimentRecord) -> Markup:
     for panel in record.measured.children("panels"):
         tasks = [str(name) for name in panel.items("tasks")]
         layer, ran = panel.text("layer"), panel.text("ran")
-        scores = _scores(panel, len(tasks))
+        scores = panel_scores(panel, len(tasks))
         title = f"Expected factor scores E[λ] of layer {layer}, {ran}: tasks in rows, factors in columns"
         caption = text(
             "E[λ] = strength × probability, of the factors whose probability is at least κ; the others are empty."
@@ -205,7 +228,8 @@ def factors_drawing(record: ExperimentRecord) -> Markup:
     return join(parts)
 
 
-def _scores(panel: Fields, tasks: int) -> Scores:
+def panel_scores(panel: Fields, tasks: int) -> Scores:
+    """The factor scores of one panel of figure-factors."""
     values, selected, opened = (panel.items(name) for name in ("scores", "selected", "opened"))
     if not len(values) == len(selected) == len(opened) == tasks:
         raise StoreError(f"{panel.where}: scores, selection and new factors are not one row per task.")
@@ -259,8 +283,17 @@ DRAWINGS: dict[str, Callable[[ExperimentRecord], Markup]] = {
 }
 
 
-def overview_of(records: Sequence[ExperimentRecord]) -> Section | None:
-    """What holds, in plain words, when there are several experiments."""
+def _reached(record: ExperimentRecord) -> list[Markup]:
+    """How many of a table's numbers are reached, and how many are missing."""
+    if record.shows != "table" or record.quick:
+        return [EMPTY, EMPTY]
+    rows = record.measured.children("rows")
+    judged = [row.values["reproduces"] for row in rows if row.values.get("reproduces") is not None]
+    return [text(f"{sum(judged)} of {len(judged)}"), text(len(rows) - len(judged))]
+
+
+def overview_of(records: Sequence[ExperimentRecord], waiting: Sequence[str] = ()) -> Section | None:
+    """What holds, in plain words, when there are several experiments; `waiting` names those still to be run."""
     if len(records) < 2:
         return None
     rows = []
@@ -271,20 +304,21 @@ def overview_of(records: Sequence[ExperimentRecord]) -> Section | None:
             [
                 el("a", text(record.title), href=f"#{record.name}"),
                 text(f"{held} of {len(record.claims)}" if judged and record.claims else "not judged"),
-                text("paper's size" if not record.quick else "quick"),
-                text(len(record.seeds)),
+                *_reached(record),
+                text("quick" if record.quick else "shortened" if record.note else "paper's size"),
+                text(len(record.seeds) or "see there"),
             ]
         )
     full = [record for record in records if not record.quick]
     claims = [claim for record in full for claim in record.claims]
     lead = (
-        f"{len(records)} tables and figures of the paper: {sum(c.held for c in claims)} of "
-        f"{len(claims)} claims hold at the paper's size."
+        f"{len(records)} tables and figures of the paper: {sum(c.held for c in claims)} of {len(claims)} claims hold."
         if full
         else f"{len(records)} tables and figures of the paper, run quick: they show that everything runs; none of "
         "their numbers stands for the paper's."
     )
-    head = [text(name) for name in ("experiment", "claims that hold", "size", "seeds")]
-    return Section(
-        "experiments", "The paper, reproduced", join((said(lead, "lead"), table(head, rows, "All experiments")))
-    )
+    columns = ("experiment", "claims that hold", "numbers reached", "not measured yet", "size", "seeds")
+    head = [text(name) for name in columns]
+    missing = f"Not measured yet: {', '.join(waiting)}." if waiting else None
+    body = join((said(lead, "lead"), table(head, rows, "All experiments"), said(missing, "note")))
+    return Section("experiments", "The paper, reproduced", body)

@@ -47,9 +47,10 @@ def use_chart(uses: Sequence[Use], names: Sequence[str], alpha: float | None, ti
         parts.append(el("rect", class_="reused", x=left, y=middle, width=width, height=base - middle))
         parts.append(el("rect", class_="new", x=left, y=top, width=width, height=middle - top))
     parts += frame.x_axis([(t, short(ticks[t], 10)) for t in range(0, len(uses), every)], "")
-    roomy = room >= 34
+    added = [f"+{use.new:.0f}" if use.new >= 10 or room < 40 else f"+{use.new:.3g}" for use in uses]
+    roomy = 7.5 * max((len(shown) for shown in added), default=0) <= room
     if roomy:
-        parts += [label(frame.x(t), base + 32, f"+{use.new:.3g}", "middle", "fresh") for t, use in enumerate(uses)]
+        parts += [label(frame.x(t), base + 32, shown, "middle", "fresh") for t, shown in enumerate(added)]
     title_at = frame.left + frame.inner_width / 2
     axis = "task, and how many factors it added" if roomy else "task"
     parts.append(label(title_at, base + (50 if roomy else 36), axis, "middle", "axis"))

@@ -24,6 +24,14 @@ from ibpwf.report.experiment_record import (
 from ibpwf.report.experiment_sections import experiment_section, overview_of
 from ibpwf.report.markup import EMPTY, Markup, el, join, text
 from ibpwf.report.reading import expand, read_run
+from ibpwf.report.results_folder import (
+    MISFITS,
+    digest,
+    is_results_folder,
+    read_comparisons,
+    read_experiments,
+    read_runs,
+)
 from ibpwf.report.run_record import Run
 from ibpwf.report.sections import PAGE_SECTIONS, RUN_SECTIONS, Section
 
@@ -47,6 +55,7 @@ class Found:
     comparisons: list[tuple[ComparisonRecord, Section]]
     experiments: list[tuple[ExperimentRecord, Section]]
     problems: list[str]
+    source: str = ""  # what tells whether a page made from result files is up to date
 
 
 def make_page(folders: Sequence[Path]) -> Page:
@@ -57,6 +66,10 @@ def make_page(folders: Sequence[Path]) -> Page:
     if not folders:
         raise InputError("no run folder was given; name at least one --out folder of run, compare or reproduce.")
     found = Found([], [], [], [])
+    kept = [Path(folder) for folder in folders if is_results_folder(Path(folder))]
+    for given in kept:
+        _take_results(found, given)
+    folders = [folder for folder in folders if Path(folder) not in kept]
     for given in dict.fromkeys(Path(folder) for folder in folders):
         if (given / "comparison.json").exists():
             _take_comparison(found, given)
@@ -69,6 +82,7 @@ def make_page(folders: Sequence[Path]) -> Page:
         raise InputError("there is nothing to report. " + " ".join(found.problems))
     order = list(EXPERIMENTS)
     found.experiments.sort(key=lambda e: order.index(e[0].name) if e[0].name in order else len(order))
+    found.source = "-".join(digest(given) for given in kept)
     return Page(
         _html(found),
         tuple(found.runs),
@@ -88,15 +102,29 @@ def _take_run(found: Found, folder: Path) -> None:
     found.problems += [f"{folder}: {problem}" for problem in run.problems]
 
 
-# What a file of the right form but wrong content runs into while it is drawn.
-_MISFITS = (StoreError, OSError, LookupError, TypeError, ValueError, ArithmeticError)
+def _take_results(found: Found, folder: Path) -> None:
+    """Everything in a folder of result files."""
+
+    def unread(path: Path, error: Exception) -> None:
+        sentence = f"{path.relative_to(folder)} is left out: {error}"
+        if sentence not in found.problems:
+            found.problems.append(sentence)
+
+    for record in read_experiments(folder, unread):
+        try:
+            found.experiments.append((record, experiment_section(record)))
+        except MISFITS as error:
+            unread(folder / record.source, error)
+    for comparison in read_comparisons(folder, unread):
+        found.comparisons.append((comparison, comparison_section(comparison, len(found.comparisons) + 1)))
+    found.runs += read_runs(folder, unread)
 
 
 def _take_experiment(found: Found, folder: Path) -> None:
     try:
         record = read_experiment(folder)
         found.experiments.append((record, experiment_section(record)))
-    except _MISFITS as error:
+    except MISFITS as error:
         found.problems.append(f"{folder} is left out: {error}")
 
 
@@ -104,7 +132,7 @@ def _take_comparison(found: Found, folder: Path) -> None:
     try:
         record = read_comparison(folder)
         found.comparisons.append((record, comparison_section(record, len(found.comparisons) + 1)))
-    except _MISFITS as error:
+    except MISFITS as error:
         found.problems.append(f"{folder}/comparison.json is left out: {error}")
 
 
@@ -124,7 +152,7 @@ def _section(section: Section, anchor: str, level: int) -> Markup:
 
 
 def _title(found: Found) -> str:
-    if found.experiments and not found.runs:
+    if found.experiments and (found.source or not found.runs):
         records = [record for record, _ in found.experiments]
         title = records[0].title if len(records) == 1 else "The paper, reproduced"
         return title + (" (quick)" if all(record.quick for record in records) else "")
@@ -138,7 +166,9 @@ def _html(found: Found) -> str:
     single = len(runs) == 1 and not found.comparisons and not found.experiments
     title = _title(found)
     parts = [_problems(found.problems)]
-    overview = overview_of([record for record, _ in found.experiments])
+    there = [record for record, _ in found.experiments]
+    waiting = [name for name in EXPERIMENTS if name not in {record.name for record in there}] if found.source else []
+    overview = overview_of(there, waiting)
     sections = [overview] if overview is not None else []
     sections += [section for _, section in [*found.experiments, *found.comparisons]]
     parts += [_section(section, section.name, 2) for section in sections]
@@ -162,6 +192,7 @@ def _html(found: Found) -> str:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="generator", content=f"ibpwf {__version__}"),
+        *([el("meta", name="ibpwf-source", content=found.source)] if found.source else []),
         el("title", text(f"{title} – ibpwf report")),
         el("style", Markup(style)),
     )

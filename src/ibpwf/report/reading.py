@@ -57,6 +57,14 @@ def read_run(folder: Path) -> Run:
     return run
 
 
+def read_result_file(path: Path) -> Run:
+    """A result that was kept without its run folder: no learning curves, no factor scores."""
+    run = _from_result(path.parent, Fields(store.read_json(path), path.name))
+    run.name = path.stem
+    _take_plain_alpha(run)
+    return run
+
+
 # ------------------------------------------------------------------------------------- result.json, rows
 
 
@@ -110,6 +118,9 @@ def _from_result(folder: Path, fields: Fields) -> Run:
         run.matrices[key] = [_matrix(seed, key) for seed in seeds]
     if "factors" in fields:
         run.factors = [[_use(row) for row in seed.children("per_task")] for seed in fields.children("factors")]
+    if "uncertainty" in fields:
+        for seed in fields.children("uncertainty"):
+            _take_uncertainty(run, seed.children("per_task") if None not in seed.items("per_task") else [])
     run.parameters = _spread(fields, "parameters")
     run.train_seconds = fields.child("seconds").maybe_number("train") if "seconds" in fields else None
     run.samples_per_second = fields.maybe_number("samples_per_second")
@@ -127,6 +138,18 @@ def _matrix(fields: Fields, key: str) -> Matrix:
             raise StoreError(f"{fields.where}: field '{key}' is not a matrix of numbers.")
         rows.append([None if value is None else float(value) for value in row])
     return rows
+
+
+def _take_uncertainty(run: Run, rows: list[Fields]) -> None:
+    """One seed's entropies after each task; a seed without them is left out."""
+    entropies = [row.numbers("entropy") for row in rows]
+    if not entropies:
+        return
+    width = len(run.entropies[0][0]) if run.entropies else len(entropies[0])
+    if any(len(row) != width or min(row, default=-1) < 0 for row in entropies) or len(entropies) > width:
+        raise StoreError(f"{rows[0].where}: field 'entropy' is not a number of nats for each of the tasks.")
+    run.entropies.append(entropies)
+    run.aurocs.append([row.maybe_number("auroc") for row in rows])
 
 
 def _use(fields: Fields) -> LayerUse:
@@ -149,6 +172,7 @@ def _from_config(folder: Path, fields: Fields) -> Run:
             matrices = {key: [row.numbers(f"{key}_accuracy") for row in rows] for key in ("task", "class")}
             names = [row.text("task") for row in rows]
             uses = [_use(row.child("factors")) if "factors" in row else {} for row in rows]
+            _take_uncertainty(run, [row.child("uncertainty") for row in rows if "uncertainty" in row])
         except StoreError as error:
             run.problems.append(f"{error} Seed {seed} is left out.")
             continue
@@ -215,9 +239,7 @@ def _epoch(fields: Fields) -> Epoch | None:
 
 def _read_model(run: Run) -> None:
     """α per layer and the factor scores of the first layer, from the first seed whose model can be read."""
-    alpha = run.settings.get("alpha")
-    if is_number(alpha):
-        run.alpha = {layer: float(run.settings["alpha"]) for layer in run.layers}
+    _take_plain_alpha(run)
     for seed in run.seeds:
         place = f"seed-{seed}/model"
         path = run.folder / place
@@ -233,6 +255,12 @@ def _read_model(run: Run) -> None:
             run.problems.append(f"{place}: {error} Its factor scores are left out.")
             continue
         return
+
+
+def _take_plain_alpha(run: Run) -> None:
+    alpha = run.settings.get("alpha")
+    if is_number(alpha):
+        run.alpha = {layer: float(run.settings["alpha"]) for layer in run.layers}
 
 
 def _take_alpha(run: Run, content: Fields) -> None:

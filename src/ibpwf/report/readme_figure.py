@@ -1,6 +1,7 @@
 """The README's picture of the method, drawn from a real run.
 
-    python -m ibpwf.report.readme_figure RUN_FOLDER -o docs/images/method.svg
+    python -m ibpwf.report.readme_figure docs/results -o docs/images/method.svg
+    python -m ibpwf.report.readme_figure RUN_FOLDER -o method.svg
 
 Three panels share their rows, one per task: its accuracy and that of the tasks before it, its factor scores,
 and how many of its factors were there already.
@@ -19,12 +20,16 @@ from ibpwf.evaluation.metrics import Matrix
 from ibpwf.report.accuracy_map import cell_text, tick_names
 from ibpwf.report.chart import label, ticks
 from ibpwf.report.colours import BLUE, ORANGE, level, level_colour, mix, text_on
+from ibpwf.report.experiment_sections import panel_scores
 from ibpwf.report.factor_scores import largest
+from ibpwf.report.fields import Fields
 from ibpwf.report.markup import Markup, el, short, text
-from ibpwf.report.reading import read_run
+from ibpwf.report.reading import read_result_file, read_run
+from ibpwf.report.results_folder import is_results_folder
 from ibpwf.report.run_record import Run, Scores
 from ibpwf.report.words import METHOD_NAMES, short_commit
 
+ACCURACY, FACTORS = "split-mnist-paper.json", "reproduction/figure-factors.json"
 WIDTH = 1000.0
 LEFT, MAP, SCORES, BARS = 76.0, 226.0, 392.0, 186.0  # row names, and the widths of the three panels
 MAP_AT, SCORES_AT, BARS_AT = 20 + LEFT, 20 + LEFT + MAP + 34, 20 + LEFT + MAP + SCORES + 68
@@ -194,13 +199,31 @@ def _foot(run: Run, scores: Scores, bottom: float) -> list[Markup]:
     return parts
 
 
+def run_of_results(folder: Path) -> Run:
+    """Split MNIST at the paper's size, with the factor scores that figure-factors measured."""
+    run = read_result_file(folder / ACCURACY)
+    content = Fields(store.read_json(folder / FACTORS), FACTORS)
+    panels = [panel for panel in content.child("measured").children("panels") if panel.text("ran") == run.scenario]
+    if not panels:
+        raise InputError(f"{folder / FACTORS} has no panel of {run.scenario}; measure it again.")
+    run.scores = panel_scores(panels[0], len(panels[0].items("tasks")))
+    return run
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ibpwf.report.readme_figure", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
     try:
-        store.write_text(given.out, method_figure(read_run(given.folder)))
+        if is_results_folder(given.folder):
+            if not (given.folder / FACTORS).exists():
+                sys.stdout.write(f"{given.out} is left as it is: {given.folder} has no {FACTORS} yet.\n")
+                return 0
+            run = run_of_results(given.folder)
+        else:
+            run = read_run(given.folder)
+        store.write_text(given.out, method_figure(run))
     except IBPWFError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

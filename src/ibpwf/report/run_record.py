@@ -108,6 +108,8 @@ class Run:
     factors: list[list[LayerUse]] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     scores: Scores | None = None
+    entropies: list[list[list[float]]] = field(default_factory=list)  # per seed, after each task, each test set
+    aurocs: list[list[float | None]] = field(default_factory=list)  # per seed, after each task
     alpha: dict[str, float] = field(default_factory=dict)
     parameters: Spread | None = None
     train_seconds: float | None = None
@@ -117,10 +119,11 @@ class Run:
     commit: str | None = None
     progress: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    name: str = ""  # of a result kept without its folder
 
     @property
     def title(self) -> str:
-        return f"{self.scenario}, {self.method}, preset {self.preset}"
+        return self.name or f"{self.scenario}, {self.method}, preset {self.preset}"
 
     @property
     def layers(self) -> list[str]:
@@ -151,6 +154,14 @@ class Run:
             rows = [matrix[i] for matrix in matrices if i < len(matrix)]
             mean.append([_mean([row[j] for row in rows if j < len(row)]) for j in range(size)])
         return mean
+
+    def mean_entropies(self) -> list[list[float]]:
+        """Entropy of every test set after every task that all seeds have learnt, the mean over seeds."""
+        rows = zip(*self.entropies, strict=False)
+        return [[statistics.fmean(column) for column in zip(*row, strict=True)] for row in rows]
+
+    def mean_aurocs(self) -> list[float | None]:
+        return [_mean(column) for column in zip(*self.aurocs, strict=False)]
 
     def mean_use(self, layer: str) -> list[Use]:
         """Factor use of a layer per task, the mean over the seeds that got that far."""

@@ -18,6 +18,7 @@ from ibpwf.report.factor_scores import score_map
 from ibpwf.report.factor_use import expectation, use_chart
 from ibpwf.report.markup import EMPTY, Markup, el, exact, join, table, text
 from ibpwf.report.run_record import MEASURES, POINTS, Run
+from ibpwf.report.uncertainty_chart import entropy_chart
 
 LAYERS_SHOWN = 4  # further layers are folded away
 
@@ -269,6 +270,34 @@ def scores(run: Run) -> Section | None:
     return Section("scores", "Which factors each task uses", join((drawing, words.made(run, source))))
 
 
+def uncertainty(run: Run) -> Section | None:
+    """How sure it is of tasks learnt and of tasks to come."""
+    found, told = run.mean_entropies(), run.mean_aurocs()
+    if not found:
+        return None
+    names = [run.task_name(t) for t in range(len(found[0]))]
+    title = "Mean predictive entropy of every task's test set after every task, in nats; the task is not given"
+    rows = []
+    for t, row in enumerate(found):
+        cells = [text(names[t]), *(exact(value, f"{value:.3f}") for value in row)]
+        rows.append([*cells, text("–") if told[t] is None else exact(told[t] or 0.0, f"{told[t]:.1f}")])
+    head = [text("after task"), *map(text, names), text("AUROC, %")]
+    split = [(row[: t + 1], row[t + 1 :]) for t, row in enumerate(found) if row[t + 1 :]]
+    fine, asked = sum(max(seen) < min(unseen) for seen, unseen in split), len(split)
+    lead = "Inputs of tasks that were learnt should leave it surer than inputs of tasks still to come."
+    if asked:
+        lead += f" After {fine} of {asked} tasks, every learnt test set has a lower entropy than any other."
+    over = f" Means over {len(run.entropies)} seeds." if len(run.entropies) > 1 else ""
+    caption = text(
+        "100 inputs of each test set, 10 draws from the posterior; bars: means. AUROC: how well the entropy of "
+        f"single inputs tells tasks to come from learnt ones (guessing: 50).{over}"
+    )
+    numbers = folded("Numbers", table(head, rows, title))
+    drawing = figure(entropy_chart(found, names, title), "Entropy after every task", caption, numbers)
+    source = "result.json" if run.finished else "seed-*/rows.json"
+    return Section("uncertainty", "Uncertainty", join((said(lead), drawing, words.made(run, source))))
+
+
 def settings(run: Run) -> Section:
     """What the run was asked to do, and where it ran."""
 
@@ -315,6 +344,7 @@ RUN_SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     learning,
     factors,
     scores,
+    uncertainty,
     settings,
 )
 PAGE_SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (overview,)

@@ -12,6 +12,11 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def count(value: float) -> str:
+    """A mean of counts: 4.3, 96, 1,031."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
 def spread(value: Spread, digits: int = 2) -> Markup:
     """Mean and deviation, each with its full value; on a phone the deviation takes a line of its own."""
     mean, _, std = value.shown(digits).partition(" ± ")
@@ -93,8 +98,8 @@ def dictionary(run: Run) -> str | None:
     last = uses[-1]
     mean = " (means over seeds)" if len(run.factors) > 1 else ""
     return (
-        f"Layer {layer} ended with {last.total:.3g} factors; of the {last.active:.3g} the last task uses, "
-        f"{last.reused:.3g} were there already and {last.new:.3g} are new{mean}."
+        f"Layer {layer} ended with {count(last.total)} factors; of the {count(last.active)} the last task uses, "
+        f"{count(last.reused)} were there already and {count(last.new)} are new{mean}."
     )
 
 
@@ -129,6 +134,7 @@ def short_commit(commit: str) -> str:
 
 def made(run: Run, file: str, *, whole: bool = False) -> Markup:
     """Which command, commit and machine a number comes from."""
+    file = f"{run.name}.json" if run.name else file
     parts = [text("From "), el("code", text(file))]
     if run.command:
         parts += [text(", made by "), el("code", text(run.command))]

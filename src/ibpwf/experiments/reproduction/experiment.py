@@ -45,6 +45,21 @@ class RunSpec:
             parts.append(f"{key}={shown}".lower())
         return "_".join(parts)
 
+    @property
+    def shortened(self) -> str:
+        """In words, where the run is shorter than its preset; empty where it is not."""
+        usual, mine = (config.settings().to_json() for config in (RunConfig(*self._chosen), self.config((0,))))
+        parts = [f"the first {self.tasks} tasks"] if self.tasks is not None else []
+        lengths = [name for name in ("epochs", "finetune_epochs") if usual.get(name)]
+        if any(mine[name] < usual[name] for name in lengths):
+            now, then = (" + ".join(str(one[name]) for name in lengths) for one in (mine, usual))
+            parts.append(f"{now} epochs instead of {then}")
+        return ", ".join(parts)
+
+    @property
+    def _chosen(self) -> tuple[str, str, str]:
+        return self.scenario, self.method, self.preset
+
     def config(self, seeds: Sequence[int], device: str = "auto") -> RunConfig:
         return RunConfig(
             self.scenario,
@@ -88,6 +103,12 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         return {"statement": self.statement, "numbers": self.numbers, "held": self.held}
+
+
+def shortened_note(specs: Sequence[RunSpec]) -> str:
+    """What a reader must know of full-size runs that are shorter than the paper's."""
+    found = dict.fromkeys(f"{spec.method} on {spec.scenario}: {spec.shortened}" for spec in specs if spec.shortened)
+    return f"shortened: {'; '.join(found)}" if found else ""
 
 
 Measure = Callable[[Sequence[FinishedRun], Conditions], dict[str, Any]]

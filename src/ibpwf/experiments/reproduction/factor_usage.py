@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -61,15 +60,19 @@ def factor_usage(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[st
 
 
 def new_factors_fall(measured: dict[str, Any]) -> Claim:
-    """The rate at which factors are added decreases with tasks, all layers together."""
-    numbers, held = {}, True
+    """'The rate of allocating a new factor decreases with tasks': every task adds fewer than the tasks before it did
+    on average, all layers together. That each adds fewer than its predecessor would ask more than the IBP promises,
+    whose numbers of new factors are Poisson draws around α/t."""
+    numbers = {}
     for panel in measured["panels"]:
         layers = list(panel["layers"].values())
-        new = [sum(layer["per_task"][t]["new"] for layer in layers) for t in range(len(panel["tasks"]))]
-        numbers[panel["ran"]] = new
-        held = held and all(later < earlier for earlier, later in itertools.pairwise(new))
-    shown = "; ".join(f"{name}: {', '.join(f'{n:g}' for n in new)}" for name, new in numbers.items())
-    return Claim(f"Each task adds fewer new factors than the one before it ({shown}).", numbers, held)
+        numbers[panel["ran"]] = [
+            sum(layer["per_task"][t]["new"] for layer in layers) for t in range(len(panel["tasks"]))
+        ]
+    held = all(new[t] < statistics.fmean(new[:t]) for new in numbers.values() for t in range(1, len(new)))
+    shown = "; ".join(f"{name}: {', '.join(f'{n:.3g}' for n in new)}" for name, new in numbers.items())
+    statement = f"The rate of new factors falls: every task adds fewer than those before it did on average ({shown})."
+    return Claim(statement, numbers, held)
 
 
 def later_tasks_reuse(measured: dict[str, Any]) -> Claim:

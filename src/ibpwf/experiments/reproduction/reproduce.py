@@ -4,13 +4,14 @@
     DIR/EXPERIMENT/result.json what was measured, the claims, and every run's command
 
 A finished run is not run again, and an interrupted one goes on after its last finished task where its models are
-kept, so an interruption costs at most the run in progress.
+kept, so an interruption costs at most the run in progress. On a GPU the runs of a figure train together, as many
+learners as `MOST_LEARNERS`; then an interruption costs at most the task in progress.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ from ibpwf.experiments.reproduction.experiment import (
     Experiment,
     FinishedRun,
     RunSpec,
+    shortened_note,
 )
 from ibpwf.experiments.result import commit, environment
-from ibpwf.experiments.run import Events, RunConfig, run
+from ibpwf.experiments.run import Events, Planned, RunConfig, run, run_together
+from ibpwf.learner import choose_device
 
 KIND = "reproduction"
 SCHEMA = 1
+MOST_LEARNERS = 24
+"""Learners (seeds of all runs) that train together on a GPU."""
 
 Told = Callable[[str], None]
 
@@ -67,6 +72,28 @@ def finished_run(spec: RunSpec, out: Path, conditions: Conditions, events: Event
     return FinishedRun(spec, result, folder)
 
 
+def groups(specs: Sequence[RunSpec], out: Path, conditions: Conditions) -> list[list[RunSpec]]:
+    """Specs that have yet to run, in groups that train together."""
+    made: list[list[RunSpec]] = []
+    most = max(1, MOST_LEARNERS // len(conditions.seeds))
+    for spec in specs:
+        if already(run_folder(out, spec), spec, spec.config(conditions.seeds, conditions.device)) is not None:
+            continue
+        if not made or len(made[-1]) == most:
+            made.append([])
+        made[-1].append(spec)
+    return made
+
+
+def train_together(specs: Sequence[RunSpec], out: Path, conditions: Conditions, events: Events | None) -> None:
+    """Train a group of specs, their learners taking turns."""
+    planned = []
+    for spec in specs:
+        config, folder = spec.config(conditions.seeds, conditions.device), run_folder(out, spec)
+        planned.append(Planned(config, folder, "ibpwf " + " ".join(run_command_line(config, folder))))
+    run_together(planned, events=events, resume=True)
+
+
 def reproduce(
     experiment: Experiment,
     out: Path,
@@ -78,10 +105,12 @@ def reproduce(
     resume: bool = False,
     told: Told = lambda text: None,
     events: Events | None = None,
+    together: bool | None = None,
 ) -> dict[str, Any]:
     """All runs of an experiment, its measure and its claims, written to `out/NAME/result.json`.
 
-    In a table a run that fails is left out and named in the result; a figure needs all of them.
+    In a table a run that fails is left out and named in the result; a figure needs all of them, so on a GPU they
+    train together (`together` says otherwise).
     """
     own = out / experiment.name
     conditions = Conditions(budget, experiment.chosen_seeds(budget, seeds), device, command, own)
@@ -89,6 +118,11 @@ def reproduce(
         check_runs(experiment, out, conditions)
     specs = experiment.runs[budget]
     runs, failed = [], []
+    if together is None:
+        together = choose_device(device).type == "cuda" and experiment.shows != "table"
+    for group in groups(specs, out, conditions) if together else []:
+        told(f"{experiment.name}: {len(group)} runs at once: {', '.join(spec.name for spec in group)}")
+        train_together(group, out, conditions, events)
     for number, spec in enumerate(specs, start=1):
         told(f"{experiment.name}: run {number} of {len(specs)}: {spec.name}")
         try:
@@ -115,7 +149,7 @@ def reproduce(
         "paper": experiment.found,
         "shows": experiment.shows,
         "budget": budget,
-        "note": QUICK_NOTE if budget == "quick" else "",
+        "note": QUICK_NOTE if budget == "quick" else shortened_note(specs),
         "seeds": list(conditions.seeds),
         "measured": measured,
         "claims": [claim(measured).to_json() for claim in experiment.claims],

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.data.tasks import Scenario
+from ibpwf.evaluation.uncertainty import auroc
 from ibpwf.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.inference.uncertainty import entropy
 from ibpwf.learner import Learner
@@ -24,17 +25,6 @@ from ibpwf.methods.ibpwf import IBPWF
 DRAWS = 100
 BINS = 24
 QUICK_ROWS = 200
-
-
-def auroc(low: Tensor, high: Tensor) -> float:
-    """How often, in percent, a value of `high` is above one of `low`; ties count half (Mann and Whitney's U)."""
-    ranks = torch.cat([low, high]).double()
-    order = ranks.sort().values
-    left = torch.searchsorted(order, high.double())
-    right = torch.searchsorted(order, high.double(), right=True)
-    ranked = (left + right + 1).double() / 2
-    wins = float(ranked.sum()) - len(high) * (len(high) + 1) / 2
-    return 100.0 * wins / (len(low) * len(high))
 
 
 def foreign_sets(stream: Scenario, rows: int, seed: int) -> dict[str, Tensor]:

@@ -1,0 +1,41 @@
+"""How sure a learner is of test sets that it has learnt, and of those it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ibpwf.task_learner import TaskLearner
+
+ROWS = 100
+DRAWS = 10
+"""Inputs of each test set and posterior draws: enough for a mean, few enough to be asked after every task."""
+
+
+def auroc(low: Tensor, high: Tensor) -> float:
+    """How often, in percent, a value of `high` is above one of `low`; ties count half (Mann and Whitney's U)."""
+    ranks = torch.cat([low, high]).double()
+    order = ranks.sort().values
+    left = torch.searchsorted(order, high.double())
+    right = torch.searchsorted(order, high.double(), right=True)
+    ranked = (left + right + 1).double() / 2
+    wins = float(ranked.sum()) - len(high) * (len(high) + 1) / 2
+    return 100.0 * wins / (len(low) * len(high))
+
+
+def seen_and_unseen(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, Any]:
+    """The mean predictive entropy in nats of every task's test set, the task unknown (eq. entropy_incr_class), and
+    how well it tells tasks still to come from those learnt (None after the last one)."""
+    some = [x[:ROWS] for x in tests]
+    # All sets in one call: what costs most is to compose the weights of every draw.
+    answers = learner.predict(torch.cat(some), marginal=True, draws=DRAWS).entropy.double().cpu()
+    found = torch.split(answers, [len(x) for x in some])
+    learnt = len(learner.tasks)
+    told = auroc(torch.cat(found[:learnt]), torch.cat(found[learnt:])) if learnt < len(found) else None
+    return {
+        "entropy": [round(float(values.mean()), 5) for values in found],
+        "auroc": None if told is None else round(told, 3),
+    }
