@@ -119,7 +119,8 @@ class _RandomPhi(nn.Module):
         self.register_buffer("bias", layer.bias.cpu())
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.get_buffer("bias"), x.flatten(1), self.get_buffer("weight")).relu()
+        weight, bias = self.get_buffer("weight").double(), self.get_buffer("bias").double()
+        return torch.addmm(bias, x.flatten(1).double(), weight).relu()
 
 
 class _LayerPhi(nn.Module):

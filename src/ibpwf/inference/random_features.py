@@ -54,7 +54,8 @@ class RandomFeatures:
         return cls(weight.float(), (bias.to(x.device) - mean @ weight).float())
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.flatten(1), self.weight).relu()
+        """φ in float64: the Gaussians on it magnify float32's rounding, which differs from machine to machine."""
+        return torch.addmm(self.bias.double(), x.flatten(1).double(), self.weight.double()).relu()
 
     def tensors(self) -> dict[str, Tensor]:
         return {"weight": self.weight, "bias": self.bias}
