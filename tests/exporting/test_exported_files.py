@@ -20,6 +20,7 @@ from torch import nn
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, Settings, models
 from ibpwf.architecture import build
+from ibpwf.exporting.source import Source
 from ibpwf.exporting.writing import script
 from ibpwf.userdata.layout import Column, Layout
 
@@ -194,6 +195,20 @@ def test_plain_weights_and_their_notes_are_enough_to_build_the_network_again(
 
 
 # Learners
+
+
+def test_labels_that_no_task_has_keep_their_columns() -> None:
+    made = ContinualClassifier(hidden=(4,), epochs=1, settings={"random_features": 10}, device="cpu")
+    made.partial_fit(X[NUMBERS < 2], Y[NUMBERS < 2], classes=["one", "zero", "zzz"])
+    rows = np.isin(NUMBERS, (2, 3))
+    made.partial_fit(X[rows], Y[rows])
+    made.forget(1)
+    source = Source.of(made)
+    x = source.examples(20)
+    with torch.no_grad():
+        found, _ = source.graph(None)(x)
+    assert source.labels(None) == ["one", "three", "two", "zero", "zzz"]
+    close(found, made.predict_proba(x.numpy()))
 
 
 def conv() -> nn.Module:

@@ -60,17 +60,16 @@ class WholeGraph(nn.Module):
     outputs = ("probabilities", "task_probabilities")
 
     def __init__(
-        self, prepare: nn.Module, method: IBPWF, nets: Sequence[nn.Module], columns: Sequence[Tensor]
+        self, prepare: nn.Module, method: IBPWF, nets: Sequence[nn.Module], columns: Sequence[Tensor], labels: int
     ) -> None:
-        """`columns` has, per task, the place of each of its classes among the labels."""
+        """`columns` has, per task, the place of each of its classes among the `labels`."""
         super().__init__()
         self.prepare = prepare
         self.phi = _phi(method)
         self.scores = _Scores(method.inference)
         self.nets = nn.ModuleList(nets)
-        self.labels = 1 + max(int(places.max()) for places in columns)
         for task, places in enumerate(columns):
-            spread = torch.zeros(len(places), self.labels, dtype=torch.float64)
+            spread = torch.zeros(len(places), labels, dtype=torch.float64)
             spread[torch.arange(len(places)), places] = 1.0
             self.register_buffer(f"columns{task}", spread)
 

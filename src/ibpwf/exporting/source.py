@@ -105,7 +105,7 @@ class Source:
         labels = self.labels(None)
         tasks = range(len(self.learner.tasks))
         columns = [torch.tensor([labels.index(label) for label in self.labels(t)]) for t in tasks]
-        return WholeGraph(first, self.method, [self.network(t) for t in tasks], columns).eval()
+        return WholeGraph(first, self.method, [self.network(t) for t in tasks], columns, len(labels)).eval()
 
     # Inputs
 
