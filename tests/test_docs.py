@@ -11,7 +11,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", ["data-files.md", "models.md", "model-format.md", "python.md"])
+@pytest.mark.parametrize("page", ["data-files.md", "export.md", "models.md", "model-format.md", "python.md"])
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

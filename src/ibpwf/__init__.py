@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ibpwf.data.scenarios import scenario
     from ibpwf.errors import IBPWFError
     from ibpwf.estimator import ContinualClassifier
+    from ibpwf.exporting import export
     from ibpwf.factors.model import factorize
     from ibpwf.inference.prediction import Prediction
     from ibpwf.learner import Learner, load, open_model
@@ -23,6 +24,7 @@ __all__ = [
     "Prediction",
     "Settings",
     "__version__",
+    "export",
     "factorize",
     "load",
     "open_model",
@@ -37,6 +39,7 @@ __getattr__ = lazy_names(
         "Learner": "ibpwf.learner",
         "Prediction": "ibpwf.inference.prediction",
         "Settings": "ibpwf.settings",
+        "export": "ibpwf.exporting",
         "factorize": "ibpwf.factors.model",
         "load": "ibpwf.learner",
         "open_model": "ibpwf.learner",

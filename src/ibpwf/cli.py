@@ -35,7 +35,7 @@ def top(
 
 
 def _add_commands() -> None:
-    from ibpwf.commands import bench, compare, data, model, report, reproduce, run
+    from ibpwf.commands import bench, compare, data, export, model, report, reproduce, run
 
     app.add_typer(data.app, name="data")
     app.command("run")(run.run_command)
@@ -46,6 +46,7 @@ def _add_commands() -> None:
     app.command("inspect")(model.inspect_command)
     app.command("verify")(model.verify_command)
     app.command("forget")(model.forget_command)
+    app.command("export")(export.export_command)
     app.command("bench")(bench.bench_command)
 
 

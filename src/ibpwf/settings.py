@@ -115,9 +115,11 @@ class Settings(FrozenSettings):
     End of a task: `kappa` (factors with π̄ ≥ κ are locked), `finetune_epochs` with the selection fixed.
     Task inference: `gaussians` per "task" (the paper), per "class", or per class with one "shared" covariance;
     `inference_layers` ("auto": the first layer before its activation; "random": a fixed random layer of
-    `random_features` units); `inference_features` (a layer's "outputs", or what its single "factors" make of the
-    input: more than the outputs tell, where a layer has more factors than outputs); `ridge` (relative to the first
-    task's variance, the same for all tasks; of a shared covariance it is a prior that fades with the rows seen).
+    `random_features` units, "auto" for 2,000 where the first task has 1,000 rows or more and 1,000 otherwise; what a
+    task stores is 8 bytes times the square); `inference_features` (a layer's "outputs", or what its single
+    "factors" make of the input: more than the outputs tell, where a layer has more factors than outputs); `ridge`
+    (relative to the first task's variance, the same for all tasks; of a shared covariance it is a prior that fades
+    with the rows seen).
     """
 
     alpha: float | Literal["auto"] | dict[str, float] = "auto"
@@ -144,7 +146,7 @@ class Settings(FrozenSettings):
     gaussians: Literal["task", "class", "shared"] = "task"
     inference_layers: Literal["auto", "random"] | tuple[str, ...] = "auto"
     inference_features: Literal["outputs", "factors"] = "outputs"
-    random_features: int = 1000
+    random_features: int | Literal["auto"] = "auto"
     ridge: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -161,7 +163,8 @@ class Settings(FrozenSettings):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "it must be above 0, or none")
         for name in ("epochs", "batch_size", "random_features"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
+            value = getattr(self, name)
+            require(value == "auto" or value >= 1, name, value, "give at least 1")
         for name in ("finetune_epochs", "weight_decay", "kl_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative")
         require(

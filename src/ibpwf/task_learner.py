@@ -85,6 +85,11 @@ class TaskLearner:
     def device(self) -> torch.device:
         return self.method.device
 
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Of one example; None before the first task."""
+        return self._input_shape
+
     def learn(
         self,
         x: Data | torch.utils.data.Dataset[Any],

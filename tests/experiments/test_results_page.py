@@ -9,7 +9,7 @@ import pytest
 
 from ibpwf import store
 from ibpwf.errors import InputError
-from ibpwf.experiments import results_page
+from ibpwf.experiments import choosing_page, results_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +21,7 @@ def test_the_committed_pages_agree_with_the_committed_result_files():
 def test_a_number_changed_by_hand_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     docs = tmp_path / "docs"
     shutil.copytree(ROOT / "docs" / "results", docs / "results")
+    shutil.copy(ROOT / "docs" / "choosing.md", docs)
     readme = tmp_path / "README.md"
     readme.write_text((ROOT / "README.md").read_text())
     assert results_page.main(["--check", str(docs), str(readme)]) == 0
@@ -30,6 +31,28 @@ def test_a_number_changed_by_hand_is_noticed(tmp_path: Path, capsys: pytest.Capt
     assert "make results" in capsys.readouterr().err
     assert results_page.main([str(docs), str(readme)]) == 0
     assert "98.87" not in page.read_text()
+
+
+def test_the_page_on_choosing_has_the_best_of_each_kind_and_says_who_is_better(tmp_path: Path):
+    comparisons = results_page.read_comparisons(ROOT / "docs" / "results")
+    text = choosing_page.with_tables(f"a\n{choosing_page.BEGIN}\nold{choosing_page.END}\nb", comparisons)
+    assert text.startswith("a\n")
+    assert text.endswith("\nb")
+    assert "old" not in text
+    outcomes = comparisons["compare-split-mnist"]
+    found = {row["method"]: row for row in results_page.rows(outcomes)}
+    table = choosing_page.comparison_table("split-mnist", outcomes)
+    closed = max(("ridge", "slda", "gen-classifier"), key=lambda name: found[name]["class_mean"])
+    assert f"| closed form, or a model per class | {closed} | {found[closed]['task_mean']:.2f} ±" in table
+    better = [name for name, row in found.items() if (row["class_mean"] or 0) > found["ibpwf"]["class_mean"] + 1]
+    (line,) = (line for line in table.splitlines() if line.startswith("- Task inferred: better"))
+    for name in found:
+        told = f" {name} {found[name]['class_mean']:.2f}" if found[name]["class_mean"] else f" {name} "
+        assert (told in line) == (name in better and not name.startswith("ibpwf")), name
+    listed = {method for methods in choosing_page.KINDS.values() for method in methods}
+    assert set(found) - listed <= {"const-wf", "ibnn"}  # variants of ours, and an ancestor
+    with pytest.raises(InputError, match="no lines"):
+        choosing_page.with_tables("nothing here", {})
 
 
 def test_every_result_file_names_its_command_commit_and_hardware():

@@ -11,37 +11,52 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from killed_learner import TASKS, examples, fresh
 from torch import Tensor
 
 import ibpwf
-from ibpwf import Learner, store
+from ibpwf import ContinualClassifier, Learner, store
 from ibpwf.errors import StoreError
+from ibpwf.estimator import KIND
 from ibpwf.model_folder import verify_model
 
 X = torch.cat([examples(number)[0][:4] for number in range(TASKS)])
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["learner", "classifier"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tasks, the first of four forgotten, so that every kind of part is there."""
-    learner = fresh()
-    for number in range(4):
-        learner.learn(*examples(number), name=f"t{number}")
-    learner.forget("t0")
     folder = tmp_path_factory.mktemp("whole") / "model"
-    learner.save(folder, extra={"names": ["é", 1.5, None]})
+    if request.param == "classifier":
+        classifier = ContinualClassifier(hidden=(6,), epochs=2, settings={"random_features": 12}, device="cpu")
+        for number in range(4):
+            x, y = examples(number)
+            classifier.learn(x.numpy(), np.array([f"é{number}", "b"])[y.numpy()], task=f"t{number}")
+        classifier.forget("t0").save(folder)
+    else:
+        learner = fresh()
+        for number in range(4):
+            learner.learn(*examples(number), name=f"t{number}")
+        learner.forget("t0")
+        learner.save(folder, extra={"names": ["é", 1.5, None]})
     kinds = {path.name.split(".")[0].split("-")[0] for path in folder.glob("*.safetensors")}
-    assert kinds == {"task", "factors", "reference", "template"}
+    expected = {"task", "factors", "reference", "template"}
+    assert kinds == expected | {"random"} if request.param == "classifier" else kinds == expected
     return folder
 
 
 def predictions(folder: Path) -> list[Tensor]:
     learner = Learner.load(folder, device="cpu")
     told = learner.predict(X, draws=2)
-    return [told.labels, told.probabilities, *(learner.logits(X, task.number) for task in learner.tasks)]
+    answers = [told.labels, told.probabilities, *(learner.logits(X, task.number) for task in learner.tasks)]
+    if learner.extra.get("kind") == KIND:
+        classifier = ContinualClassifier.load(folder, device="cpu")
+        found = (classifier.predict_proba(X.numpy()), classifier.novelty(X.numpy()))
+        answers += [torch.from_numpy(array) for array in found]
+    return answers
 
 
 def outcome(folder: Path) -> tuple[list[Tensor], str | None]:

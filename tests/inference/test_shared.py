@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from sklearn.datasets import load_iris
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from ibpwf import Learner, Settings, models
 from ibpwf.data.tasks import Scenario
+from ibpwf.errors import InputError
 from ibpwf.inference.gaussian import MomentAccumulator
 from ibpwf.inference.random_features import RandomFeatures
 from ibpwf.inference.shared import SharedGaussianInference, class_moments
@@ -70,3 +74,25 @@ def test_a_learner_with_random_features_is_stored_whole(digits: Scenario, tmp_pa
     assert torch.equal(learner.predict(x, marginal=True).probabilities, again.predict(x, marginal=True).probabilities)
     memory = learner.method.memory()["feature statistics"]
     assert memory == 8 * (6 * 50 + 3 * 50 * 50) + 4 * (64 * 50 + 50)
+
+
+def test_a_first_task_of_many_rows_gets_more_random_features_and_later_tasks_change_nothing(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    settings = Settings(
+        alpha=2.0, epochs=1, finetune_epochs=0, batch_size=500, gaussians="shared", inference_layers="random"
+    )
+    assert settings.random_features == "auto"
+    for first, then, width in ((1000, 20, 2000), (999, 1000, 1000)):
+        learner = Learner(models.mlp(3, [4], 2), settings, device="cpu")
+        for rows in (first, then):
+            learner.learn(torch.randn(rows, 3, generator=generator), torch.arange(rows) % 2)
+        learner.save(tmp_path / str(width))
+        again = Learner.load(tmp_path / str(width), device="cpu")
+        for one in (learner, again):
+            assert one.method.features(torch.zeros(2, 3)).shape == (2, width)  # type: ignore[attr-defined]
+
+
+def test_random_features_is_a_number_or_auto() -> None:
+    for wrong in (0, "many"):
+        with pytest.raises(InputError, match="random_features is"):
+            Settings(random_features=wrong)  # type: ignore[arg-type]

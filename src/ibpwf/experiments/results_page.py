@@ -1,7 +1,8 @@
 """The measured results as Markdown, made from `docs/results/*.json` and nothing else.
 
 `python -m ibpwf.experiments.results_page DOCS README` rewrites `DOCS/results/README.md`, `REPRODUCTION.md` beside
-it and the table between the marks in the README; with `--check` it only says whether they are up to date.
+it, the tables between the marks in `DOCS/choosing.md` and the one in the README; with `--check` it only says
+whether they are up to date.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError, StoreError
+from ibpwf.experiments.choosing_page import with_tables
 from ibpwf.experiments.compare import Outcome, markdown, rows
 from ibpwf.experiments.presets import supports
 from ibpwf.experiments.reproduction_page import Unread, read_objects, reproduction_page
@@ -165,8 +167,11 @@ def main(arguments: list[str]) -> int:
     check = "--check" in arguments
     docs, readme = (Path(a) for a in arguments if a != "--check")
     results = read_results(docs / "results")
-    wanted = {docs / "results" / "README.md": page(results, read_comparisons(docs / "results"))}
+    comparisons = read_comparisons(docs / "results")
+    wanted = {docs / "results" / "README.md": page(results, comparisons)}
     wanted[docs / "results" / "REPRODUCTION.md"] = reproduction_page(docs / "results")
+    choosing = docs / "choosing.md"
+    wanted[choosing] = with_tables(choosing.read_text(encoding="utf-8"), comparisons)
     wanted[readme] = with_table(readme.read_text(encoding="utf-8"), results)
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check:

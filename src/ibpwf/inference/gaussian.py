@@ -126,7 +126,7 @@ class GaussianTaskInference:
         assert self.absolute_ridge is not None
         return self.absolute_ridge
 
-    def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
+    def prepared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per group: mean, whitening and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
         if self._whitening is None:
             means, whiten, constant = [], [], []
@@ -140,7 +140,7 @@ class GaussianTaskInference:
 
     def group_scores(self, phi: Tensor) -> Tensor:
         """log N_g + log N(φ | μ_g, Σ_g + ρI) up to one constant, for every row and group: N×G."""
-        means, whiten, constant = self._prepared()
+        means, whiten, constant = self.prepared()
         phi = phi.double()
         # (φ − μ)W = φW − μW: one batched product for all groups.
         z = phi.unsqueeze(0) @ whiten - means.unsqueeze(1) @ whiten

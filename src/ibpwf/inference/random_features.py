@@ -21,6 +21,17 @@ BIAS_STD = 0.5
 """Spread of b beside inputs that give W's products a spread of 1. Measured best of 0.25 to 1.5 on digits, wine, iris,
 MNIST and Fashion-MNIST, where it hardly matters."""
 
+MANY_ROWS = 1000
+
+
+def automatic_width(rows: int) -> int:
+    """How many features "auto" draws after a first task of so many rows.
+
+    With more rows a wider layer tells classes apart better (Fashion-MNIST: 1.3 points of accuracy with the task
+    inferred), and its covariances are known well enough. A task then stores 32 MB of statistics instead of 8.
+    """
+    return 2000 if rows >= MANY_ROWS else 1000
+
 
 @dataclass(frozen=True)
 class RandomFeatures:
@@ -43,7 +54,8 @@ class RandomFeatures:
         return cls(weight.float(), (bias.to(x.device) - mean @ weight).float())
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.flatten(1), self.weight).relu()
+        """φ in float64: the Gaussians on it magnify float32's rounding, which differs from machine to machine."""
+        return torch.addmm(self.bias.double(), x.flatten(1).double(), self.weight.double()).relu()
 
     def tensors(self) -> dict[str, Tensor]:
         return {"weight": self.weight, "bias": self.bias}

@@ -47,7 +47,7 @@ class SharedGaussianInference(GaussianTaskInference):
         """A prior worth as many rows as φ has dimensions."""
         return super().ridge_for(rows) * len(self.groups[0].mean) / rows
 
-    def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
+    def prepared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Class means, Σ⁻¹μ as columns, and log N − ½ μᵀΣ⁻¹μ."""
         if self._whitening is None:
             rows = sum(group.count for group in self.groups)
@@ -62,5 +62,5 @@ class SharedGaussianInference(GaussianTaskInference):
 
     def group_scores(self, phi: Tensor) -> Tensor:
         """log N_c + log N(φ | μ_c, Σ) up to what all classes have in common, for every row and class."""
-        _, directions, constant = self._prepared()
+        _, directions, constant = self.prepared()
         return phi.double() @ directions + constant

@@ -24,7 +24,7 @@ from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference.features import check_layers, features, first_layer, unread_by
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 from ibpwf.inference.prediction import Prediction
-from ibpwf.inference.random_features import RandomFeatures
+from ibpwf.inference.random_features import RandomFeatures, automatic_width
 from ibpwf.inference.shared import SharedGaussianInference, class_moments
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.methods.base import Counts, Method, TaskData
@@ -186,9 +186,9 @@ class IBPWF(Method):
         self.model.finish_task(network, self.settings.kappa)
         try:
             if self.settings.inference_layers == "random" and data.index == 0:
-                self.random = RandomFeatures.drawn(
-                    data.x, self.settings.random_features, data.generator("random features")
-                )
+                width = self.settings.random_features
+                width = automatic_width(len(data.x)) if width == "auto" else width
+                self.random = RandomFeatures.drawn(data.x, width, data.generator("random features"))
             groups = self._statistics(data)
             if self.inference.absolute_ridge is None:
                 self.inference.set_scale(groups)

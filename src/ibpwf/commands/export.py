@@ -1,0 +1,76 @@
+"""`ibpwf export`: a task of a model, or all of it, as a file that runs without ibpwf."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from ibpwf.commands.model import AsJson, Model, size
+
+if TYPE_CHECKING:
+    from ibpwf.exporting.writing import Exported, Format
+
+Task = Annotated[
+    str | None,
+    typer.Option("--task", metavar="NAME", help="The task (see `ibpwf inspect`); without it, or `all`: all of them."),
+]
+To = Annotated[
+    str,
+    typer.Option("--to", metavar="FORMAT", help="onnx, pt2 (torch.export) or safetensors (plain weights)."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="PATH", help="The file, or a folder for it. Default: MODEL-NAME.FORMAT."),
+]
+
+
+def export_command(
+    model: Model,
+    to: To,
+    task: Task = None,
+    output: Out = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Write a task's network for use without ibpwf: ONNX, torch.export or plain weights.
+
+    Without --task, all tasks go into one graph that infers the task itself. A graph takes your own numbers and gives
+    probabilities; it is compared with the model's answers before it is written. Beside an ONNX model lies a small
+    predict.py that needs only onnxruntime and numpy.
+    """
+    from ibpwf.exporting.writing import export
+
+    done = export(model, task, cast("Format", to), output, overwrite=overwrite)
+    if json_:
+        told = {"files": [str(file) for file in done.files], "difference": done.difference, "about": done.about}
+        typer.echo(json.dumps(told, indent=2))
+        return
+    show(done, to)
+
+
+def show(done: Exported, to: str) -> None:
+    target, *beside = done.files
+    about = done.about
+    what = f"task '{about['task']}'" if about["task"] is not None else f"all {len(about['tasks'])} tasks"
+    labels = ", ".join(map(str, about["labels"][:6])) + (", …" if len(about["labels"]) > 6 else "")
+    typer.echo(f"Wrote {target} ({size(target.stat().st_size)}): {what}, labels {labels}.")
+    shape = "×".join(map(str, about["input"]["shape"]))
+    kind = {"safetensors": "The network takes", "onnx": "It takes", "pt2": "It takes"}[to]
+    included = about["preprocessing"]["included"] and to != "safetensors"
+    how = "as they are: standardised inside" if included else f"prepared as {_notes(target, to)} says"
+    typer.echo(f"{kind} {shape} numbers a row, {how}.")
+    if to != "safetensors":
+        runner = "ONNX Runtime" if to == "onnx" else "torch"
+        if done.difference is None:
+            typer.echo("Not checked: onnxruntime is not installed here (pip install 'ibpwf[export]').")
+        else:
+            typer.echo(f"Checked in {runner}: at most {done.difference:.1g} from the model's own answers.")
+    if to == "onnx":
+        typer.echo(f"Beside it {beside[0].name}: python {beside[0]} {target} DATA.csv")
+
+
+def _notes(target: Path, to: str) -> str:
+    return str(target.with_suffix(".json")) if to == "safetensors" else "its metadata"

@@ -1,0 +1,107 @@
+"""`export`: a task of a model, or all of it, as a file for another program."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ibpwf.errors import InputError, unknown
+from ibpwf.exporting.formats import TOLERANCE, as_onnx, as_pt2, difference, need_packages
+from ibpwf.exporting.source import Model, Source
+from ibpwf.files import encode, encode_tensors, plain_errors, read_bytes, write_bytes
+
+Format = Literal["onnx", "pt2", "safetensors"]
+SCRIPT = "predict.py"
+TRACED_ROWS, CHECKED_ROWS = 4, 64
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: `files`, the first of them the model; `difference` is how far its answers are from the
+    model's own, relative to the largest (None if it could not be run here); `about` is its metadata."""
+
+    files: tuple[Path, ...]
+    difference: float | None
+    about: dict[str, Any]
+
+
+def export(
+    model: Model,
+    task: str | int | None = None,
+    to: Format = "onnx",
+    path: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+) -> Exported:
+    """Write one task, by name or number, for use without ibpwf; without a task, all of them in one graph that infers
+    the task.
+
+    `model` is a `ContinualClassifier`, whose preprocessing and labels go along, a `Learner`, or a model folder. `to`
+    is "onnx" (with a `predict.py` beside it), "pt2" (`torch.export`) or "safetensors" (the network's state dict, with
+    a JSON file beside it). Graphs give probabilities, and are compared with the model's own answers before anything
+    is written. `path` is a file, or a folder to put one in.
+    """
+    if to not in get_args(Format):
+        raise unknown("format", str(to), get_args(Format))
+    if to == "onnx":
+        need_packages()
+    source = Source.of(model)
+    number = source.task(task)
+    target = _target(source, number, to, path)
+    if to == "safetensors":
+        if number is None:
+            raise InputError("safetensors holds the weights of one task; name it with --task, or choose onnx or pt2.")
+        net = source.network(number)
+        about = source.about(number, net)
+        beside = {target.with_suffix(".json"): encode(about, "metadata", 2) + b"\n"}
+        data, found = encode_tensors(net.state_dict(), target.name), None
+        _check_free({target: data, **beside}, overwrite)
+    else:
+        beside = {target.parent / SCRIPT: script()} if to == "onnx" else {}
+        _check_free({target: None, **beside}, overwrite)
+        about = source.about(number)
+        graph, x = source.graph(number), source.examples(TRACED_ROWS)
+        data, run = as_onnx(graph, x, about, graph.outputs) if to == "onnx" else as_pt2(graph, x, about)
+        found = None
+        if run is not None:
+            x = source.examples(CHECKED_ROWS)
+            found = difference(run(x), source.answers(x, number))
+            if not found <= TOLERANCE:
+                raise InputError(
+                    f"the exported {to} model answers otherwise than this one (by {found:.1g} of the largest "
+                    f"probability, more than {TOLERANCE:g}), so it was not written; export with --to safetensors."
+                )
+    for file, content in (*beside.items(), (target, data)):
+        write_bytes(file, content)
+    return Exported((target, *beside), found, about)
+
+
+def script() -> bytes:
+    """A program of under 30 lines that answers a table with an exported ONNX model."""
+    return read_bytes(Path(__file__).with_name(SCRIPT))
+
+
+def _target(source: Source, task: int | None, to: str, path: str | Path | None) -> Path:
+    """The file to write: as asked, or named after the model and the task."""
+    target = Path(path) if path is not None else Path()
+    if path is None or target.is_dir():
+        of = "model" if source.folder is None else source.folder.resolve().name
+        which = "" if task is None else "-" + re.sub(r"[^\w.]+", "-", source.learner.tasks[task].name).strip("-")
+        target = target / f"{of}{which}.{to}"
+    if target.suffix != f".{to}":
+        raise InputError(f"path is '{target}'; a file of this format ends in .{to}.")
+    if not target.parent.is_dir():
+        raise InputError(f"'{target.parent}' is no folder to write '{target.name}' to; make it first.")
+    return target
+
+
+def _check_free(files: dict[Path, bytes | None], overwrite: bool) -> None:
+    """Refuse to write over anything but the same content, unless asked to."""
+    for file, content in files.items():
+        with plain_errors("write", file):
+            there = os.path.lexists(file)
+        if there and not overwrite and (content is None or not file.is_file() or read_bytes(file) != content):
+            raise InputError(f"'{file}' exists already; give --overwrite to replace it, or another path with -o.")
