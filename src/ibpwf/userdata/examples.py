@@ -45,6 +45,11 @@ class Origins:
             return replace(self, files=self.files[start:end])
         return replace(self, numbers=self.numbers[start:end])
 
+    def rows(self, chosen: Sequence[int]) -> Origins:
+        if self.numbers is None:
+            return replace(self, files=[self.files[number] for number in chosen])
+        return replace(self, numbers=[self.numbers[number] for number in chosen])
+
     def __getitem__(self, index: int) -> Origin:
         if self.numbers is None:
             return Origin(self.files[index])
@@ -91,6 +96,12 @@ class Examples:
         """The examples from `start` up to `end`, without copying them."""
         y = None if self.y is None else self.y[start:end]
         return replace(self, x=self.x[start:end], y=y, origins=self.origins.part(start, end))
+
+    def rows(self, chosen: npt.NDArray[np.intp]) -> Examples:
+        """The examples with these numbers."""
+        numbers = chosen.tolist()
+        y = None if self.y is None else [self.y[number] for number in numbers]
+        return replace(self, x=self.x[chosen], y=y, origins=self.origins.rows(numbers))
 
     def check_learnable(self, at_least: int = 2) -> None:
         """Refuses examples from which nothing can be learnt: fewer than two classes, or a class with too few."""
