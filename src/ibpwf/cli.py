@@ -35,7 +35,10 @@ def top(
     pass
 
 
-def _add_commands() -> None:
+def add_commands() -> None:
+    """All commands, each module imported only now: `import ibpwf.cli` stays quick."""
+    if app.registered_commands:
+        return
     from ibpwf.commands import bench, compare, data, evaluate, learn, model, predict, report, reproduce, run
 
     app.command("learn")(learn.learn_command)
@@ -58,7 +61,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")  # accepted anywhere on the line
-    _add_commands()
+    add_commands()
     try:
         app(prog_name="ibpwf")
     except IBPWFError as error:

@@ -56,7 +56,7 @@ def test_on_the_command_line_it_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = text("a,y\n1,u\n2,\n")(tmp_path)
-    monkeypatch.setattr(cli, "_add_commands", lambda: None)
+    monkeypatch.setattr(cli, "add_commands", lambda: None)
     monkeypatch.setattr(cli, "app", lambda prog_name: read_examples(path))
     with pytest.raises(SystemExit) as caught:
         cli.main()

@@ -69,11 +69,10 @@ def learn_file(model: Path, read: Read, task: str, parameters: Mapping[str, Any]
         with store.lock_folder(model):
             there = FileModel.load(model, how.device)
             _check_parameters(model, there.classifier, parameters)
+            serial = there.classifier.learner_.method.serial(len(there.tasks))
+            discard_finished(model, serial)  # a process killed right after its last save has left it
             if task in there.tasks:
                 return _already(there, task, read, how)
-            method = there.classifier.learner_.method
-            serial = method.serial(len(there.tasks))
-            discard_finished(model, serial)
             _check_unfinished(model, task, serial, how)
             return _learn(model, there, read(there.layout), task, how)
     examples = read(None)
