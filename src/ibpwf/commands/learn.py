@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ibpwf.training.loop import Progress as EpochProgress
     from ibpwf.userdata import Examples, Layout
 
-FIRST = "Settings of a new model"
-
 
 def learn_command(
     model: Model,
@@ -84,40 +82,35 @@ def learn_command(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")] = False,
     hidden: Annotated[
         str | None,
-        typer.Option(
-            "--hidden", metavar="N,N", help="Widths of hidden layers.", show_default="400", rich_help_panel=FIRST
-        ),
+        typer.Option("--hidden", metavar="N,N", help="New model: widths of the hidden layers.", show_default="400"),
     ] = None,
     alpha: Annotated[
         str | None,
         typer.Option(
             "--alpha",
             metavar="NUMBER",
-            help="Factors a task is expected to use in a layer.",
+            help="New model: factors a task is expected to use in a layer.",
             show_default="half of the layer's rank",
-            rich_help_panel=FIRST,
         ),
     ] = None,
     epochs: Annotated[
         int | None,
         typer.Option(
             "--epochs",
-            help="Passes over the data; half as many again fine-tune.",
+            help="New model: passes over the data; half as many again fine-tune.",
             show_default="by the number of rows",
-            rich_help_panel=FIRST,
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Of all random numbers.", show_default="0", rich_help_panel=FIRST)
+        int | None, typer.Option("--seed", help="New model: seed of all random numbers.", show_default="0")
     ] = None,
     false_alarm_rate: Annotated[
         float | None,
         typer.Option(
             "--false-alarm-rate",
             metavar="SHARE",
-            help="Share of ordinary inputs that may be flagged as novel.",
+            help="New model: share of ordinary inputs that may be flagged as novel.",
             show_default="0.01",
-            rich_help_panel=FIRST,
         ),
     ] = None,
     set_: Annotated[
@@ -125,8 +118,7 @@ def learn_command(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Any other setting, such as --set kappa=0.6. Repeatable.",
-            rich_help_panel=FIRST,
+            help="New model: any other setting, such as --set kappa=0.6. Repeatable.",
         ),
     ] = None,
 ) -> None:
