@@ -5,16 +5,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
-.PHONY: help run test lint types pytest test-slow test-zoo bench results report clean
+.PHONY: help env docs run test lint types pytest test-slow test-zoo bench results report clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
+	@echo "make env        the environment in .venv, with the command ibpwf"
 	@echo "make test       ruff, mypy --strict and all tests"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
 	@echo "make bench      speed and memory as ratios, into docs/results/bench"
 	@echo "make results    rewrite the result tables, figures and the report page from docs/results"
 	@echo "make report     the figures and the page alone"
+	@echo "make docs       rewrite docs/cli.md from the program"
 	@echo "make clean      remove the environment and caches (data and runs stay)"
 
 # uv when it can be had, pip otherwise; pip's find-links are handed on so that both see the same wheels.
@@ -24,6 +26,8 @@ $(STAMP): pyproject.toml
 	@if $(BIN)/python -m pip install --quiet uv && UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'; \
 	then :; else echo "uv is not to be had here, installing with pip"; $(BIN)/python -m pip install --quiet -e '.[dev]'; fi
 	@touch $@
+
+env: $(STAMP)
 
 run: $(STAMP)
 	@$(BIN)/ibpwf run split-mnist --preset paper --seed 0 --fallback split-digits --out $(RUN_OUT) --overwrite
@@ -57,6 +61,9 @@ report: $(STAMP)
 	$(BIN)/python -m ibpwf.report.readme_figure docs/results -o docs/images/method.svg
 	$(BIN)/python -m ibpwf.report.readme_comparison docs/results/compare-split-mnist -o docs/images/comparison.svg
 	$(BIN)/ibpwf report docs/results -o docs/results/report.html
+
+docs: $(STAMP)
+	$(BIN)/python -m ibpwf.commands.reference docs/cli.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

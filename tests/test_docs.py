@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ibpwf.commands import reference
+from processes import Finished
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -25,3 +30,44 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
         claimed = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
         for line, claim in zip(printed, claimed, strict=True):
             assert re.fullmatch(re.escape(claim).replace(r"\.\.\.", ".*"), line), line
+
+
+def test_every_command_of_the_tutorial_runs_and_says_what_is_printed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., Finished]
+) -> None:
+    page = (DOCS / "tutorial.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    said, ran = "", 0
+    for kind, block in re.findall(r"^```(python|sh|sh fails|text)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        if kind == "python":
+            exec(compile(block, "tutorial.md", "exec"), names)
+        elif kind == "text":  # as the commands above it have said, but for numbers
+            for line in block.splitlines():
+                assert without_numbers(line) in {without_numbers(printed) for printed in said.splitlines()}, line
+        else:
+            said = ""
+            for line in block.splitlines():
+                program, *words = shlex.split(line)
+                assert program == "ibpwf"
+                done = command(*words)
+                assert done.code == (2 if kind == "sh fails" else 0), done.err
+                said += done.out + done.err
+                ran += 1
+            if "answers.csv" in block:
+                said += (tmp_path / "answers.csv").read_text()
+    assert ran == page.count("\nibpwf ") >= 12
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "0", line)
+
+
+def test_the_page_of_all_commands_is_as_the_program_has_it() -> None:
+    assert (DOCS / "cli.md").read_text() == reference.page(), "run `make docs`"
+
+
+def test_every_page_linked_to_is_there() -> None:
+    for path in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"

@@ -76,6 +76,12 @@ def test_a_broken_manifest_is_damage_and_no_folder_at_all_is_an_error(folder: Pa
 # inspect
 
 
+def test_the_model_of_a_run_shows_the_accuracies_that_the_run_measured(finished_run: Path, command: Command) -> None:
+    rows = json.loads((finished_run / "seed-0" / "rows.json").read_text())["rows"]
+    tasks = json.loads(command("inspect", str(finished_run / "seed-0" / "model"), "--json").out)["tasks"]
+    assert [task["accuracy"] for task in tasks] == [row["task_accuracy"][-1] for row in rows]
+
+
 def test_inspect_shows_tasks_factors_bytes_and_history(folder: Path, command: Command) -> None:
     done = command("inspect", "model", COLUMNS="100")
     assert done.code == 0, done.err

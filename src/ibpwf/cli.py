@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -34,19 +35,25 @@ def top(
     pass
 
 
-def _add_commands() -> None:
-    from ibpwf.commands import bench, compare, data, export, model, report, reproduce, run
+def add_commands() -> None:
+    """All commands, each module imported only now: `import ibpwf.cli` stays quick."""
+    if app.registered_commands:
+        return
+    from ibpwf.commands import bench, compare, data, evaluate, export, learn, model, predict, report, reproduce, run
 
-    app.add_typer(data.app, name="data")
+    app.command("learn")(learn.learn_command)
+    app.command("predict")(predict.predict_command)
+    app.command("evaluate")(evaluate.evaluate_command)
+    app.command("inspect")(model.inspect_command)
+    app.command("verify")(model.verify_command)
+    app.command("forget")(model.forget_command)
+    app.command("export")(export.export_command)
     app.command("run")(run.run_command)
     app.command("compare")(compare.compare_command)
     app.command("methods")(compare.methods_command)
     app.command("reproduce")(reproduce.reproduce_command)
     app.command("report")(report.report_command)
-    app.command("inspect")(model.inspect_command)
-    app.command("verify")(model.verify_command)
-    app.command("forget")(model.forget_command)
-    app.command("export")(export.export_command)
+    app.add_typer(data.app, name="data")
     app.command("bench")(bench.bench_command)
 
 
@@ -55,7 +62,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")  # accepted anywhere on the line
-    _add_commands()
+    add_commands()
     try:
         app(prog_name="ibpwf")
     except IBPWFError as error:
@@ -63,6 +70,9 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except OSError as error:
         if debug:
             raise

@@ -65,6 +65,22 @@ def automatic_training(rows: int) -> Training:
     return Training(max(math.ceil(600 / (rows // batch)), 10 if rows < 40_000 else 5), batch, 1e-3)
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What `ContinualClassifier.answers` says of each row. `entropy` and `mutual_information` are in nats."""
+
+    labels: NDArray[Any]
+    probability: NDArray[np.float64]
+    tasks: NDArray[Any]
+    entropy: NDArray[np.float64]
+    novelty: NDArray[np.float64]
+    mutual_information: NDArray[np.float64] | None = None
+
+    @property
+    def is_novel(self) -> NDArray[np.bool_]:
+        return self.novelty > 1
+
+
 class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
@@ -88,6 +104,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     tasks_: list[str]
     n_features_in_: int
     learner_: Learner
+    extra_: dict[str, Any]
     _labels: LabelBook
     _standardizer: Standardizer
     _novelty: Novelty
@@ -127,10 +144,24 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._learn(X, y, None, anew=True)
 
     def learn(
-        self, X: Any, y: Any, task: str | None = None, progress: Callable[[Progress], None] | None = None
+        self,
+        X: Any,
+        y: Any,
+        task: str | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        every: float = 10.0,
+        resume: bool = False,
+        stop: Callable[[], bool] | None = None,
     ) -> Self:
-        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given)."""
-        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), progress=progress)
+        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given).
+
+        `checkpoint` is the model folder in which to keep the task in progress every `every` minutes; `resume` goes
+        on from there, `stop` says when to break off (see `TaskLearner.learn`).
+        """
+        how = {"checkpoint": checkpoint, "every": every, "resume": resume, "stop": stop}
+        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), progress=progress, how=how)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn the next task, as scikit-learn names it.
@@ -149,6 +180,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         anew: bool,
         classes: Any = None,
         progress: Callable[[Progress], None] | None = None,
+        how: Mapping[str, Any] | None = None,
     ) -> Self:
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew)
         check_classification_targets(y)
@@ -166,9 +198,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learner = self._new_learner(len(present)) if anew else self.learner_
         novelty = Novelty(_method(learner).inference, self.false_alarm_rate) if anew else self._novelty
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
-        wanted = self._settings_for(len(y))
+        wanted = self.settings_for(len(y))
         _method(learner).settings = learner.settings.replace(**{name: getattr(wanted, name) for name in PER_TASK})
-        learner.learn(x, numbers, name=task, progress=progress)
+        learner.learn(x, numbers, name=task, progress=progress, **(how or {}))
         try:
             local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
             novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
@@ -180,7 +212,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._publish()
         return self
 
-    def _settings_for(self, rows: int) -> Settings:
+    def settings_for(self, rows: int) -> Settings:
+        """The settings that a task of so many rows is learnt with."""
         auto = automatic_training(rows)
         epochs = auto.epochs if self.epochs == "auto" else self.epochs
         chosen = {
@@ -201,12 +234,18 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with torch.random.fork_rng(devices=[]):  # torch's own random numbers go on as if nothing had been drawn
             torch.manual_seed(int(seed))
             net = mlp(self.n_features_in_, list(self.hidden), outputs)
-        return Learner(net, self._settings_for(1), seed=int(seed), device=self.device)
+        return Learner(net, self.settings_for(1), seed=int(seed), device=self.device)
 
     def _publish(self) -> None:
         """The attributes scikit-learn and users read."""
         self.classes_ = self._labels.classes
         self.tasks_ = [task.name for task in self.learner_.tasks]
+
+    @property
+    def labels_(self) -> NDArray[Any]:
+        """Every label met, in the order of their numbers in `learner_` (`classes_` has them sorted)."""
+        assert self._labels.known is not None
+        return self._labels.known
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "learner_")
@@ -230,6 +269,22 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for source, (_, number) in enumerate(prediction.classes):
             out[:, columns[number]] += found[:, source]
         return out
+
+    def answers(self, X: Any, task: Any = None, draws: int = 0) -> Answers:
+        """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
+        mutual information."""
+        prediction = self._prediction(X, task, draws)
+        probabilities = self._class_probabilities(prediction)
+        best = probabilities.argmax(1)
+        spread = prediction.mutual_information
+        return Answers(
+            self.classes_[best],
+            probabilities[np.arange(len(best)), best],
+            np.array(self.tasks_)[prediction.task.cpu().numpy()],
+            _entropy(probabilities),
+            self.novelty(X),
+            None if spread is None else spread.cpu().numpy(),
+        )
 
     def predict_proba(self, X: Any, task: Any = None) -> NDArray[np.float64]:
         """P(c|x) for every label of `classes_`; 0 for those that a given task does not have."""
@@ -258,9 +313,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         prediction = self._prediction(X, task, draws)
         if prediction.mutual_information is not None:
             return prediction.mutual_information.cpu().numpy()
-        p = self._class_probabilities(prediction)
-        entropy: NDArray[np.float64] = -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=1)
-        return entropy
+        return _entropy(self._class_probabilities(prediction))
 
     def novelty(self, X: Any) -> NDArray[np.float64]:
         """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
@@ -287,12 +340,17 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # Storing
 
-    def save(self, path: str | Path) -> None:
-        """Write the model folder, with class and feature names, scales and parameters; nothing is pickled."""
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the model folder, with class and feature names, scales and parameters; nothing is pickled.
+
+        `extra` is JSON of your own to keep beside it. A loaded classifier has it as `extra_`, and keeps it in later
+        saves that give none.
+        """
         check_is_fitted(self)
+        own = dict(getattr(self, "extra_", {}) if extra is None else extra)
         names = getattr(self, "feature_names_in_", None)
         seed = self.random_state
-        extra = {
+        content = {
             "kind": KIND,
             "parameters": {
                 **self.get_params(deep=False),
@@ -304,8 +362,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
             "standardizer": self._standardizer.to_json(),
             "novelty": {"rate": self._novelty.rate, "limits": _finite(self._novelty.limits)},
+            **({"own": own} if own else {}),
         }
-        self.learner_.save(path, extra=extra)
+        self.learner_.save(path, extra=content)
+        self.extra_ = own
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
@@ -316,6 +376,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise StoreError(f"{path} holds no ContinualClassifier; read it with ibpwf.load(path).")
         loaded = cls(**{**extra["parameters"], "hidden": tuple(extra["parameters"]["hidden"]), "device": device})
         loaded.learner_ = learner
+        loaded.extra_ = dict(extra.get("own", {}))
         loaded.n_features_in_ = int(extra["features"]["count"])
         if extra["features"]["names"] is not None:
             loaded.feature_names_in_ = np.array(extra["features"]["names"], dtype=object)
@@ -335,6 +396,12 @@ def without_task(extra: Mapping[str, Any], number: int, left: int) -> dict[str, 
         raise InputError("it is the only task of this classifier; remove the folder instead.")
     limits = [limit for place, limit in enumerate(extra["novelty"]["limits"]) if place != number]
     return {**extra, "novelty": {**extra["novelty"], "limits": limits}}
+
+
+def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """−Σ p log p of each row, in nats."""
+    entropy: NDArray[np.float64] = -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=1) + 0.0
+    return entropy
 
 
 def _method(learner: Learner) -> IBPWF:

@@ -15,7 +15,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
@@ -68,8 +68,10 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_bytes(path: StrPath, data: bytes) -> None:
-    """Writes a file whole or not at all; an old file of that name stays until the new one is on disk."""
+@contextlib.contextmanager
+def replacing(path: StrPath) -> Iterator[BinaryIO]:
+    """A file to write to that takes its place whole when the block ends, or not at all; an old file of that name
+    stays until the new one is on disk."""
     target = Path(path)
     # The start of the name only, so that a name which just fits does not fail because of the suffix.
     aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
@@ -77,7 +79,7 @@ def write_bytes(path: StrPath, data: bytes) -> None:
         try:
             handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, target)
@@ -86,6 +88,12 @@ def write_bytes(path: StrPath, data: bytes) -> None:
                 os.unlink(aside)
             raise
         sync_folder(target.parent)
+
+
+def write_bytes(path: StrPath, data: bytes) -> None:
+    """Writes a file whole or not at all."""
+    with replacing(path) as file:
+        file.write(data)
 
 
 def write_text(path: StrPath, text: str) -> None:

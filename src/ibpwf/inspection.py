@@ -32,6 +32,7 @@ class TaskReport:
     number: int
     serial: int
     classes: list[int]
+    labels: list[Any]  # what the classes are called, where a classifier has names for them
     examples: int
     accuracy: float | None
     bytes: int
@@ -62,6 +63,12 @@ class ModelReport:
 
 def inspect_model(path: str | Path) -> ModelReport:
     """Read and check every part of a model folder and say what it holds."""
+    unfinished = task_in_progress(path)
+    if unfinished is not None and not (Path(path) / store.MANIFEST).exists():
+        raise StoreError(
+            f"{path} holds no finished task yet; its first, '{unfinished.task}', was broken off. Learn it again with "
+            "resume to go on."
+        )
     opened = store.open_folder(path, kind=KIND)
     try:
         return _report(opened)
@@ -78,6 +85,8 @@ def _report(opened: store.Opened) -> ModelReport:
     total: dict[str, int] = {}
     for name, block in _blocks(opened, "reference").items():
         total[name] = total.get(name, 0) + len(block)
+    extra = content.get("extra", {})
+    names = extra["labels"]["labels"] if extra.get("kind") == "continual-classifier" else []
     tasks, of_tasks = [], 0
     for number, (serial, task) in enumerate(zip(serials, content["tasks"], strict=True)):
         parts = [f"task-{serial:04d}", f"factors-{serial:04d}"]
@@ -90,6 +99,7 @@ def _report(opened: store.Opened) -> ModelReport:
                 number=number,
                 serial=serial,
                 classes=list(task["classes"]),
+                labels=[names[number] for number in task["classes"]] if names else list(task["classes"]),
                 examples=task["examples"],
                 accuracy=task.get("accuracy"),
                 bytes=size,

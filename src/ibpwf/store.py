@@ -55,6 +55,7 @@ __all__ = [
     "Problem",
     "append_jsonl",
     "encode",
+    "is_ours",
     "lock_folder",
     "open_folder",
     "plain_errors",
@@ -293,6 +294,11 @@ def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA)
         remedy = f"Give the path of a '{kind}'."
         raise StoreError(f"{where!r} holds a '{manifest['kind']}', not a '{kind}'. {remedy}")
     return Opened(folder, manifest["kind"], schema, manifest["content"], entries)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file is called as those of a folder are, and those that a killed save leaves behind."""
+    return name in (MANIFEST, LOCK) or bool(_OURS.fullmatch(name) or _LEFTOVER.fullmatch(name))
 
 
 def strangers(path: StrPath) -> list[str]:

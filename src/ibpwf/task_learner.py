@@ -21,6 +21,7 @@ from ibpwf.inputs import check_inputs, check_labels, from_dataset
 from ibpwf.methods import method_named
 from ibpwf.methods.base import Method, TaskData
 from ibpwf.model_folder import KIND, SCHEMA, SavedParts
+from ibpwf.settings import FrozenSettings
 from ibpwf.training.checkpoint import Checkpoint, Identity, digest_of, discard_finished
 from ibpwf.training.loop import Progress, task_steps
 
@@ -100,6 +101,7 @@ class TaskLearner:
         checkpoint: str | Path | None = None,
         every: float = 10.0,
         resume: bool = False,
+        stop: Callable[[], bool] | None = None,
     ) -> TaskInfo:
         """Learn one task from examples `x` and integer labels `y` (or from a Dataset of pairs).
 
@@ -108,9 +110,10 @@ class TaskLearner:
         `checkpoint` is the model folder that the learner is saved in: the task in progress is kept there every
         `every` minutes, and nobody else can write to the folder meanwhile. After a crash, load the learner and learn
         the task again with `resume=True`: it goes on from the last checkpoint (from the beginning if there is none)
-        to the same bits. Saving the finished task removes the checkpoint.
+        to the same bits. Saving the finished task removes the checkpoint. `stop` is asked after every step; once it
+        says True, a checkpoint is written and learning ends with a KeyboardInterrupt.
         """
-        for _ in self.learn_steps(x, y, name, progress, checkpoint=checkpoint, every=every, resume=resume):
+        for _ in self.learn_steps(x, y, name, progress, checkpoint=checkpoint, every=every, resume=resume, stop=stop):
             pass
         return self.tasks[-1]
 
@@ -124,6 +127,7 @@ class TaskLearner:
         checkpoint: str | Path | None = None,
         every: float = 10.0,
         resume: bool = False,
+        stop: Callable[[], bool] | None = None,
     ) -> Generator[None, None, None]:
         """`learn`, pausing after every optimisation step; the task counts once the last step is done."""
         if isinstance(x, torch.utils.data.Dataset):
@@ -158,9 +162,11 @@ class TaskLearner:
             keeper = None
             if checkpoint is not None:
                 held.enter_context(store.lock_folder(checkpoint))
-                keeper = Checkpoint(checkpoint, self._identity(data), every=_minutes(every), resume=resume)
-            elif resume:
-                raise InputError("resume was given without checkpoint; name the model folder to resume from.")
+                minutes = _minutes(every)
+                keeper = Checkpoint(checkpoint, self._identity(data), every=minutes, resume=resume, stop=stop)
+            elif resume or stop is not None:
+                what = "resume" if resume else "stop"
+                raise InputError(f"{what} was given without checkpoint; name the model folder that holds it.")
             yield from task_steps(self.method, data, progress, keeper)
         self._input_shape = tuple(inputs.shape[1:])
         self.tasks.append(TaskInfo(name, data.index, data.classes, len(inputs)))
@@ -171,7 +177,9 @@ class TaskLearner:
         self.method.check_resumable()
         configuration, fixed = self._configuration()
         state, parts = self.method.state()
-        model = digest_of([configuration, self.seed, state], {**fixed, **parts})
+        settings = getattr(self.method, "settings", None)  # some may differ from task to task
+        chosen = settings.to_json() if isinstance(settings, FrozenSettings) else None
+        model = digest_of([configuration, self.seed, state, chosen], {**fixed, **parts})
         rows = digest_of([data.name, list(data.classes)], {"data": {"x": data.x, "y": data.y}})
         return Identity(data.name, self.method.serial(data.index), rows, model)
 

@@ -220,3 +220,55 @@ def test_a_forgotten_task_is_gone_and_the_others_answer_as_before(
     forget_command(tmp_path / "model", "low")
     with pytest.raises(InputError, match="it is the only task of this classifier"):
         forget_command(tmp_path / "model", "high")
+
+
+def test_answers_say_all_of_it_at_once(
+    three_tasks: ContinualClassifier, table: tuple[Array, Array, Array, Array]
+) -> None:
+    x, _ = known(table)
+    answers = three_tasks.answers(x)
+    np.testing.assert_array_equal(answers.labels, three_tasks.predict(x))
+    np.testing.assert_array_equal(answers.probability, three_tasks.predict_proba(x).max(1))
+    np.testing.assert_array_equal(answers.tasks, three_tasks.predict_task(x))
+    np.testing.assert_array_equal(answers.entropy, three_tasks.uncertainty(x))
+    np.testing.assert_array_equal(answers.is_novel, three_tasks.is_novel(x))
+    assert answers.mutual_information is None
+    drawn = three_tasks.answers(x[:5], task="high", draws=3)
+    assert set(drawn.labels) <= {"four", "five"}
+    np.testing.assert_array_equal(drawn.mutual_information, three_tasks.uncertainty(x[:5], task="high", draws=3))
+
+
+def test_json_of_your_own_is_kept_through_saving_and_forgetting(
+    three_tasks: ContinualClassifier, tmp_path: Path
+) -> None:
+    three_tasks.save(tmp_path / "model", extra={"columns": ["a", "b"]})
+    again = ContinualClassifier.load(tmp_path / "model", device="cpu")
+    assert again.extra_ == {"columns": ["a", "b"]}
+    again.save(tmp_path / "model")
+    forget_command(tmp_path / "model", "middle")
+    assert ContinualClassifier.load(tmp_path / "model", device="cpu").extra_ == {"columns": ["a", "b"]}
+    three_tasks.save(tmp_path / "other", extra={})
+    assert ContinualClassifier.load(tmp_path / "other", device="cpu").extra_ == {}
+
+
+def test_a_task_that_is_told_to_stop_is_kept_and_goes_on_to_the_same_bits(
+    table: tuple[Array, Array, Array, Array], tmp_path: Path
+) -> None:
+    x, test, y, _ = table
+    pair = y < 2
+    steps = iter(range(1000))
+    with pytest.raises(KeyboardInterrupt):
+        ContinualClassifier(**QUICK).learn(
+            x[pair], y[pair], checkpoint=tmp_path / "model", stop=lambda: next(steps) == 30
+        )
+    went_on = ContinualClassifier(**QUICK).learn(x[pair], y[pair], checkpoint=tmp_path / "model", resume=True)
+    straight = ContinualClassifier(**QUICK).learn(x[pair], y[pair])
+    np.testing.assert_array_equal(went_on.predict_proba(test), straight.predict_proba(test))
+    with pytest.raises(InputError, match="stop was given without checkpoint"):
+        ContinualClassifier(**QUICK).learn(x[pair], y[pair], stop=lambda: False)
+    other = ContinualClassifier(**{**QUICK, "epochs": 21})
+    steps = iter(range(1000))
+    with pytest.raises(KeyboardInterrupt):
+        ContinualClassifier(**QUICK).learn(x[pair], y[pair], checkpoint=tmp_path / "m", stop=lambda: next(steps) == 3)
+    with pytest.raises(InputError, match="the model or a setting is not the same"):
+        other.learn(x[pair], y[pair], checkpoint=tmp_path / "m", resume=True)

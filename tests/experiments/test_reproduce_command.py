@@ -18,7 +18,7 @@ from ibpwf.experiments.reproduction.experiment import RunSpec
 @pytest.fixture(scope="module")
 def reproduce() -> Callable[..., object]:
     if not cli.app.registered_commands:
-        cli._add_commands()
+        cli.add_commands()
     return lambda *words: CliRunner().invoke(cli.app, ["reproduce", *words])
 
 

@@ -192,7 +192,7 @@ def test_other_data_another_name_another_model_are_refused(tmp_path: Path) -> No
     with pytest.raises(InputError, match="is of task 'second' and cannot be resumed as '2nd': its name"):
         learner.learn(x, y, name="2nd", **at)  # type: ignore[arg-type]
     other = begun("mlp", kappa=0.4)
-    with pytest.raises(InputError, match="the model is not the same"):
+    with pytest.raises(InputError, match="the model or a setting is not the same"):
         other.learn(x, y, name="second", **at)  # type: ignore[arg-type]
     assert [task.name for task in learner.tasks] == ["first"]
     learner.learn(x, y, name="second", **at)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ BAD.text(
     "a blank cell", "a,b,y\n1,2,u\n3,,v\n", r"a\.csv, line 3, column 'b': the cell is blank; fill it in or remove"
 )
 BAD.text("a blank category", "a,y\nred,u\n ,v\nblue,u\n", r"a\.csv, line 3, column 'a': the cell is blank")
-BAD.text("nan as text", "a,y\n1,u\nnan,v\n", r"a\.csv, line 3, column 'a': 'nan' is not a finite number; fill in")
+BAD.text("nan as text", "a,y\n1,u\nnan,v\n", r"a\.csv, line 3, column 'a': 'nan' is not a finite number; fill it in")
 BAD.text("inf as text", "a,y\n1,u\n-Inf,v\n", r"a\.csv, line 3, column 'a': '-Inf' is not a finite number")
 BAD.text("a number too large", "a,y\n1e39,u\n1,v\n", r"line 2, column 'a': '1e39' is beyond the range of float32")
 BAD.text(

@@ -20,6 +20,7 @@ from sample_files import IRIS, idx, picture, pictures, two_classes
 
 from ibpwf import cli
 from ibpwf.errors import DataError, InputError
+from ibpwf.own_data.learning import How, learn_file
 from ibpwf.userdata import read_examples
 
 BAD = {**bad_tables.BAD, **bad_images.BAD}
@@ -56,7 +57,7 @@ def test_on_the_command_line_it_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = text("a,y\n1,u\n2,\n")(tmp_path)
-    monkeypatch.setattr(cli, "_add_commands", lambda: None)
+    monkeypatch.setattr(cli, "add_commands", lambda: None)
     monkeypatch.setattr(cli, "app", lambda prog_name: read_examples(path))
     with pytest.raises(SystemExit) as caught:
         cli.main()
@@ -147,3 +148,14 @@ def test_a_format_that_needs_an_extra_names_it(
     (tmp_path / file).write_bytes(b"\xff\xd8\xff....")
     with pytest.raises(InputError, match=rf"{file}.* needs .*; run pip install 'ibpwf\[{extra}\]'"):
         read_examples(tmp_path / file, labelled=False)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_makes_no_model_folder(name: str, tmp_path: Path) -> None:
+    make, options, words = BAD[name]
+    (tmp_path / "data").mkdir()
+    path = make(tmp_path / "data")
+    model = tmp_path / "model"
+    with pytest.raises((DataError, InputError), match=words):
+        learn_file(model, lambda like: read_examples(path, **options), "task", {}, How())
+    assert not model.exists()

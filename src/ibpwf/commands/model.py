@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -121,7 +121,9 @@ def show(console: Console, report: ModelReport) -> None:
         table.add_column(head, justify="right")
     for task in report.tasks:
         accuracy = "–" if task.accuracy is None else f"{task.accuracy:.2f} %"
-        table.add_row(escape(task.name), _classes(task.classes), str(task.examples), accuracy, size(task.bytes))
+        table.add_row(
+            escape(task.name), escape(_classes(task.labels)), str(task.examples), accuracy, size(task.bytes)
+        )
     say()
     console.print(table)
     widest = max((use.active for task in report.tasks for use in task.factors.values()), default=0)
@@ -140,6 +142,6 @@ def show(console: Console, report: ModelReport) -> None:
         say(f"  {line['event']} task {line['serial'] + 1}{names_of.get(line['serial'], '')}{version}")
 
 
-def _classes(labels: list[int]) -> str:
+def _classes(labels: list[Any]) -> str:
     shown = ", ".join(map(str, labels[:8]))
     return shown if len(labels) <= 8 else f"{shown}, … ({len(labels)})"

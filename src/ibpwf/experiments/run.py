@@ -346,5 +346,8 @@ class _Training:
         self.folder.mkdir(exist_ok=True)
         store.write_json(self.folder / "rows.json", self.record)
         if self.keep:
+            accuracy = row.get("task_accuracy", row.get("class_accuracy"))
+            if accuracy is not None:
+                self.learner.note_accuracy(number, accuracy[number])
             self.learner.save(self.folder / "model")
         self.events.task(self.name, row)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,11 +62,22 @@ class Identity:
 
 
 class Checkpoint:
-    """Writes the task in progress to `MODEL/.in-progress` every so many minutes, and finds it again."""
+    """Writes the task in progress to `MODEL/.in-progress` every so many minutes, and finds it again.
 
-    def __init__(self, model: str | Path, identity: Identity, *, every: float, resume: bool) -> None:
+    Once `stop` says so, the task is written at the end of the step and broken off with a KeyboardInterrupt.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        identity: Identity,
+        *,
+        every: float,
+        resume: bool,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
         self.folder, self.identity = Path(model) / IN_PROGRESS, identity
-        self.seconds = every * 60
+        self.seconds, self.stop = every * 60, stop
         self.written = time.monotonic()
         if not resume:
             discard(model)
@@ -81,7 +92,11 @@ class Checkpoint:
         if found.serial < mine.serial:
             return None
         here = f"{str(self.folder)!r} is of task '{found.task}'"
-        for field, what in (("task", "its name"), ("serial", "the tasks before it"), ("model", "the model")):
+        for field, what in (
+            ("task", "its name"),
+            ("serial", "the tasks before it"),
+            ("model", "the model or a setting"),
+        ):
             if getattr(found, field) != getattr(mine, field):
                 raise InputError(f"{here} and cannot be resumed as '{mine.task}': {what} is not the same. {ANEW}")
         if found.data != mine.data:
@@ -103,8 +118,9 @@ class Checkpoint:
             raise StoreError(f"{str(self.folder)!r} cannot be resumed ({what}). {ANEW}") from None
 
     def step_done(self, method: Method, step: Step, place: Place) -> None:
-        """Write a checkpoint if it is time for one."""
-        if time.monotonic() - self.written < self.seconds:
+        """Write a checkpoint if it is time for one, or time to stop."""
+        stopping = self.stop is not None and self.stop()
+        if not stopping and time.monotonic() - self.written < self.seconds:
             return
         state, tensors = method.training_state()
         content = {
@@ -119,6 +135,8 @@ class Checkpoint:
             discard(self.folder.parent)  # of a task that is finished
         self.opened = store.save_folder(self.folder, kind=KIND, schema=SCHEMA, content=content, files=files)
         self.written = time.monotonic()
+        if stopping:
+            raise KeyboardInterrupt
 
 
 def task_in_progress(model: str | Path) -> Identity | None:

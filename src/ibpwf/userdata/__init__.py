@@ -13,9 +13,9 @@ from ibpwf.lazy import lazy_names
 if TYPE_CHECKING:
     from ibpwf.userdata.examples import Examples
     from ibpwf.userdata.layout import Column, Layout
-    from ibpwf.userdata.reading import read_examples
+    from ibpwf.userdata.reading import read_batches, read_examples
 
-__all__ = ["Column", "Examples", "Layout", "read_examples"]
+__all__ = ["Column", "Examples", "Layout", "read_batches", "read_examples"]
 
 __getattr__ = lazy_names(
     __name__,
@@ -23,6 +23,7 @@ __getattr__ = lazy_names(
         "Column": "ibpwf.userdata.layout",
         "Examples": "ibpwf.userdata.examples",
         "Layout": "ibpwf.userdata.layout",
+        "read_batches": "ibpwf.userdata.reading",
         "read_examples": "ibpwf.userdata.reading",
     },
 )

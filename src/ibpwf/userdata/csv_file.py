@@ -9,13 +9,12 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-import numpy as np
-
 from ibpwf.errors import DataError
-from ibpwf.userdata.examples import Floats, Origins
-from ibpwf.userdata.numbers import NotANumber, Parser, is_number
+from ibpwf.userdata.cells import Cells
+from ibpwf.userdata.examples import Origins
+from ibpwf.userdata.numbers import ABSENT, NotANumber, Parser, is_number
 from ibpwf.userdata.opening import open_plain, quoted, shown
-from ibpwf.userdata.table import Cells
+from ibpwf.userdata.table import Part
 
 _FIRST = 2048  # rows that decide what a column holds
 _CELLS = 1 << 16  # read at a time: more would not fit the processor's cache
@@ -50,8 +49,10 @@ class CsvFile:
         """Whether the first line looks like data rather than names."""
         return all(is_number(name) for name in self.names)
 
-    def read(self, texts: Collection[str], leave_out: Collection[str]) -> tuple[list[Cells], Origins]:
-        """The columns: as numbers where all cells are, as text where `texts` says so or they are not.
+    def parts(
+        self, texts: Collection[str], leave_out: Collection[str], missing: bool = False, rows: int | None = None
+    ) -> Iterator[Part]:
+        """The columns, some rows at a time: as numbers where all cells are, as text where `texts` says so or not.
 
         The first rows decide; after that a row's numbers are read together, without sorting cells by column.
         """
@@ -61,16 +62,13 @@ class CsvFile:
         if not first:
             raise DataError(f"{shown(self.path)} has a header and no rows; give at least one example.")
         kept = [place for place, name in enumerate(self.names) if name not in leave_out]
-        parser = Parser()
-        words = self._text_columns(first, kept, texts, parser)
-        numeric = [place for place in kept if place not in words]
+        parser = Parser(missing)
+        text_places = self._text_columns(first, kept, texts, parser)
+        numeric = [place for place in kept if place not in text_places]
         others = sorted(set(range(len(self.names))).difference(numeric), reverse=True)
-        lines: list[int] = []
-        blocks: list[Floats] = []
-        rows = max(1, _CELLS // len(self.names))
-        for chunk in chain([first], iter(lambda: list(islice(records, rows)), [])):
-            for place, cells in words.items():
-                cells.extend(row[place] for _, row in chunk)
+        at_once = max(1, _CELLS // len(self.names))
+        for chunk in chain([first], iter(lambda: list(islice(records, at_once)), [])):
+            words = {place: [row[place] for _, row in chunk] for place in text_places}
             for _, row in chunk:
                 for place in others:
                     del row[place]
@@ -79,29 +77,27 @@ class CsvFile:
             except NotANumber as fault:
                 at, column = divmod(fault.index, len(numeric))
                 raise self._fault(chunk[at][0], numeric[column], fault) from None
-            blocks.append(flat.reshape(len(chunk), len(numeric)))
-            lines.extend(line for line, _ in chunk)
-        numbers = np.concatenate(blocks)
-        columns = {place: numbers[:, at] for at, place in enumerate(numeric)}
-        read = [Cells(self.names[place], words[place] if place in words else columns[place]) for place in kept]
-        return read, Origins([str(self.path)], "line", lines)
+            block = flat.reshape(len(chunk), len(numeric))
+            columns = {place: block[:, at] for at, place in enumerate(numeric)}
+            cells = [Cells(self.names[place], words[place] if place in words else columns[place]) for place in kept]
+            yield cells, Origins([str(self.path)], "line", [line for line, _ in chunk])
 
     def _text_columns(
         self, first: list[_Row], kept: Collection[int], texts: Collection[str], parser: Parser
-    ) -> dict[int, list[str]]:
-        """An empty list for each column that is text by `texts` or by its first rows."""
-        words: dict[int, list[str]] = {}
+    ) -> set[int]:
+        """The columns that are text by `texts` or by their first rows."""
+        words: set[int] = set()
         for place in kept:
             cells = [row[place] for _, row in first]
             if self.names[place] in texts:
-                words[place] = []
+                words.add(place)
                 continue
             try:
                 parser.parse(cells)
             except NotANumber as fault:
-                if not _reads_as_text(cells):
+                if not _reads_as_text(cells, parser.missing):
                     raise self._fault(first[fault.index][0], place, fault) from None
-                words[place] = []
+                words.add(place)
         return words
 
     def _fault(self, line: int, place: int, fault: NotANumber) -> DataError:
@@ -188,7 +184,8 @@ class CsvFile:
         return cutting[0] if cutting else ","
 
 
-def _reads_as_text(cells: Collection[str]) -> bool:
+def _reads_as_text(cells: Collection[str], missing: bool) -> bool:
     """Whether a column that is not all numbers is meant as text: half of its filled cells or more are no numbers."""
-    filled = [cell for cell in cells if cell.strip()]
+    absent = ABSENT if missing else ("",)
+    filled = [cell for cell in cells if cell.strip().lower() not in absent]
     return bool(filled) and 2 * sum(map(is_number, filled)) <= len(filled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,16 @@ class Origins:
 
     def __len__(self) -> int:
         return len(self.files) if self.numbers is None else len(self.numbers)
+
+    def part(self, start: int, end: int) -> Origins:
+        if self.numbers is None:
+            return replace(self, files=self.files[start:end])
+        return replace(self, numbers=self.numbers[start:end])
+
+    def rows(self, chosen: Sequence[int]) -> Origins:
+        if self.numbers is None:
+            return replace(self, files=[self.files[number] for number in chosen])
+        return replace(self, numbers=[self.numbers[number] for number in chosen])
 
     def __getitem__(self, index: int) -> Origin:
         if self.numbers is None:
@@ -81,6 +91,17 @@ class Examples:
     def where(self, index: int) -> Origin:
         """The file and the line, row or number of an example."""
         return self.origins[index]
+
+    def part(self, start: int, end: int) -> Examples:
+        """The examples from `start` up to `end`, without copying them."""
+        y = None if self.y is None else self.y[start:end]
+        return replace(self, x=self.x[start:end], y=y, origins=self.origins.part(start, end))
+
+    def rows(self, chosen: npt.NDArray[np.intp]) -> Examples:
+        """The examples with these numbers."""
+        numbers = chosen.tolist()
+        y = None if self.y is None else [self.y[number] for number in numbers]
+        return replace(self, x=self.x[chosen], y=y, origins=self.origins.rows(numbers))
 
     def check_learnable(self, at_least: int = 2) -> None:
         """Refuses examples from which nothing can be learnt: fewer than two classes, or a class with too few."""

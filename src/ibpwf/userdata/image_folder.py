@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,20 @@ def is_junk(name: str) -> bool:
 
 def read_image_folder(request: Request) -> Examples:
     """The images in a folder, in the order of their names; their folders are their labels."""
+    files, y = _images(request)
+    return _read(files, y, request)
+
+
+def image_batches(request: Request, rows: int) -> Iterator[Examples]:
+    """The same, `rows` images at a time."""
+    files, y = _images(request)
+    for start in range(0, len(files), rows):
+        here = slice(start, start + rows)
+        yield _read(files[here], None if y is None else y[here], request)
+
+
+def _images(request: Request) -> tuple[list[Path], list[str] | None]:
+    """The files to read, and their labels if they have any."""
     request.expect("images", pictures=True)
     folder = request.path
     root = folder.resolve()
@@ -48,7 +63,7 @@ def read_image_folder(request: Request) -> Examples:
                 f"{request.file} holds images but no folders; put them into a folder per class, such as "
                 f"cat/{shown(loose[0].name)}."
             )
-        return _read(loose, None, request)
+        return loose, None
     files: list[Path] = []
     y: list[str] = []
     for one in classes:
@@ -65,7 +80,7 @@ def read_image_folder(request: Request) -> Examples:
         y += [_class_name(one)] * len(images)
     first = {clean_label(one.name): place for place, one in enumerate(classes)}
     check_alike(first, Origins([str(one) for one in classes]), letters=False)
-    return _read(files, y if request.wants_labels else None, request)
+    return files, y if request.wants_labels else None
 
 
 def read_one_image(request: Request) -> Examples:

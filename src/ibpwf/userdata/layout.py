@@ -41,7 +41,8 @@ class Layout:
     """How examples are laid out: `shape` of one example, and for tables the columns in their order.
 
     `resize` and `convert` say that images of another size or colour were brought to `shape` when the first
-    file was read, so that later ones are too.
+    file was read, so that later ones are too. `means` are those of a table's features in the first file, which
+    `missing` values take if it says "mean".
     """
 
     kind: Kind
@@ -51,6 +52,8 @@ class Layout:
     ignored: tuple[str, ...] = ()
     resize: bool = False
     convert: bool = False
+    means: tuple[float, ...] = ()
+    missing: Literal["error", "mean"] = "error"
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
@@ -66,6 +69,7 @@ class Layout:
             **plain,
             "shape": list(self.shape),
             "ignored": list(self.ignored),
+            "means": list(self.means),
             "columns": [{**column, "categories": list(column["categories"])} for column in plain["columns"]],
         }
 
@@ -82,15 +86,18 @@ class Layout:
             "ignored": lambda value: _list_of(value, str),
             "resize": lambda value: isinstance(value, bool),
             "convert": lambda value: isinstance(value, bool),
+            "means": lambda value: _list_of(value, (int, float)),
+            "missing": lambda value: value in ("error", "mean"),
         }
         _check(values, checks, "the layout")
         columns = tuple(_column(number, column) for number, column in enumerate(values["columns"]))
-        layout = cls(
-            **{**values, "shape": tuple(values["shape"]), "columns": columns, "ignored": tuple(values["ignored"])}
-        )
+        lists = {name: tuple(values[name]) for name in ("shape", "ignored", "means")}
+        layout = cls(**{**values, **lists, "columns": columns})
         features = layout.feature_names
         if features is not None and layout.shape != (len(features),):
             raise StoreError(f"the layout has shape {layout.shape} for {len(features)} features. {RESTORE}")
+        if features is not None and len(layout.means) != len(features):
+            raise StoreError(f"the layout has {len(layout.means)} means for {len(features)} features. {RESTORE}")
         return layout
 
     def expect(self, kind: Kind, file: str) -> None:
@@ -133,7 +140,7 @@ def _check(values: Mapping[str, Any], checks: Mapping[str, Any], where: str) -> 
             raise StoreError(f"{where} has {field}={values[field]!r}, which it cannot have. {RESTORE}")
 
 
-def _list_of(value: object, kind: type) -> bool:
+def _list_of(value: object, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, list | tuple) and all(
         isinstance(item, kind) and not isinstance(item, bool) for item in value
     )

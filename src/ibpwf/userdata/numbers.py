@@ -16,6 +16,10 @@ EXACT = 1 << 53
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _LONG_DIGITS = re.compile(r"\s*[+-]?\d{16,}\s*")
 _KNOWN = 1 << 16
+ABSENT = frozenset(("", "nan", "-nan", "+nan", "null", "na", "n/a"))
+"""What stands for a missing number, in any case."""
+
+FILL_IN = "fill it in or remove the row, or give the option missing 'mean'"
 _SAMPLE = 4096
 
 
@@ -47,13 +51,18 @@ def has_decimal_comma(text: str) -> bool:
 
 
 class Parser:
-    """Turns columns of text into float32. Tables repeat themselves, so a number once read is remembered."""
+    """Turns columns of text into float32. Tables repeat themselves, so a number once read is remembered.
 
-    def __init__(self) -> None:
+    With `missing`, what stands for a missing number becomes NaN."""
+
+    def __init__(self, missing: bool = False) -> None:
         self._known = _Known()
+        self.missing = missing
 
     def parse(self, cells: Sequence[str]) -> Floats:
         """The cells as numbers; the first that is none is a `NotANumber`."""
+        if self.missing:
+            cells = ["nan" if cell.strip().lower() in ABSENT else cell for cell in cells]
         # Looking a number up is several times faster than reading it, if it has been read before.
         sample = cells[:_SAMPLE]
         repeats = len(set(sample)) <= len(sample) // 4
@@ -72,7 +81,7 @@ class Parser:
         with np.errstate(over="ignore"):
             narrow = wide.astype(np.float32)
         if not np.isfinite(narrow).all() or (len(wide) and float(np.abs(wide).max()) >= EXACT):
-            fault = _first_extreme(cells, wide, narrow)
+            fault = _first_extreme(cells, wide, narrow, self.missing)
             if fault is not None:
                 raise fault
         return narrow
@@ -89,7 +98,7 @@ def first_fault(cells: Sequence[str]) -> NotANumber:
     index = next(index for index, cell in enumerate(cells) if not is_number(cell))
     cell = cells[index].strip()
     if not cell:
-        return NotANumber(index, "the cell is blank", "fill it in or remove the row")
+        return NotANumber(index, "the cell is blank", FILL_IN)
     if has_decimal_comma(cell):
         return NotANumber(index, f"{quoted(cell)} has a decimal comma", "write decimal points")
     return NotANumber(
@@ -99,9 +108,13 @@ def first_fault(cells: Sequence[str]) -> NotANumber:
     )
 
 
-def _first_extreme(cells: Sequence[str], wide: np.ndarray, narrow: Floats) -> NotANumber | None:
+def _first_extreme(cells: Sequence[str], wide: np.ndarray, narrow: Floats, missing: bool) -> NotANumber | None:
     for index in np.flatnonzero(~np.isfinite(narrow) | (np.abs(wide) >= EXACT)).tolist():
         cell = cells[index].strip()
+        if np.isnan(wide[index]):
+            if missing:
+                continue
+            return NotANumber(index, f"{quoted(cell)} is not a finite number", FILL_IN)
         if not np.isfinite(wide[index]):
             return NotANumber(index, f"{quoted(cell)} is not a finite number", "fill in the value or remove the row")
         if not np.isfinite(narrow[index]):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ibpwf.errors import DataError, InputError
 from ibpwf.userdata.examples import Examples
 from ibpwf.userdata.layout import Layout
 from ibpwf.userdata.opening import shown, unreadable
-from ibpwf.userdata.request import Request, Unknown
+from ibpwf.userdata.request import Missing, Request, Unknown
+
+if TYPE_CHECKING:
+    from ibpwf.userdata.table import Table
 
 _TABLES = (".csv", ".tsv", ".tab")
 _PARQUET = (".parquet", ".pq")
@@ -30,6 +34,7 @@ def read_examples(
     unknown: Unknown = "error",
     size: tuple[int, int] | None = None,
     channels: int | None = None,
+    missing: Missing | None = None,
 ) -> Examples:
     """The examples in a table (.csv, .tsv, .parquet), an .npz file, an IDX file, an image or a folder of images.
 
@@ -44,8 +49,50 @@ def read_examples(
     `ignore` names columns to leave out, `categories` those that hold categories although they look like
     numbers. `size=(height, width)` resizes images and `channels` makes them greyscale (1) or colour (3).
 
+    A missing value in a table is an error; with `missing="mean"` it takes the mean its column had in the first file,
+    and so it does in later files.
+
     What is wrong with a file is a `DataError` or `InputError` of one sentence that names file and row.
     """
+    request = _request(path, label, labelled, like, ignore, categories, unknown, size, channels, missing)
+    try:
+        return _read(request)
+    except OSError as error:
+        raise unreadable(request.path, error) from error
+
+
+def read_batches(
+    path: str | os.PathLike[str],
+    like: Layout,
+    rows: int,
+    *,
+    label: str | None = None,
+    labelled: bool | None = None,
+    ignore: Sequence[str] = (),
+    unknown: Unknown = "error",
+    missing: Missing | None = None,
+) -> Iterator[Examples]:
+    """The same examples as `read_examples(path, like=like)`, about `rows` at a time: a table or a folder of images
+    may be larger than memory. A fault is named when it is met, after the batches before it."""
+    request = _request(path, label, labelled, like, ignore, (), unknown, None, None, missing)
+    try:
+        yield from _batches(request, rows)
+    except OSError as error:
+        raise unreadable(request.path, error) from error
+
+
+def _request(
+    path: str | os.PathLike[str],
+    label: str | None,
+    labelled: bool | None,
+    like: Layout | None,
+    ignore: Sequence[str],
+    categories: Sequence[str],
+    unknown: Unknown,
+    size: tuple[int, int] | None,
+    channels: int | None,
+    missing: Missing | None,
+) -> Request:
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(f"path is {text!r}; give the path of a file or folder.")
@@ -53,21 +100,46 @@ def read_examples(
         if isinstance(given, str):
             raise InputError(f"{name} is {given!r}; give a list of column names, such as [{given!r}].")
     # Command lines and JSON give lists.
-    request = Request(
-        Path(text),
-        label,
-        labelled,
-        like,
-        tuple(ignore),
-        tuple(categories),
-        unknown,
-        tuple(size) if isinstance(size, list) else size,
-        channels,
+    sides = tuple(size) if isinstance(size, list) else size
+    return Request(
+        Path(text), label, labelled, like, tuple(ignore), tuple(categories), unknown, sides, channels, missing
     )
-    try:
-        return _read(request)
-    except OSError as error:
-        raise unreadable(request.path, error) from error
+
+
+def _table(path: Path) -> Table | None:
+    """The table in a file, if it is one by its name."""
+    suffix = path.suffix.lower()
+    if suffix in _TABLES:
+        from ibpwf.userdata.csv_file import CsvFile
+
+        return CsvFile(path)
+    if suffix in _PARQUET:
+        from ibpwf.userdata.parquet_file import ParquetFile
+
+        return ParquetFile(path)
+    return None
+
+
+def _batches(request: Request, rows: int) -> Iterator[Examples]:
+    from ibpwf.userdata.idx_file import is_idx
+    from ibpwf.userdata.image_folder import image_batches, is_junk
+    from ibpwf.userdata.table import table_batches
+
+    path = request.path
+    if path.is_dir():
+        names = [name for name in os.listdir(path) if not is_junk(name)]
+        others = {*_TABLES, *_PARQUET, ".npz"}
+        if not any(is_idx(name) or Path(name).suffix.lower() in others for name in names):
+            yield from image_batches(request, rows)
+            return
+    elif not is_idx(path.name) and path.exists():
+        table = _table(path)
+        if table is not None:
+            yield from table_batches(table, request, rows)
+            return
+    whole = _read(request)
+    for start in range(0, len(whole), rows):
+        yield whole.part(start, start + rows)
 
 
 def _read(request: Request) -> Examples:
@@ -82,16 +154,11 @@ def _read(request: Request) -> Examples:
 
     if is_idx(name):
         return read_idx(request)
-    if suffix in _TABLES:
-        from ibpwf.userdata.csv_file import CsvFile
+    table = _table(path)
+    if table is not None:
         from ibpwf.userdata.table import read_table
 
-        return read_table(CsvFile(path), request)
-    if suffix in _PARQUET:
-        from ibpwf.userdata.parquet_file import ParquetFile
-        from ibpwf.userdata.table import read_table
-
-        return read_table(ParquetFile(path), request)
+        return read_table(table, request)
     if suffix == ".npz":
         from ibpwf.userdata.npz_file import read_npz
 

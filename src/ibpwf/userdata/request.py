@@ -11,6 +11,7 @@ from ibpwf.userdata.layout import Kind, Layout, spelled
 from ibpwf.userdata.opening import listed, shown
 
 Unknown = Literal["error", "zeros"]
+Missing = Literal["error", "mean"]
 LARGEST_SIDE = 1 << 14
 
 
@@ -27,10 +28,13 @@ class Request:
     unknown: Unknown = "error"
     size: tuple[int, int] | None = None
     channels: int | None = None
+    missing: Missing | None = None
 
     def __post_init__(self) -> None:
         if self.unknown not in ("error", "zeros"):
             raise InputError(f"unknown is {self.unknown!r}; give 'error' or 'zeros'.")
+        if self.missing not in (None, "error", "mean"):
+            raise InputError(f"missing is {self.missing!r}; give 'error' or 'mean'.")
         if self.channels not in (None, 1, 3):
             raise InputError(f"channels is {self.channels!r}; give 1 for greyscale or 3 for colour.")
         size = self.size
@@ -54,6 +58,11 @@ class Request:
     def wants_labels(self) -> bool:
         return self.labelled is not False
 
+    @property
+    def fills_in(self) -> bool:
+        """Whether missing values take the first file's means: as asked, or as for the first file."""
+        return (self.missing or (self.like.missing if self.like else "error")) == "mean"
+
     def expect(self, kind: Kind, *, pictures: bool = False) -> None:
         """Refuses options that mean nothing for this kind of file, and files that earlier ones do not fit.
 
@@ -62,6 +71,7 @@ class Request:
         for name, given, meant in (
             ("ignore", bool(self.ignore), kind == "table"),
             ("categories", bool(self.categories), kind == "table"),
+            ("missing", self.missing == "mean", kind == "table"),
             ("size", self.size is not None, pictures),
             ("channels", self.channels is not None, pictures),
         ):

@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ibpwf.errors import DataError, InputError
+from ibpwf.userdata.cells import Cells, column_of, encode
 from ibpwf.userdata.examples import Examples, Floats, Origins
-from ibpwf.userdata.labels import clean_label, clean_labels
-from ibpwf.userdata.layout import Column, Layout
-from ibpwf.userdata.numbers import NotANumber, Parser, has_decimal_comma, is_number
-from ibpwf.userdata.opening import check_room, listed, quoted, shown
+from ibpwf.userdata.labels import clean_labels
+from ibpwf.userdata.layout import Layout
+from ibpwf.userdata.opening import check_room, listed, quoted
 from ibpwf.userdata.request import Request
 
 LABEL_NAMES = ("label", "class", "target", "y")
 """Columns taken for the label if none is named, in any case."""
 
-MOST_CATEGORIES = 100
-"""More different texts in one column are names of rows, not categories."""
 
-_TRUTH = {"true": 1.0, "false": 0.0}
-_DIGITS = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}
-_ABSENT = ("nan", "-nan", "+nan", "null")
-
-
-@dataclass(frozen=True)
-class Cells:
-    """One column as the file has it: numbers, or text still to be understood."""
-
-    name: str
-    values: Floats | list[str]
-    boolean: bool = False
+Part = tuple[list[Cells], Origins]
+"""Some rows of a table, column by column, and where they came from."""
 
 
 class Table(Protocol):
@@ -48,13 +36,25 @@ class Table(Protocol):
     @property
     def headless(self) -> bool: ...
 
-    def read(self, texts: Collection[str], leave_out: Collection[str]) -> tuple[list[Cells], Origins]:
-        """The columns that are not left out, in their order; those in `texts` as text."""
+    def parts(
+        self, texts: Collection[str], leave_out: Collection[str], missing: bool = False, rows: int | None = None
+    ) -> Iterator[Part]:
+        """The columns that are not left out, in their order, those in `texts` as text; some rows at a time, about
+        `rows` where it says so. With `missing`, a missing number is NaN."""
         ...
 
 
-def read_table(table: Table, request: Request) -> Examples:
-    """The examples in a table: a row each, in the order of the file."""
+@dataclass(frozen=True)
+class _Plan:
+    """Which columns of a file are read, and as what."""
+
+    label: str | None
+    features: list[str]
+    texts: set[str]
+    ignored: set[str]
+
+
+def _plan(table: Table, request: Request) -> _Plan:
     request.expect("table")
     _check_names(table, request)
     like = request.like
@@ -74,28 +74,94 @@ def read_table(table: Table, request: Request) -> Examples:
         texts = {column.name for column in like.columns if column.kind != "number"}
     if not features:
         raise DataError(f"{request.file} has no column besides its label; add the features to learn from.")
-    wanted = label is not None and request.wants_labels
-    leave_out = {*ignored} if wanted or label is None else {*ignored, label}
-    cells, origins = table.read({*texts, label} if wanted and label else texts, leave_out)
+    return _Plan(label, features, texts, ignored)
+
+
+def _parts(table: Table, plan: _Plan, request: Request, rows: int | None = None) -> Iterator[Part]:
+    texts, leave_out = set(plan.texts), set(plan.ignored)
+    if plan.label is not None:
+        (texts if request.wants_labels else leave_out).add(plan.label)
+    return table.parts(texts, leave_out, request.fills_in, rows)
+
+
+def read_table(table: Table, request: Request) -> Examples:
+    """The examples in a table: a row each, in the order of the file."""
+    plan = _plan(table, request)
+    cells, origins = _joined(list(_parts(table, plan, request)))
+    if request.like is not None:
+        return _examples(cells, origins, request.like, plan, request)
     by_name = {column.name: column for column in cells}
-    y = _labels(by_name.pop(label), origins, request) if wanted and label else None
-    if like is None:
-        columns = tuple(_column(by_name[name], origins, name in request.categories) for name in features)
-        shape = (sum(len(column.feature_names) for column in columns),)
-        layout = Layout("table", shape, columns, label, tuple(name for name in table.names if name in ignored))
-    else:
-        layout = like
+    columns = tuple(
+        column_of(by_name[name], origins, name in request.categories, request.fills_in) for name in plan.features
+    )
+    layout = Layout(
+        "table",
+        (sum(len(column.feature_names) for column in columns),),
+        columns,
+        plan.label,
+        tuple(name for name in table.names if name in plan.ignored),
+        missing=request.missing or "error",
+    )
+    return _examples(cells, origins, layout, plan, request)
+
+
+def table_batches(table: Table, request: Request, rows: int) -> Iterator[Examples]:
+    """The same, `rows` examples or more at a time, of a file that is like an earlier one."""
+    assert request.like is not None
+    plan = _plan(table, request)
+    waiting: list[Part] = []
+    for part in _parts(table, plan, request, rows):
+        waiting.append(part)
+        if sum(len(origins) for _, origins in waiting) >= rows:
+            yield _examples(*_joined(waiting), request.like, plan, request)
+            waiting = []
+    if waiting:
+        yield _examples(*_joined(waiting), request.like, plan, request)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """Several parts as one."""
+    if len(parts) == 1:
+        return parts[0]
+    cells = []
+    for columns in zip(*(cells for cells, _ in parts), strict=True):
+        values = [column.values for column in columns]
+        whole = list(chain.from_iterable(values)) if isinstance(values[0], list) else np.concatenate(values)
+        cells.append(replace(columns[0], values=whole))
+    first = parts[0][1]
+    return cells, replace(first, numbers=[number for _, origins in parts for number in origins.numbers or ()])
+
+
+def _examples(cells: list[Cells], origins: Origins, layout: Layout, plan: _Plan, request: Request) -> Examples:
+    """What the columns hold, as numbers; the means of a first file are added to its layout."""
+    by_name = {column.name: column for column in cells}
+    wanted = plan.label is not None and request.wants_labels
+    y = _labels(by_name[plan.label], origins, request) if wanted and plan.label else None
     check_room(request.path, (len(origins), *layout.shape))
     x = np.zeros((len(origins), *layout.shape), dtype=np.float32)
     place = 0
     for column in layout.columns:
         width = len(column.feature_names)
-        _encode(x[:, place : place + width], column, by_name[column.name], origins, request)
+        encode(x[:, place : place + width], column, by_name[column.name], origins, request)
         place += width
+    if request.like is None:
+        layout = replace(layout, means=_means(x, layout, request))
+    if request.fills_in:
+        absent = np.isnan(x)
+        x[absent] = np.broadcast_to(np.asarray(layout.means, dtype=np.float32), x.shape)[absent]
     return Examples(str(request.path), x, y, layout, origins)
 
 
-# ------------------------------------------------------------------------------------------- the columns
+def _means(x: Floats, layout: Layout, request: Request) -> tuple[float, ...]:
+    """The mean of every feature, of the rows that have it."""
+    there = ~np.isnan(x)
+    counts = there.sum(0)
+    if not counts.all():
+        names = layout.feature_names or ()
+        name = names[int(np.flatnonzero(counts == 0)[0])]
+        raise DataError(f"{request.file}: column {quoted(name)} has no value at all; name it in the option ignore.")
+    means: list[float] = (np.where(there, x, 0).sum(0, dtype=np.float64) / counts).astype(np.float32).tolist()
+    return tuple(means)
 
 
 def _check_names(table: Table, request: Request) -> None:
@@ -179,112 +245,3 @@ def _labels(cells: Cells, origins: Origins, request: Request) -> list[str] | Non
     if not request.needs_labels and not any(text.strip() for text in cells.values):
         return None  # a column that is there to be filled in
     return clean_labels(cells.values, origins, cells.name)
-
-
-# ---------------------------------------------------------------------------------------------- the cells
-
-
-def _fault(origins: Origins, row: int, column: str, sentence: str) -> DataError:
-    return DataError(f"{origins[row]}, column {quoted(column)}: {sentence}.")
-
-
-def _column(cells: Cells, origins: Origins, as_category: bool) -> Column:
-    """What a column of the first file holds, which later files must hold too."""
-    if not isinstance(cells.values, list):
-        return Column(cells.name, "boolean" if cells.boolean else "number")
-    row = cells.values.index
-    meanings = {word: clean_label(word) for word in dict.fromkeys(cells.values)}
-    for word, meaning in meanings.items():
-        if not meaning:
-            raise _fault(origins, row(word), cells.name, "the cell is blank; fill it in or remove the row")
-    if not as_category:
-        if all(meaning.lower() in _TRUTH for meaning in meanings.values()):
-            return Column(cells.name, "boolean")
-        if all(map(is_number, meanings.values())):
-            return Column(cells.name, "number")
-        for word, meaning in meanings.items():
-            if has_decimal_comma(meaning):
-                sentence = f"{quoted(meaning)} has a decimal comma; write decimal points"
-                raise _fault(origins, row(word), cells.name, sentence)
-            if meaning.lower() in _ABSENT:
-                sentence = f"{quoted(meaning)} stands for a missing value; fill it in or remove the row"
-                raise _fault(origins, row(word), cells.name, sentence)
-            if is_number(meaning):
-                other = next(text for text in meanings.values() if not is_number(text))
-                raise _fault(
-                    origins,
-                    row(word),
-                    cells.name,
-                    f"{quoted(meaning)} is a number among text such as {quoted(other)}; correct it, or name the "
-                    "column in the option categories if it holds categories",
-                )
-    categories = sorted(set(meanings.values()))
-    if len(categories) > MOST_CATEGORIES:
-        raise DataError(
-            f"{shown(origins.files[0])}: column {quoted(cells.name)} holds {len(categories):,} different texts "
-            f"such as {quoted(categories[0])}, more than {MOST_CATEGORIES}, so it looks like an identifier; name it "
-            "in "
-            "the option ignore to leave it out, or write it as numbers."
-        )
-    return Column(cells.name, "category", tuple(categories))
-
-
-def _encode(into: npt.NDArray[np.float32], column: Column, cells: Cells, origins: Origins, request: Request) -> None:
-    """Writes a column's features, after checking that it holds what its column should."""
-    if column.kind == "category":
-        _encode_categories(into, column, cells, origins, request)
-    elif column.kind == "boolean":
-        into[:, 0] = _truths(column, cells, origins)
-    else:
-        values = cells.values
-        if isinstance(values, list):
-            try:
-                values = Parser().parse(values)
-            except NotANumber as fault:
-                raise _fault(origins, fault.index, column.name, f"{fault.why}; {fault.remedy}") from None
-        into[:, 0] = values
-
-
-def _truths(column: Column, cells: Cells, origins: Origins) -> Floats:
-    if not isinstance(cells.values, list):
-        wrong = ~np.isin(cells.values, (0.0, 1.0))
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            sentence = f"{float(cells.values[row]):g} is neither true nor false, as that column was; correct it"
-            raise _fault(origins, row, column.name, sentence)
-        return cells.values
-    truths = np.empty(len(cells.values), dtype=np.float32)
-    for row, word in enumerate(cells.values):
-        text = word.strip().lower()
-        truth = _TRUTH.get(text, _DIGITS.get(text))
-        if truth is None:
-            why = f"{quoted(word)} is neither true nor false, as that column was" if text else "the cell is blank"
-            raise _fault(origins, row, column.name, f"{why}; correct it or remove the row")
-        truths[row] = truth
-    return truths
-
-
-def _encode_categories(
-    into: npt.NDArray[np.float32], column: Column, cells: Cells, origins: Origins, request: Request
-) -> None:
-    assert isinstance(cells.values, list)  # it was asked for as text
-    places = {category: place for place, category in enumerate(column.categories)}
-    known: dict[str, int] = {}
-    for row, word in enumerate(cells.values):
-        place = known.get(word)
-        if place is None:
-            text = clean_label(word)
-            if not text:
-                raise _fault(origins, row, column.name, "the cell is blank; fill it in or remove the row")
-            place = places.get(text, -1)
-            if place < 0 and request.unknown == "error":
-                raise _fault(
-                    origins,
-                    row,
-                    column.name,
-                    f"{quoted(text)} is not among the categories of earlier files ({listed(column.categories)}); "
-                    "correct it, or give the option unknown 'zeros' to let it stand for none of them",
-                )
-            known[word] = place
-        if place >= 0:
-            into[row, place] = 1.0

@@ -1,0 +1,277 @@
+"""`ibpwf learn`: a file of your own as the next task of a model folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ibpwf.commands.own_data import (
+    Data,
+    Device,
+    Ignore,
+    Label,
+    Missing,
+    Model,
+    Unknown,
+    options_named,
+    pixels,
+    task_name,
+)
+from ibpwf.errors import InputError
+from ibpwf.settings import parse_assignment
+
+if TYPE_CHECKING:
+    from ibpwf.estimator import ContinualClassifier
+    from ibpwf.own_data.learning import Learnt
+    from ibpwf.training.loop import Progress as EpochProgress
+    from ibpwf.userdata import Examples, Layout
+
+
+def learn_command(
+    model: Model,
+    data: Data,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="The task's name.", show_default="the file's name")
+    ] = None,
+    label: Label = None,
+    ignore: Ignore = None,
+    categories: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--categories", metavar="COLUMN", help="A column of categories that look like numbers. Repeatable."
+        ),
+    ] = None,
+    unknown: Unknown = False,
+    missing: Missing = None,
+    size: Annotated[
+        str | None, typer.Option("--size", metavar="HxW", help="Resize images, such as 32x32.", show_default=False)
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option("--channels", help="Make images grey (1) or coloured (3).", show_default=False)
+    ] = None,
+    validate: Annotated[
+        float | None,
+        typer.Option(
+            "--validate",
+            metavar="SHARE",
+            help="Hold out a share of the rows of every class, such as 0.1, and measure the accuracy on them.",
+            show_default="nothing is held out",
+        ),
+    ] = None,
+    checkpoint_minutes: Annotated[
+        float, typer.Option("--checkpoint-minutes", metavar="N", help="Keep the task in progress every N minutes.")
+    ] = 10.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a task that was broken off, to the same bits.")
+    ] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Drop a task that was broken off and start again.")] = False,
+    device: Device = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")] = False,
+    hidden: Annotated[
+        str | None,
+        typer.Option("--hidden", metavar="N,N", help="New model: widths of the hidden layers.", show_default="400"),
+    ] = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            "--alpha",
+            metavar="NUMBER",
+            help="New model: factors a task is expected to use in a layer.",
+            show_default="half of the layer's rank",
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--epochs",
+            help="New model: passes over the data; half as many again fine-tune.",
+            show_default="by the number of rows",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="New model: seed of all random numbers.", show_default="0")
+    ] = None,
+    false_alarm_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--false-alarm-rate",
+            metavar="SHARE",
+            help="New model: share of ordinary inputs that may be flagged as novel.",
+            show_default="0.01",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="New model: any other setting, such as --set kappa=0.6. Repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Learn a file as the next task of a model folder, which is made if there is none. Earlier tasks do not change.
+
+    Settings are chosen with the first task; later ones have the same.
+    """
+    import torch
+
+    # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
+    torch.set_flush_denormal(True)
+    from ibpwf.own_data.learning import How, learn_file
+    from ibpwf.training.checkpoint import task_in_progress
+    from ibpwf.userdata import read_examples
+
+    console = Console(stderr=json_)
+    sides = pixels(size)
+    parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
+    name = task_name(data) if task is None else task
+
+    def read(like: Layout | None) -> Examples:
+        return read_examples(
+            data,
+            label=label,
+            labelled=True,
+            like=like,
+            ignore=ignore or (),
+            categories=categories or (),
+            unknown="zeros" if unknown else "error",
+            size=sides,
+            channels=channels,
+            missing=None if missing is None else missing.value,
+        )
+
+    bar = Bar(console)
+    caught: list[int] = []
+    try:
+        with options_named(), bar.shown, stopping(caught) as stop:
+            how = How(validate, checkpoint_minutes, resume, anew, device, bar.epoch, bar.begin, stop)
+            learnt = learn_file(model, read, name, parameters, how)
+    except KeyboardInterrupt:
+        kept = task_in_progress(model) if model.is_dir() else None
+        typer.echo(_interrupted(model, kept is not None, caught), err=True)
+        raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
+    if json_:
+        typer.echo(
+            json.dumps({"model": str(model), "data": str(data), **asdict(learnt)}, indent=2, ensure_ascii=False)
+        )
+    else:
+        say(console, model, data, learnt)
+    if caught:  # too late to stop the task, but not what the shell would do next
+        raise typer.Exit(128 + caught[0])
+
+
+def _parameters(
+    hidden: str | None,
+    alpha: str | None,
+    epochs: int | None,
+    seed: int | None,
+    false_alarm_rate: float | None,
+    settings: list[str] | None,
+) -> dict[str, Any]:
+    """What was asked of a new model, as `ContinualClassifier` takes it."""
+    asked: dict[str, Any] = {"epochs": epochs, "random_state": seed, "false_alarm_rate": false_alarm_rate}
+    if seed is not None and not 0 <= seed < 1 << 32:
+        raise InputError(f"--seed is {seed}; give a whole number from 0 to 4294967295.")
+    if false_alarm_rate is not None and not 0 < false_alarm_rate < 1:
+        raise InputError(f"--false-alarm-rate is {false_alarm_rate}; give a share between 0 and 1, such as 0.01.")
+    if hidden is not None:
+        words = hidden.replace(" ", "").split(",")
+        if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 20 for word in words):
+            raise InputError(f"--hidden is '{hidden}'; give the widths of the hidden layers, such as 400 or 400,200.")
+        asked["hidden"] = tuple(map(int, words))
+    if alpha is not None:
+        try:
+            asked["alpha"] = "auto" if alpha == "auto" else float(alpha)
+        except ValueError:
+            raise InputError(f"--alpha is '{alpha}'; give a number above 0, or auto.") from None
+    chosen = dict(parse_assignment(text) for text in settings or [])
+    if chosen:
+        asked["settings"] = chosen
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+@contextlib.contextmanager
+def stopping(caught: list[int]) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM end the task after the step that is running, so that it can be kept; a second one ends it
+    at once. `caught` is told which came."""
+
+    def told(number: int, _: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(caught)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupted(model: Path, kept: bool, caught: list[int]) -> str:
+    if not kept:
+        return "Interrupted. Nothing of this task was kept; earlier tasks are as they were."
+    words = [word for word in sys.argv[1:] if word not in ("--resume", "--anew")]
+    command = shlex.join(["ibpwf", *words, "--resume"])
+    return f"Interrupted. The task is kept in {model} as far as it got. To go on:\n  {command}"
+
+
+class Bar:
+    """One line while a task is learnt: passes over the data, the loss, the factors in use."""
+
+    def __init__(self, console: Console) -> None:
+        self.shown = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.bar = self.shown.add_task("reading", total=None, detail="", visible=False)
+        self.first_phase = 0
+
+    def begin(self, classifier: ContinualClassifier, rows: int) -> None:
+        settings = classifier.settings_for(rows)
+        self.first_phase = settings.epochs
+        total = settings.epochs + settings.finetune_epochs
+        self.shown.update(self.bar, description=f"{rows:,} rows", total=total, visible=True)
+
+    def epoch(self, progress: EpochProgress) -> None:
+        done = progress.epoch + (self.first_phase if progress.phase == "finetune" else 0)
+        detail = f"loss {progress.loss:.3f}, {progress.active} factors ({progress.new} new)"
+        name = progress.task if len(progress.task) <= 20 else progress.task[:19] + "…"
+        self.shown.update(self.bar, description=escape(name), completed=done, detail=detail)
+
+
+def say(console: Console, model: Path, data: Path, learnt: Learnt) -> None:
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    shown = ", ".join(learnt.classes[:8]) + (f", … ({len(learnt.classes)})" if len(learnt.classes) > 8 else "")
+    if learnt.already:
+        line(f"Task '{learnt.task}' had been learnt already: {learnt.rows:,} rows, classes {shown}. Nothing to do.")
+        return
+    line(f"Learnt task '{learnt.task}' from {os.fspath(data)}: {learnt.rows:,} rows, classes {shown}.")
+    where = f"{learnt.held_out:,} rows held out" if learnt.held_out else "its own rows"
+    line(
+        f"Accuracy on {where}: {learnt.accuracy:.2f} % with the task given, {learnt.accuracy_inferred:.2f} % with "
+        "the task inferred."
+    )
+    line(f"{model} has {len(learnt.tasks)} task{'s' * (len(learnt.tasks) > 1)}: {', '.join(learnt.tasks)}.")

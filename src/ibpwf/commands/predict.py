@@ -1,0 +1,126 @@
+"""`ibpwf predict`: the answers for a file, as a table to look at or a file to go on with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ibpwf.commands.own_data import Data, Device, Ignore, Missing, Model, Task, Unknown, options_named
+
+SHOWN = 10
+"""Rows that are shown where no file is asked for."""
+
+
+def predict_command(
+    model: Model,
+    data: Data,
+    task: Task = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Write all rows to a .csv, .tsv, .jsonl or .parquet file, or to stdout (-).",
+            show_default="a few rows are shown",
+        ),
+    ] = None,
+    draws: Annotated[
+        int,
+        typer.Option("--draws", metavar="M", help="Average over M posterior draws; adds mutual information."),
+    ] = 0,
+    ignore: Ignore = None,
+    unknown: Unknown = False,
+    missing: Missing = None,
+    device: Device = "auto",
+) -> None:
+    """Answer every row of a file: label, probability, task, entropy, and whether it looks like nothing learnt.
+
+    A label column is not needed, and not looked at. The entropy and the mutual information are in nats.
+    """
+    from ibpwf.own_data.answering import Asked, answer_rows
+    from ibpwf.own_data.model import ROWS_AT_ONCE, FileModel
+    from ibpwf.own_data.rows_file import check_output, rows_file
+    from ibpwf.userdata import read_batches
+
+    with options_named(), contextlib.ExitStack() as held:
+        if out is not None:
+            check_output(out, data)
+        known = FileModel.load(model, device)
+        asked = Asked(task, draws)
+        asked.check(known)
+        batches = read_batches(
+            data,
+            known.layout,
+            ROWS_AT_ONCE,
+            labelled=False,
+            ignore=ignore or (),
+            unknown="zeros" if unknown else "error",
+            missing=None if missing is None else missing.value,
+        )
+        seen = Seen()
+        write = None
+        for rows in answer_rows(known, batches, asked):
+            if out is not None:
+                write = write or held.enter_context(rows_file(out))
+                write(rows)
+            seen.add(rows)
+    if out is None or str(out) != "-":
+        seen.show(Console(), out)
+
+
+class Seen:
+    """What is told of the answers: the first of them, and how many of each label."""
+
+    def __init__(self) -> None:
+        self.first: list[dict[str, Any]] = []
+        self.labels: Counter[str] = Counter()
+        self.tasks: Counter[str] = Counter()
+        self.novel = self.count = 0
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        self.first += rows[: SHOWN - len(self.first)]
+        self.labels.update(row["label"] for row in rows)
+        self.tasks.update(row["task"] for row in rows)
+        self.novel += sum(row["novel"] for row in rows)
+        self.count += len(rows)
+
+    def show(self, console: Console, out: Path | None) -> None:
+        def say(text: str) -> None:
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+        if out is None:
+            self._table(console)
+            if self.count > len(self.first):
+                say(f"… and {self.count - len(self.first):,} rows more; -o FILE.csv writes them all.\n")
+        else:
+            say(f"{self.count:,} rows written to {out}.")
+        say(f"labels: {_counts(self.labels)}")
+        say(f"tasks: {_counts(self.tasks)}")
+        say(f"novel: {self.novel:,} of {self.count:,} look like nothing learnt")
+
+    def _table(self, console: Console) -> None:
+        table = Table(box=None, pad_edge=False)
+        for name in self.first[0]:
+            table.add_column(name.replace("_", " "), justify="left" if name in ("file", "label", "task") else "right")
+        for row in self.first:
+            table.add_row(*(escape(_shown(value)) for value in row.values()))
+        console.print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _counts(counter: Counter[str]) -> str:
+    shown = ", ".join(f"{name} {count:,}" for name, count in counter.most_common(8))
+    return shown if len(counter) <= 8 else f"{shown}, … ({len(counter)})"

@@ -1,0 +1,125 @@
+"""Learning that is interrupted keeps the task, says how to go on, and ends with the same bits; one writer only."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from own_files import blobs, model_bytes, table
+
+from processes import Finished, Started
+
+Command = Callable[..., Finished]
+Start = Callable[..., Started]
+
+LONG = ("--epochs", "60", "--hidden", "24", "--set", "random_features=32", "--device", "cpu")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[str, ...]:
+    """Learning that takes a second or more."""
+    x, y = blobs((0, 1), each=150)
+    table(tmp_path / "first file.csv", x, y)
+    return ("learn", "m", "first file.csv", "--label", "kind", *LONG)
+
+
+def training(process: Started, folder: Path) -> None:
+    """Wait until the folder is held, which is when the file has been read."""
+    assert process.wait_until((folder / ".lock").exists)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_task_is_kept_and_resumed_to_the_same_bits(
+    number: signal.Signals, code: int, words: tuple[str, ...], tmp_path: Path, started: Start, command: Command
+) -> None:
+    process = started(*words)
+    training(process, tmp_path / "m")
+    process.send(number)
+    ended = process.finish()
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err.startswith("Interrupted. The task is kept in m as far as it got. To go on:\n  ibpwf learn m ")
+    again = ended.err.splitlines()[1].strip()
+    assert again.startswith("ibpwf learn m 'first file.csv' --label kind --epochs 60")
+    assert again.endswith(" --resume")
+
+    inspected = command("inspect", "m")
+    assert inspected.code == 2
+    assert "m holds no finished task yet; its first, 'first file', was broken off" in inspected.err
+    before = model_bytes(tmp_path / "m")
+    done = command(*words)
+    assert done.code == 2
+    assert "m holds a task that was broken off; give --resume to go on with it, or --anew to drop it." in done.err
+    done = command(*words, "--task", "other", "--resume")
+    assert done.code == 2
+    assert "cannot be resumed as 'other': its name is not the same. To drop it and start, give --anew" in done.err
+    done = command(*words[:-2], "--device", "cpu", "--set", "kappa=0.6", "--resume")
+    assert done.code == 2
+    assert "the model or a setting is not the same" in done.err
+    done = command(*(word.replace("60", "61") for word in words), "--resume")
+    assert done.code == 2
+    assert "the model or a setting is not the same" in done.err
+    assert model_bytes(tmp_path / "m") == before
+
+    done = command(*words, "--resume")
+    assert done.code == 0, done.err
+    undisturbed = command(words[0], "undisturbed", *words[2:])
+    assert undisturbed.code == 0, undisturbed.err
+    assert model_bytes(tmp_path / "m") == model_bytes(tmp_path / "undisturbed")
+    once_more = command(*words, "--resume")
+    assert once_more.code == 0
+    assert once_more.out.startswith("Task 'first file' had been learnt already: 300 rows, classes 0, 1.")
+
+
+def test_a_task_that_was_broken_off_can_be_dropped(
+    words: tuple[str, ...], tmp_path: Path, started: Start, command: Command
+) -> None:
+    process = started(*words)
+    training(process, tmp_path / "m")
+    process.send(signal.SIGINT)
+    assert process.finish().code == 130
+    done = command(*(word.replace("60", "3") for word in words), "--anew")
+    assert done.code == 0, done.err
+    assert not (tmp_path / "m" / ".in-progress").exists()
+
+
+def test_a_second_process_is_refused_and_nothing_is_lost(
+    words: tuple[str, ...], tmp_path: Path, here: Path, started: Start, command: Command
+) -> None:
+    before = {name: data for name, data in model_bytes(here / "model").items() if name != "manifest.json"}
+    x, y = blobs((8, 9), each=3000)
+    table(here / "long.csv", x, y)
+    lock = here / "model" / ".lock"
+    lock.unlink()
+    process = started("learn", "model", "long.csv", "--device", "cpu", "--checkpoint-minutes", "0.0001")
+    assert process.wait_until((here / "model" / ".in-progress" / "manifest.json").exists)
+    for line in (("learn", "model", "fruit.csv", "--task", "more"), ("forget", "model", "fruit")):
+        refused = command(*line)
+        assert refused.code == 2
+        assert "model' is being written by another process. Wait for it" in refused.err
+    assert command("predict", "model", "new.csv", "-o", "out.csv").code == 0  # reading is anyone's
+    process.send(signal.SIGKILL)
+    assert process.finish().code == -signal.SIGKILL
+    # The lock of a process that is gone holds nobody up, and what it had finished is all there.
+    assert command("verify", "model").code == 0
+    now = model_bytes(here / "model")
+    assert {name: now[name] for name in before} == before
+    assert "in progress: task 'long'" in command("inspect", "model").out
+    done = command("learn", "model", "fruit.csv", "--task", "more", "--anew", "--device", "cpu")
+    assert done.code == 0, done.err
+    assert "model has 3 tasks: fruit, trees, more." in done.out
+
+
+def test_interrupted_before_anything_was_kept_nothing_is_left(
+    words: tuple[str, ...], tmp_path: Path, started: Start
+) -> None:
+    process = started(*words)
+    training(process, tmp_path / "m")
+    process.send(signal.SIGINT)
+    process.send(signal.SIGINT)  # at once, or in the step that the first lets finish
+    ended = process.finish()
+    assert ended.code == 130
+    kept = (tmp_path / "m" / ".in-progress" / "manifest.json").exists()
+    assert kept or not (tmp_path / "m").exists()
+    assert ended.err.startswith("Interrupted. " + ("The task is kept" if kept else "Nothing of this task was kept"))

@@ -1,0 +1,251 @@
+"""`ibpwf learn` as a user meets it: files of every kind, tasks one after another, mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_files import NAMES, QUICK, blobs, model_bytes, pixels, table
+
+from processes import Finished
+
+Command = Callable[..., Finished]
+
+
+# Files of every kind
+
+
+def csv(folder: Path, name: str, classes: tuple[int, ...]) -> str:
+    x, y = blobs(classes)
+    return table(folder / f"{name}.csv", x, y).name
+
+
+def tsv(folder: Path, name: str, classes: tuple[int, ...]) -> str:
+    x, y = blobs(classes)
+    return table(folder / f"{name}.tsv", x, [f"größe {number}" for number in y]).name
+
+
+def parquet(folder: Path, name: str, classes: tuple[int, ...]) -> str:
+    x, y = blobs(classes)
+    return table(folder / f"{name}.parquet", x, [f"类{number}" for number in y]).name
+
+
+def npz(folder: Path, name: str, classes: tuple[int, ...]) -> str:
+    x, y = blobs(classes)
+    np.savez(folder / f"{name}.npz", x=x, kind=y)
+    return f"{name}.npz"
+
+
+def images(folder: Path, name: str, classes: tuple[int, ...]) -> str:
+    image = pytest.importorskip("PIL.Image")
+    x, y = blobs(classes)
+    for number, (picture, kind) in enumerate(zip(pixels(x), y, strict=True)):
+        place = folder / name / f"kind {kind}"
+        place.mkdir(parents=True, exist_ok=True)
+        image.fromarray(picture).save(place / f"{number}.png")
+    return name
+
+
+def idx(folder: Path, name: str, classes: tuple[int, ...]) -> str:
+    x, y = blobs(classes)
+    (folder / name).mkdir()
+    for kind, array in (("images-idx3", pixels(x)), ("labels-idx1", y.astype(np.uint8))):
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(extent.to_bytes(4, "big") for extent in array.shape)
+        (folder / name / f"train-{kind}-ubyte").write_bytes(head + array.tobytes())
+    return name
+
+
+@pytest.mark.parametrize("make", [csv, tsv, parquet, npz, images, idx])
+def test_two_tasks_of_every_kind_of_file_are_learnt_and_answered(
+    make: Callable[[Path, str, tuple[int, ...]], str], tmp_path: Path, command: Command
+) -> None:
+    label = ("--label", "kind") if make in (csv, tsv, parquet, npz) else ()
+    first, second = make(tmp_path, "first", (0, 1)), make(tmp_path, "second", (2, 3, 4))
+    done = command("learn", "m", first, *label, *QUICK)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"Learnt task 'first' from {first}: 80 rows, classes ")
+    later = ("--label", "kind") if make is npz else ()
+    done = command("learn", "m", second, *later, "--device", "cpu", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["tasks"] == ["first", "second"]
+    assert len(told["classes"]) == 3
+    assert told["accuracy"] > 95
+    assert told["accuracy_inferred"] > 95
+    done = command("evaluate", "m", second, *later, "--json", "-")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["accuracy"]["task_inferred"] > 95
+    done = command("predict", "m", second, "-o", "out.csv")
+    assert done.code == 0, done.err
+    head, *rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert head == f"{'file' if make is images else 'row'},label,probability,task,entropy,novel"
+    assert len(rows) == 120
+    assert sum(",second," in row for row in rows) > 110
+    if make is images:
+        assert rows[0].startswith("second/kind 2/")
+
+
+def test_columns_may_come_in_another_order(here: Path, command: Command) -> None:
+    x, y = blobs((4, 5))
+    table(here / "birds.csv", x, [f"bird {number}" for number in y], columns=NAMES[::-1])
+    straight = command("learn", "model", "birds.csv", "--device", "cpu")
+    assert straight.code == 0, straight.err
+    x, _ = blobs((0, 1, 2, 3), each=15, seed=1)
+    table(here / "turned.csv", x, None, columns=[*NAMES[5:], *NAMES[:5]])
+    turned = command("predict", "model", "turned.csv", "-o", "-").out
+    assert turned == command("predict", "model", "new.csv", "-o", "-").out
+
+
+def test_the_same_label_may_come_back_in_a_later_task(here: Path, command: Command) -> None:
+    x, y = blobs((6, 7))
+    table(here / "more.csv", x, np.where(y == 6, "apple", "cherry"))
+    assert command("learn", "model", "more.csv", "--device", "cpu").code == 0
+    x, _ = blobs((6,), each=10, seed=2)
+    table(here / "apples.csv", np.concatenate([x, blobs((0,), each=10, seed=2)[0]]), ["apple"] * 20)
+    told = json.loads(command("evaluate", "model", "apples.csv", "--json", "-").out)
+    assert told["accuracy"]["task_inferred"] > 90
+    assert told["rows_with_task"] == 0  # either task may be meant
+    assert told["accuracy"]["task_given"] is None
+    assert told["classes"][0]["tasks"] == ["fruit", "more"]
+
+
+# What is kept
+
+
+def test_inspect_shows_class_names_and_accuracies(here: Path, command: Command) -> None:
+    out = command("inspect", "model", COLUMNS="100").out
+    assert "apple, pear" in out
+    tasks = json.loads(command("inspect", "model", "--json").out)["tasks"]
+    assert [task["labels"] for task in tasks] == [["apple", "pear"], ["elm", "oak"]]
+    assert all(task["accuracy"] > 95 for task in tasks)
+
+
+def test_rows_held_out_are_not_learnt_from_and_measured_on(tmp_path: Path, command: Command) -> None:
+    csv(tmp_path, "first", (0, 1))
+    words = ("first.csv", "--label", "kind", "--validate")
+    told = json.loads(command("learn", "m", *words, "0.25", *QUICK, "--json").out)
+    assert (told["rows"], told["held_out"]) == (60, 20)
+    noted = json.loads(command("inspect", "m", "--json").out)["tasks"][0]
+    assert (noted["examples"], noted["accuracy"]) == (60, told["accuracy"])
+    done = command("learn", "n", *words, "0.99")
+    assert done.code == 2
+    assert "class '0' has 40 examples, too few to hold 99% of them out" in done.err
+    assert not (tmp_path / "n").exists()
+
+
+def test_missing_values_are_filled_in_if_asked_for_and_from_then_on(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / csv(tmp_path, "first", (0, 1))
+    lines = path.read_text().splitlines()
+    cells = lines[3].split(",")
+    lines[3] = ",".join([*cells[:4], "", *cells[5:]])
+    path.write_text("\n".join(lines))
+    done = command("learn", "m", "first.csv", "--label", "kind", *QUICK)
+    assert done.code == 2
+    words = "line 4, column 'f3': the cell is blank; fill it in or remove the row, or give --missing mean.\n"
+    assert done.err == f"error: first.csv, {words}"
+    assert not (tmp_path / "m").exists()
+    assert command("learn", "m", "first.csv", "--label", "kind", "--missing", "mean", *QUICK).code == 0
+    assert command("predict", "m", "first.csv", "-o", "out.csv").code == 0
+    assert "--missing error" not in command("predict", "m", "first.csv", "--missing", "error").err
+    assert command("predict", "m", "first.csv", "--missing", "error").code == 2
+
+
+# Mistakes
+
+
+MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
+    ("no such file", ("none.csv",), "none.csv': there is no such file or folder"),
+    ("a known name", ("trees.csv",), "a task named 'trees' has been learnt already; choose another name with --task"),
+    ("another seed", ("next.csv", "--seed", "4"), "seed is 4, but model was begun with 0; settings are chosen with"),
+    ("another width", ("next.csv", "--hidden", "30"), "hidden is 30, but model was begun with 24;"),
+    ("another epochs", ("next.csv", "--epochs", "5"), "epochs is 5, but model was begun with 4;"),
+    ("another alpha", ("next.csv", "--alpha", "5"), "alpha is 5.0, but model was begun with auto;"),
+    ("a setting", ("next.csv", "--set", "kappa=0.7"), "kappa is 0.7, but model was begun with its default;"),
+    ("no label", ("unlabelled.csv",), "unlabelled.csv has no column 'kind', which held the labels of earlier files"),
+    (
+        "a column too many",
+        ("wide.csv",),
+        "wide.csv has column 'id', which earlier files had not; remove it, or name it",
+    ),
+    ("a column too few", ("narrow.csv",), "narrow.csv lacks column 'f3', which earlier files had"),
+    ("one class", ("single.csv",), "single.csv has one class only, 'u'; learning needs at least two"),
+    ("no number", ("words.csv",), "words.csv, line 3, column 'f0': 'x' is not a number"),
+    ("another kind of file", ("a.npz",), "a.npz holds arrays, but earlier files held tables; give a .csv"),
+    ("an empty file", ("empty.csv",), "empty.csv is empty"),
+    ("no name", ("next.csv", "--task", " "), "name is ' '; give the task a name"),
+    ("a wrong share", ("next.csv", "--validate", "2"), "validate is 2.0; give the share of the rows to hold out"),
+    ("two wishes", ("next.csv", "--resume", "--anew"), "--resume and --anew were both given; choose one."),
+    ("minutes", ("next.csv", "--checkpoint-minutes", "-1"), "every is -1.0; give the minutes between two"),
+    ("a wrong device", ("next.csv", "--device", "gpu"), "device is 'gpu'; give 'auto', 'cpu' or 'cuda'."),
+]
+
+
+@pytest.fixture(scope="session")
+def mistaken(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model beside files that cannot be its next task. Nothing here writes to it, as the test checks."""
+    folder = tmp_path_factory.mktemp("mistaken") / "here"
+    shutil.copytree(taught, folder)
+    x, y = blobs((8, 9))
+    table(folder / "next.csv", x, y)
+    table(folder / "unlabelled.csv", x, None)
+    table(folder / "narrow.csv", x, y, columns=[name for name in NAMES if name != "f3"])
+    table(folder / "single.csv", x, ["u"] * len(y))
+    lines = (folder / "next.csv").read_text().splitlines()
+    wide = [line + (",id" if number == 0 else f",{number}") for number, line in enumerate(lines)]
+    (folder / "wide.csv").write_text("\n".join(wide))
+    lines[2] = ",".join([lines[2].split(",")[0], "x", *lines[2].split(",")[2:]])
+    (folder / "words.csv").write_text("\n".join(lines))
+    (folder / "empty.csv").write_text("")
+    np.savez(folder / "a.npz", x=x, y=y)
+    return folder
+
+
+@pytest.mark.parametrize(("words", "said"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
+def test_a_mistake_is_one_sentence_and_the_model_is_untouched(
+    words: tuple[str, ...], said: str, mistaken: Path, command: Command
+) -> None:
+    before = model_bytes(mistaken / "model")
+    done = command("learn", "model", *words, cwd=mistaken)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert said in done.err
+    assert model_bytes(mistaken / "model") == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("m", "fruit.csv"), "say which one holds the labels with --label, such as 'f15'"),
+        (("m", "fruit.csv", "--label", "knid"), "no column 'knid' with the labels; did you mean 'kind'?"),
+        (("m", "fruit.csv", "--label", "kind", "--hidden", "4x"), "--hidden is '4x'; give the widths"),
+        (("m", "fruit.csv", "--label", "kind", "--alpha", "big"), "--alpha is 'big'; give a number above 0, or auto"),
+        (("m", "fruit.csv", "--label", "kind", "--epochs", "0"), "epochs is 0; give at least 1"),
+        (("m", "fruit.csv", "--label", "kind", "--set", "kapa=1"), "unknown setting 'kapa'. Did you mean 'kappa'?"),
+        (("m", "fruit.csv", "--label", "kind", "--size", "8"), "--size is '8'; give height and width in pixels"),
+        (("m", "fruit.csv", "--label", "kind", "--size", "8x8"), "size is for image files, and fruit.csv holds none"),
+        (("fruit.csv", "m"), "fruit.csv is a file; the model folder comes first and the data second."),
+        (("others", "fruit.csv"), "others is a folder of other things ('mine.txt') and no model"),
+    ],
+)
+def test_a_mistake_with_a_new_model_leaves_no_folder(
+    words: tuple[str, ...], said: str, mistaken: Path, command: Command
+) -> None:
+    (mistaken / "others").mkdir(exist_ok=True)
+    (mistaken / "others" / "mine.txt").write_text("mine")
+    done = command("learn", *words, cwd=mistaken)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert not (mistaken / "m").exists()
+    assert [path.name for path in (mistaken / "others").iterdir()] == ["mine.txt"]
+
+
+def test_a_model_made_in_python_is_named_as_such(learnt_folder: Path, taught: Path, command: Command) -> None:
+    done = command("predict", str(learnt_folder), str(taught / "new.csv"))
+    assert done.code == 2
+    assert "holds no ContinualClassifier" in done.err

@@ -1,0 +1,189 @@
+"""`ibpwf predict` and `ibpwf evaluate`: the columns, the files they are written to, and what is counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_files import blobs, model_bytes, table
+
+from ibpwf import ContinualClassifier
+from processes import Finished
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture
+def rows(taught: Path) -> np.ndarray:
+    """The numbers of test.csv and new.csv."""
+    return np.loadtxt(taught / "new.csv", delimiter=",", skiprows=1)
+
+
+# predict
+
+
+def test_every_column_says_what_the_classifier_says(
+    taught: Path, tmp_path: Path, rows: np.ndarray, command: Command
+) -> None:
+    done = command("predict", "model", "new.csv", "-o", str(tmp_path / "out.csv"), cwd=taught)
+    assert done.code == 0, done.err
+    with (tmp_path / "out.csv").open() as file:
+        found = list(csv.DictReader(file))
+    classifier = ContinualClassifier.load(taught / "model", device="cpu")
+    x = rows.astype(np.float32)
+    assert list(found[0]) == ["row", "label", "probability", "task", "entropy", "novel"]
+    assert [row["row"] for row in found] == [str(number) for number in range(1, 61)]
+    assert [row["label"] for row in found] == classifier.predict(x).tolist()
+    assert [row["task"] for row in found] == classifier.predict_task(x).tolist()
+    probability = classifier.predict_proba(x)
+    np.testing.assert_allclose([float(row["probability"]) for row in found], probability.max(1), atol=1e-5)
+    logs = np.log(np.clip(probability, 1e-300, 1))
+    np.testing.assert_allclose([float(row["entropy"]) for row in found], -(probability * logs).sum(1), atol=1e-5)
+    assert [row["novel"] for row in found] == [str(bool(novel)).lower() for novel in classifier.is_novel(x)]
+
+
+def test_with_a_task_only_its_labels_are_answered(taught: Path, command: Command) -> None:
+    done = command("predict", "model", "new.csv", "--task", "trees", "-o", "-", cwd=taught)
+    found = list(csv.DictReader(done.out.splitlines()))
+    assert {row["label"] for row in found} <= {"oak", "elm"}
+    assert {row["task"] for row in found} == {"trees"}
+
+
+def test_draws_add_the_mutual_information(taught: Path, command: Command) -> None:
+    done = command("predict", "model", "new.csv", "--draws", "3", "-o", "-", cwd=taught)
+    found = list(csv.DictReader(done.out.splitlines()))
+    assert all(float(row["mutual_information"]) >= 0 for row in found)
+    assert command("predict", "model", "new.csv", "--draws", "-1", cwd=taught).code == 2
+
+
+def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> None:
+    bare = command("predict", "model", "new.csv", "-o", "-", cwd=taught)
+    labelled = command("predict", "model", "test.csv", "-o", "-", cwd=taught)
+    assert bare.code == labelled.code == 0
+    assert bare.out == labelled.out
+
+
+def test_noise_is_flagged_and_ordinary_rows_are_not(taught: Path, tmp_path: Path, command: Command) -> None:
+    table(tmp_path / "noise.csv", np.random.default_rng(0).uniform(-60, 60, (50, 16)), None)
+    done = command("predict", "model", str(tmp_path / "noise.csv"), cwd=taught)
+    assert "novel: 50 of 50 look like nothing learnt" in done.out
+    told = command("predict", "model", "new.csv", cwd=taught).out.splitlines()[-1]
+    assert int(told.split()[1]) <= 3
+
+
+def test_without_a_file_a_few_rows_and_a_summary_are_shown(taught: Path, command: Command) -> None:
+    done = command("predict", "model", "new.csv", cwd=taught, COLUMNS="80")
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["row", "label", "probability", "task", "entropy", "novel"]
+    assert lines[11] == "… and 50 rows more; -o FILE.csv writes them all."
+    assert lines[13].startswith("labels: ")
+    assert max(map(len, lines)) <= 80
+
+
+def test_other_formats_hold_the_same(taught: Path, tmp_path: Path, command: Command) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    for name in ("a.csv", "a.tsv", "a.jsonl", "a.parquet"):
+        done = command("predict", "model", "new.csv", "-o", str(tmp_path / name), cwd=taught)
+        assert done.code == 0, done.err
+        assert done.out.startswith(f"60 rows written to {tmp_path / name}.\n")
+    first = pandas.read_csv(tmp_path / "a.csv")
+    for other in (
+        pandas.read_csv(tmp_path / "a.tsv", sep="\t"),
+        pandas.read_json(tmp_path / "a.jsonl", lines=True),
+        pandas.read_parquet(tmp_path / "a.parquet"),
+    ):
+        pandas.testing.assert_frame_equal(first, other, check_dtype=False, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("none.csv",), "none.csv': there is no such file or folder"),
+        (("new.csv", "--task", "tree"), "unknown task 'tree'. Did you mean 'trees'? Known: fruit, trees."),
+        (("new.csv", "-o", "out.xls"), "out.xls ends in '.xls'; give a file that ends in .csv"),
+        (("copy.csv", "-o", "copy.csv"), "copy.csv is the data itself; give another file for the answers."),
+        (("new.csv", "-o", "no/where.csv"), "no is no folder; make it first, or give another place."),
+        (("late.csv", "-o", "out.csv"), "late.csv, line 3002, column 'f0': 'x' is not a number"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+    words: tuple[str, ...], said: str, here: Path, command: Command
+) -> None:
+    x, _ = blobs((0,), each=3000)
+    table(here / "copy.csv", x, None)
+    (here / "late.csv").write_text((here / "copy.csv").read_text() + ",".join(["x"] + ["0"] * 15) + "\n")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    done = command("predict", "model", *words)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+
+
+# evaluate
+
+
+def test_what_is_counted_is_what_can_be_counted_by_hand(
+    taught: Path, tmp_path: Path, rows: np.ndarray, command: Command
+) -> None:
+    truth = [line.split(",")[0] for line in (taught / "test.csv").read_text().splitlines()[1:]]
+    swapped = ["pear" if number < 4 else label for number, label in enumerate(truth)]  # four apples called pears
+    table(tmp_path / "test.csv", rows, swapped)
+    out = tmp_path / "scores.json"
+    done = command("evaluate", "model", str(tmp_path / "test.csv"), "--json", str(out), cwd=taught, COLUMNS="90")
+    assert done.code == 0, done.err
+    told = json.loads(out.read_text())
+    x = rows.astype(np.float32)
+    classifier = ContinualClassifier.load(taught / "model", device="cpu")
+    answers = classifier.predict(x)
+    tasks = ["fruit" if label in ("apple", "pear") else "trees" for label in swapped]
+    assert told["rows"] == told["rows_with_task"] == 60
+    assert told["accuracy"]["task_inferred"] == pytest.approx(100 * np.mean(answers == np.array(swapped)))
+    given = classifier.predict(x, task=tasks)
+    assert told["accuracy"]["task_given"] == pytest.approx(100 * np.mean(given == np.array(swapped)))
+    assert told["task_inference"] == pytest.approx(100 * np.mean(classifier.predict_task(x) == np.array(tasks)))
+    assert told["mean_entropy"] == pytest.approx(float(classifier.uncertainty(x).mean()), abs=1e-6)
+    assert told["novel"] == pytest.approx(100 * classifier.is_novel(x).mean())
+    assert (
+        told["confusion"]["pear"]["apple"] == int(np.sum((np.array(swapped) == "pear") & (answers == "apple"))) >= 4
+    )
+    pear = next(entry for entry in told["classes"] if entry["label"] == "pear")
+    assert pear["rows"] == swapped.count("pear")
+    assert "apple (4)" in done.out
+    assert "accuracy, task inferred" in done.out
+
+
+def test_labels_never_learnt_are_counted_apart(taught: Path, tmp_path: Path, command: Command) -> None:
+    x, y = blobs((0, 10), each=10, seed=3)
+    table(tmp_path / "odd.csv", x, np.where(y == 0, "apple", "stone"))
+    told = json.loads(command("evaluate", "model", str(tmp_path / "odd.csv"), "--json", "-", cwd=taught).out)
+    assert told["rows"] == 10
+    assert told["never_learnt"]["labels"] == {"stone": 10}
+    assert told["accuracy"]["task_inferred"] > 80
+    shown = command("evaluate", "model", str(tmp_path / "odd.csv"), cwd=taught).out
+    assert "and 10 rows with labels never learnt (stone), not counted below" in shown
+
+
+def test_a_given_task_must_have_the_labels(taught: Path, command: Command) -> None:
+    done = command("evaluate", "model", "test.csv", "--task", "fruit", cwd=taught)
+    assert done.code == 2
+    assert "task 'fruit' has no class 'oak', only apple, pear; remove the row, or leave --task out." in done.err
+    assert command("evaluate", "model", "fruit.csv", "--task", "fruit", cwd=taught).code == 0
+    done = command("evaluate", "model", "new.csv", cwd=taught)
+    assert done.code == 2
+    assert "new.csv has no column 'kind', which held the labels of earlier files" in done.err
+
+
+def test_answers_with_the_task_given_survive_forgetting_another(here: Path, command: Command) -> None:
+    line = ("predict", "model", "new.csv", "--task", "trees", "-o", "-")
+    before = [row.rsplit(",", 1)[0] for row in command(*line).out.splitlines()]
+    assert command("forget", "model", "fruit").code == 0
+    assert [row.rsplit(",", 1)[0] for row in command(*line).out.splitlines()] == before
+    assert command("verify", "model").code == 0
+    assert json.loads(command("evaluate", "model", "trees.csv", "--json", "-").out)["accuracy"]["task_inferred"] > 95
+    assert model_bytes(here / "model")
