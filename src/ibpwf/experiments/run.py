@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.evaluation.evaluate import score, zero_shot
 from ibpwf.experiments.presets import Preset, preset
 from ibpwf.experiments.result import make_result
+from ibpwf.experiments.side_by_side import side_by_side, threads, workers_for
 from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.methods import method_named
 from ibpwf.settings import FrozenSettings, Settings
@@ -223,22 +225,91 @@ def run(
         if open_writer is not None:
             writer = open_writer(out / "tensorboard")
             closing.callback(writer.close)
+        metrics = out / "metrics.jsonl"
         trainings = [
-            _Training(config, seed, answers, stream, out, events, writer)
+            _Training(config, seed, answers, stream, out, events, partial(store.append_jsonl, metrics), writer)
             for seed, stream in zip(config.seeds, streams, strict=True)
             for answers in config.trainings()
         ]
-        _drop_unfinished(out / "metrics.jsonl", {one.name: len(one.rows) for one in trainings})
-        for number in range(len(streams[0])):
-            behind = [one for one in trainings if len(one.rows) == number]
-            started = time.perf_counter()
-            take_turns([one.learn_steps(number) for one in behind], device)
-            seconds = (time.perf_counter() - started) / max(len(behind), 1)
-            for one in behind:
-                one.finish(number, seconds)
+        _drop_unfinished(metrics, {one.name: len(one.rows) for one in trainings})
+        small = device.type == "cpu" and config.chosen().network["builder"] == "mlp"
+        behind = [one for one in trainings if len(one.rows) < len(one.stream)]
+        workers = workers_for(len(behind), sum(_examples(one) for one in behind)) if small and writer is None else 0
+        if workers:
+            _in_workers(config, behind, workers, out, events)
+        else:
+            with threads(1 if small else None):
+                _in_turns(trainings, device)
         result = make_result(config, streams[0], [one.record for one in trainings], command)
         store.write_json(out / "result.json", result)
     return result
+
+
+def _in_turns(trainings: Sequence[_Training], device: torch.device) -> None:
+    """Task after task, all trainings: on a GPU at the same time, on a CPU one after another."""
+    for number in range(len(trainings[0].stream)):
+        behind = [one for one in trainings if len(one.rows) == number]
+        started = time.perf_counter()
+        take_turns([one.learn_steps(number) for one in behind], device)
+        seconds = (time.perf_counter() - started) / max(len(behind), 1)
+        for one in behind:
+            one.finish(number, seconds)
+
+
+def _in_workers(config: RunConfig, behind: Sequence[_Training], workers: int, out: Path, events: Events) -> None:
+    """Every training from where it is to its end, in worker processes."""
+
+    def told(message: Mapping[str, Any]) -> None:
+        if message["kind"] == "line":
+            store.append_jsonl(out / "metrics.jsonl", message["line"])
+        elif message["kind"] == "epoch":
+            events.epoch(message["training"], Progress(**message["progress"]))
+        else:
+            events.task(message["training"], message["row"])
+
+    here = {**asdict(config), "device": "cpu"}
+    chains = []
+    for one in behind:
+        job = {"config": here, "seed": one.seed, "answers": one.answers, "out": str(out)}
+        left = len(one.stream) - len(one.rows)
+        # Task by task where the next worker finds a stored model to go on from.
+        chains.append([{**job, "tasks": 1}] * left if config.models else [{**job, "tasks": left}])
+    side_by_side(chains, workers, told)
+    for one in behind:
+        one.rows = store.read_json(one.folder / "rows.json")["rows"]
+
+
+def train_on(
+    config: RunConfig,
+    seed: int,
+    answers: tuple[str, ...],
+    out: Path,
+    tasks: int,
+    tell: Callable[[dict[str, Any]], object],
+) -> None:
+    """So many tasks of one training from where it is, in a worker process that tells the run about it."""
+    stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed)
+
+    def epoch(name: str, progress: Progress) -> None:
+        tell({"kind": "epoch", "training": name, "progress": asdict(progress)})
+
+    def task(name: str, row: dict[str, Any]) -> None:
+        tell({"kind": "row", "training": name, "row": row})
+
+    events = Events(epoch, task)
+    one = _Training(config, seed, answers, stream, out, events, lambda line: tell({"kind": "line", "line": line}))
+    for number in range(len(one.rows), len(one.rows) + tasks):
+        started = time.perf_counter()
+        for _ in one.learn_steps(number):
+            pass
+        one.finish(number, time.perf_counter() - started)
+
+
+def _examples(one: _Training) -> int:
+    """About how many examples a training has still to pass, every epoch counted."""
+    settings = one.config.settings(one.answers[0]).to_json()
+    epochs = settings.get("epochs", 1) + settings.get("finetune_epochs", 0)
+    return int(sum(len(task.train) for task in one.stream[len(one.rows) :]) * epochs)
 
 
 def _drop_unfinished(metrics: Path, finished: dict[str, int]) -> None:
@@ -262,10 +333,11 @@ class _Training:
         stream: Scenario,
         out: Path,
         events: Events,
-        writer: Any,
+        note: Callable[[dict[str, Any]], object],
+        writer: Any = None,
     ) -> None:
         self.config, self.seed, self.answers, self.stream = config, seed, answers, stream
-        self.out, self.events, self.writer = out, events, writer
+        self.events, self.note, self.writer = events, note, writer
         one_of_many = not method_named(config.method).serves_both
         self.name = f"seed-{seed}" + (f"-{answers[0]}" if one_of_many else "")
         self.folder = out / self.name
@@ -304,7 +376,7 @@ class _Training:
         self.epochs += 1
         self.events.epoch(self.name, progress)
         line = {"seed": self.seed, "training": self.name, "task_number": number, **asdict(progress)}
-        store.append_jsonl(self.out / "metrics.jsonl", line)
+        self.note(line)
         if self.writer is not None:
             step = number * 1000 + self.epochs  # TensorBoard's axis: the task in thousands, then the epoch
             for key in ("loss", "extra", "active", "new", "reused"):
@@ -333,7 +405,7 @@ class _Training:
         }
         self.rows.append(row)
         line = {"seed": self.seed, "training": self.name, "task_number": number, "finished": row}
-        store.append_jsonl(self.out / "metrics.jsonl", line)
+        self.note(line)
         self.folder.mkdir(exist_ok=True)
         store.write_json(self.folder / "rows.json", self.record)
         if self.config.models:
