@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 LOST = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
-COORDINATES = 16
+COORDINATES = 32
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
-FEW = 64  # rows of a group that share one batched product with other groups
+FEW = 32  # rows of a group that share one batched product with other groups
 ROUNDING = 2.0**-24
 SAFE = 1e-4  # relative, for norms in float32 and factors found in float64
 
