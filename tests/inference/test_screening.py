@@ -84,6 +84,16 @@ def test_inputs_that_float32_has_no_room_for_are_answered_in_float64(scale: floa
     torch.testing.assert_close(quick.sum(1), torch.ones(5, dtype=torch.float64))
 
 
+def test_a_task_whose_rounding_errors_outweigh_the_ridge_is_not_screened() -> None:
+    model = taught(6, 1.0)
+    sums = MomentAccumulator()
+    sums.add(drawn(6, 200, 1.0).double() * 1e8)
+    model.add(6, sums.finish())
+    phi = torch.cat([drawn(2, 5, 1.0, 1).double(), drawn(6, 5, 1.0, 1).double() * 1e8])
+    assert torch.equal(model.task_probabilities(phi, 7), model.task_log_probabilities(phi, 7).exp())
+    assert model._screen is None
+
+
 def test_identical_tasks_stay_as_probable_as_each_other() -> None:
     model = GaussianTaskInference(1e-4)
     for task in range(8):
@@ -115,6 +125,7 @@ def test_the_frame_is_orthonormal() -> None:
     pooled = torch.stack([group.covariance for group in model.groups]).mean(0)
     assert model.absolute_ridge is not None
     screen = Screen.of(means, whiten, constant, pooled, model.absolute_ridge)
+    assert screen is not None
     assert screen.basis.shape == (30, 12)
     factor = screen.factor.double()
     frames = screen.frames.double().view(12, 6, -1).permute(1, 0, 2)

@@ -95,10 +95,11 @@ class GaussianTaskInference:
         self._whitening: tuple[Tensor, Tensor, Tensor] | None = None
         self._each: dict[int, tuple[Moments, Tensor, Tensor]] = {}  # a group's whitening, by its id
         self._screen: Screen | None = None
+        self._screened = False  # whether a screen was made, or found to be of no use
 
     def _changed(self) -> None:
         """Other groups than before: what was prepared from all of them together is no more."""
-        self._whitening = self._screen = None
+        self._whitening, self._screen, self._screened = None, None, False
         there = {id(group) for group in self.groups}
         self._each = {key: value for key, value in self._each.items() if key in there}
 
@@ -174,9 +175,12 @@ class GaussianTaskInference:
             return self.group_scores(phi)
         means, whiten, constant = self._prepared()
         phi = phi.double()
-        if self._screen is None:
+        if not self._screened:
             pooled = sum((group.covariance for group in self.groups), torch.zeros_like(whiten[0])) / len(self.groups)
             self._screen = Screen.of(means, whiten, constant, pooled, self.ridge_for(0))
+            self._screened = True
+        if self._screen is None:
+            return self.group_scores(phi)
         left = self._screen.survivors(phi)
         scores = torch.zeros_like(phi[:, :1]).where(left, -torch.inf)
         several = left.sum(1) > 1  # a group that is left alone has probability 1, whatever its score

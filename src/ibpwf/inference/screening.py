@@ -44,8 +44,11 @@ class Screen:
     steepest: float
 
     @classmethod
-    def of(cls, means: Tensor, whiten: Tensor, constant: Tensor, pooled: Tensor, ridge: float) -> Screen:
-        """From the groups' means, whitenings and constants in float64, and the mean of their covariances."""
+    def of(cls, means: Tensor, whiten: Tensor, constant: Tensor, pooled: Tensor, ridge: float) -> Screen | None:
+        """From the groups' means, whitenings and constants in float64, and the mean of their covariances. None where
+        a covariance is so large that its rounding errors are not small beside the ridge: there nothing is certain."""
+        if not float(pooled.diagonal().amax()) * len(means) * len(pooled) * 2.0**-52 < 0.01 * ridge:
+            return None
         centre = means.mean(0)
         apart = means - centre
         values, vectors = torch.linalg.eigh(pooled + apart.T @ apart / len(means))
@@ -53,7 +56,9 @@ class Screen:
         basis = vectors[:, taken]
         inside = basis.T @ whiten
         # An r×r factor of the same metric: L Lᵀ = (VᵀW)(VᵀW)ᵀ.
-        factor = torch.linalg.cholesky(inside @ inside.transpose(1, 2))
+        factor, failed = torch.linalg.cholesky_ex(inside @ inside.transpose(1, 2))
+        if bool(failed.any()):
+            return None
         there = apart @ basis
         frame = factor @ _telling_directions(factor, there, values[taken])
         centres = (there.unsqueeze(1) @ factor).squeeze(1)
@@ -68,7 +73,7 @@ class Screen:
             constant,
             factor.flatten(1).norm(dim=1),
             centres.norm(dim=1),
-            ridge**-0.5,
+            1.01 * ridge**-0.5,
         )
 
     def survivors(self, phi: Tensor) -> Tensor:
