@@ -299,7 +299,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_task(self, X: Any) -> NDArray[Any]:
         """The name of the task each row most likely belongs to."""
         inputs = self._inputs(X)
-        likeliest = _method(self.learner_).task_log_probabilities(inputs.to(self.learner_.device)).argmax(1)
+        likeliest = _method(self.learner_).task_probabilities(inputs.to(self.learner_.device)).argmax(1)
         names: NDArray[Any] = np.array(self.tasks_)[likeliest.cpu().numpy()]
         return names
 

@@ -247,12 +247,11 @@ class TaskLearner:
             return None
         given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
         if isinstance(given, str) or not isinstance(given, Iterable):
-            numbers = [self.task_number(given)] * rows
-        else:
-            given = list(given)
-            if len(given) != rows:
-                raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
-            numbers = [self.task_number(t) for t in given]
+            return torch.full((rows,), self.task_number(given), device=self.device)
+        given = list(given)
+        if len(given) != rows:
+            raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
+        numbers = [self.task_number(t) for t in given]
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
     def predict(

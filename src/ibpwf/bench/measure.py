@@ -62,12 +62,13 @@ class Row:
 
 
 def take_turns(
-    sides: Mapping[str, Callable[[], object]], setup: Setup, rounds: int | None = None
+    sides: Mapping[str, Callable[[], object]], setup: Setup, rounds: int | None = None, *, warm: bool = False
 ) -> dict[str, list[float]]:
-    """Seconds of each side in each round; every round starts with another side, and a first one is not counted."""
+    """Seconds of each side in each round; every round starts with another side, and a first one is not counted
+    (unless all is `warm`: sides of a minute each, which have nothing to warm up)."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
-    for number in range((rounds or setup.rounds) + 1):
+    for number in range(int(warm), (rounds or setup.rounds) + 1):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             started = setup.seconds()

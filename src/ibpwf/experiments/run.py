@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ibpwf.evaluation.uncertainty import seen_and_unseen
 from ibpwf.experiments.presets import Preset, preset
 from ibpwf.experiments.result import make_result
 from ibpwf.experiments.run_folder import check_folder, remove_models, remove_run
+from ibpwf.experiments.side_by_side import side_by_side, threads, workers_for
 from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.methods import method_named
 from ibpwf.settings import FrozenSettings, Settings
@@ -80,6 +82,11 @@ class RunConfig:
         """What each training of a seed answers: one for both settings, or one for each the method can do."""
         method = method_named(self.method)
         return (method.answers,) if method.serves_both else tuple((setting,) for setting in method.answers)
+
+    def is_small(self) -> bool:
+        """Whether the network is a perceptron, which a single processor core trains as fast as two."""
+        builder: str = self.chosen().network.get("builder", getattr(self.settings(), "network", "mlp"))
+        return builder == "mlp"
 
     def to_json(self) -> dict[str, Any]:
         chosen = self.chosen()
@@ -205,16 +212,15 @@ def run_together(
                 closing.callback(writer.close)
             mine = [streams[one.config.scenario, one.config.tasks, seed] for seed in one.config.seeds]
             going.append(_Run(one, mine, events, writer, keep=one.config.models or len(planned) > 1))
-        for number in range(max(len(one.streams[0]) for one in going)):
-            behind = [training for one in going for training in one.trainings if len(training.rows) == number]
-            behind = [training for training in behind if number < len(training.stream)]
-            started = time.perf_counter()
-            take_turns([training.learn_steps(number) for training in behind], device)
-            seconds = (time.perf_counter() - started) / max(len(behind), 1)
-            for training in behind:
-                training.finish(number, seconds)
-            for finished in going:
-                finished.write_result(number + 1)
+        small = device.type == "cpu" and all(one.config.is_small() for one in planned)
+        behind = going[0].behind() if small and len(going) == 1 and open_writer is None else []
+        workers = workers_for(len(behind), sum(map(_examples, behind)))
+        if workers:
+            _in_workers(planned[0], behind, workers, events)
+            going[0].write_result()
+        else:
+            with threads(1 if small else None):
+                _in_turns(going, device)
         return [finished.result for finished in going]
 
 
@@ -227,16 +233,21 @@ class _Run:
         self.planned, self.streams = planned, streams
         self.result: dict[str, Any] = {}
         config, out = planned.config, planned.out
+        note = partial(store.append_jsonl, out / "metrics.jsonl")
         self.trainings = [
-            _Training(config, seed, answers, stream, out, events, writer, keep=keep)
+            _Training(config, seed, answers, stream, out, events, note, writer, keep=keep)
             for seed, stream in zip(config.seeds, streams, strict=True)
             for answers in config.trainings()
         ]
         _drop_unfinished(out / "metrics.jsonl", {one.name: len(one.rows) for one in self.trainings})
 
-    def write_result(self, tasks: int) -> None:
+    def behind(self) -> list[_Training]:
+        """Those that have tasks left to learn."""
+        return [one for one in self.trainings if len(one.rows) < len(one.stream)]
+
+    def write_result(self) -> None:
         """Once the last task is done; models that were kept for a resumed run alone are removed after that."""
-        if self.result or tasks < len(self.streams[0]):
+        if self.result or self.behind():
             return
         config, out = self.planned.config, self.planned.out
         records = [one.record for one in self.trainings]
@@ -244,6 +255,81 @@ class _Run:
         store.write_json(out / "result.json", self.result)
         if not config.models:
             remove_models(out)
+
+
+def _in_turns(going: Sequence[_Run], device: torch.device) -> None:
+    """Task after task, the trainings of all runs: on a GPU at the same time, on a CPU one after another."""
+    for number in range(max(len(one.streams[0]) for one in going)):
+        behind = [training for one in going for training in one.trainings if len(training.rows) == number]
+        behind = [training for training in behind if number < len(training.stream)]
+        started = time.perf_counter()
+        take_turns([training.learn_steps(number) for training in behind], device)
+        seconds = (time.perf_counter() - started) / max(len(behind), 1)
+        for training in behind:
+            training.finish(number, seconds)
+        for finished in going:
+            finished.write_result()
+
+
+def _in_workers(planned: Planned, behind: Sequence[_Training], workers: int, events: Events) -> None:
+    """Every training from where it is to its end, in worker processes."""
+    config, out = planned.config, planned.out
+
+    def told(message: Mapping[str, Any]) -> None:
+        if message["kind"] == "line":
+            store.append_jsonl(out / "metrics.jsonl", message["line"])
+        elif message["kind"] == "epoch":
+            events.epoch(message["training"], Progress(**message["progress"]))
+        else:
+            events.task(message["training"], message["row"])
+
+    here = {**asdict(config), "device": "cpu"}
+    chains = []
+    for one in behind:
+        job = {"config": here, "seed": one.seed, "answers": one.answers, "out": str(out)}
+        left = len(one.stream) - len(one.rows)
+        # Task by task where the next worker finds a stored model to go on from.
+        chains.append([{**job, "tasks": 1}] * left if config.models else [{**job, "tasks": left}])
+    side_by_side(chains, workers, told)
+    for one in behind:
+        one.rows = store.read_json(one.folder / "rows.json")["rows"]
+
+
+def train_on(
+    config: RunConfig,
+    seed: int,
+    answers: tuple[str, ...],
+    out: Path,
+    tasks: int,
+    tell: Callable[[dict[str, Any]], object],
+) -> None:
+    """So many tasks of one training from where it is, in a worker process that tells the run about it."""
+    stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed)
+
+    def epoch(name: str, progress: Progress) -> None:
+        tell({"kind": "epoch", "training": name, "progress": asdict(progress)})
+
+    def task(name: str, row: dict[str, Any]) -> None:
+        tell({"kind": "row", "training": name, "row": row})
+
+    events = Events(epoch, task)
+
+    def note(line: dict[str, Any]) -> None:
+        tell({"kind": "line", "line": line})
+
+    one = _Training(config, seed, answers, stream, out, events, note, keep=config.models)
+    for number in range(len(one.rows), len(one.rows) + tasks):
+        started = time.perf_counter()
+        for _ in one.learn_steps(number):
+            pass
+        one.finish(number, time.perf_counter() - started)
+
+
+def _examples(one: _Training) -> int:
+    """About how many examples a training has still to pass, every epoch counted."""
+    settings = one.config.settings(one.answers[0]).to_json()
+    epochs = settings.get("epochs", 1) + settings.get("finetune_epochs", 0)
+    return int(sum(len(task.train) for task in one.stream[len(one.rows) :]) * epochs)
 
 
 def _drop_unfinished(metrics: Path, finished: dict[str, int]) -> None:
@@ -267,13 +353,14 @@ class _Training:
         stream: Scenario,
         out: Path,
         events: Events,
-        writer: Any,
+        note: Callable[[dict[str, Any]], object],
+        writer: Any = None,
         *,
         keep: bool,
     ) -> None:
         self.keep = keep
         self.config, self.seed, self.answers, self.stream = config, seed, answers, stream
-        self.out, self.events, self.writer = out, events, writer
+        self.events, self.note, self.writer = events, note, writer
         one_of_many = not method_named(config.method).serves_both
         self.name = f"seed-{seed}" + (f"-{answers[0]}" if one_of_many else "")
         self.folder = out / self.name
@@ -312,7 +399,7 @@ class _Training:
         self.epochs += 1
         self.events.epoch(self.name, progress)
         line = {"seed": self.seed, "training": self.name, "task_number": number, **asdict(progress)}
-        store.append_jsonl(self.out / "metrics.jsonl", line)
+        self.note(line)
         if self.writer is not None:
             step = number * 1000 + self.epochs  # TensorBoard's axis: the task in thousands, then the epoch
             for key in ("loss", "extra", "active", "new", "reused"):
@@ -342,7 +429,7 @@ class _Training:
         }
         self.rows.append(row)
         line = {"seed": self.seed, "training": self.name, "task_number": number, "finished": row}
-        store.append_jsonl(self.out / "metrics.jsonl", line)
+        self.note(line)
         self.folder.mkdir(exist_ok=True)
         store.write_json(self.folder / "rows.json", self.record)
         if self.keep:

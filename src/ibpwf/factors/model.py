@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ibpwf.errors import InputError
 from ibpwf.factors.dictionary import Dictionary, FactorBlock
@@ -67,6 +66,7 @@ class FactorModel:
         self.tasks: list[LearntTask] = []
         self.reference: Reference | None = None
         self._composed: dict[int, dict[str, Tensor]] = {}
+        self._ready: dict[int, nn.Module] = {}
         self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -80,7 +80,7 @@ class FactorModel:
             dictionary.to(target)
         self.tasks = [task.to(target) for task in self.tasks]
         self.reference = None if self.reference is None else self.reference.to(target)
-        self._composed.clear()
+        self.forget_composed()
         return self
 
     def start_task(
@@ -116,10 +116,12 @@ class FactorModel:
         for name, dictionary in self.layers.items():
             dictionary.unlock_last(len(self.tasks[-1].vectors[name]) if self.tasks else 0)
         self._composed.pop(len(self.tasks), None)
+        self._ready.pop(len(self.tasks), None)
 
     def forget_composed(self) -> None:
-        """Compose every task's weights anew: the tasks' numbers have changed."""
+        """Compose every task's weights anew: the tasks' numbers, or the device, have changed."""
         self._composed.clear()
+        self._ready.clear()
 
     def add_task(self, task: LearntTask, blocks: Mapping[str, FactorBlock]) -> None:
         """Append a finished task: lock its factors, store its vectors."""
@@ -255,11 +257,25 @@ class FactorModel:
         place = torch.searchsorted(locked.positions, at)
         return FactorBlock(locked.a[:, place].contiguous(), locked.b[place].contiguous(), at), strength[at]
 
+    def ready(self, task: int) -> nn.Module:
+        """The plain network holding a task's weights: the tensors of `state(task)` themselves, not copies; cached, so
+        that an answer costs what the network costs."""
+        if task not in self._ready:
+            state = self.state(task)
+            here = {**dict(self.net.named_buffers()), **dict(self.net.named_parameters())}
+            memo: dict[int, object] = {}  # what deepcopy takes for the copy of a tensor
+            for name, tensor in here.items():
+                value = state.get(name, tensor)
+                given = isinstance(tensor, nn.Parameter) and not isinstance(value, nn.Parameter)
+                memo[id(tensor)] = nn.Parameter(value, requires_grad=False) if given else value
+            self._ready[task] = copy.deepcopy(self.net, memo).eval()
+        return self._ready[task]
+
     def logits(self, x: Tensor, task: int) -> Tensor:
         """The task's outputs, one column per class of the task."""
-        self.net.eval()
+        task = range(len(self.tasks))[task]
         with torch.no_grad():
-            out: Tensor = functional_call(self.net, self.state(task), (x,), tie_weights=False)
+            out: Tensor = self.ready(task)(x)
         return out[:, : self.tasks[task].outputs]
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.inference.screening import Screen, rows_by_value
+
+SCREEN_FROM = 4
+"""With fewer groups than this, looking at a few coordinates first costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +93,27 @@ class GaussianTaskInference:
         self.groups: list[Moments] = []
         self.owner: list[int] = []
         self._whitening: tuple[Tensor, Tensor, Tensor] | None = None
+        self._each: dict[int, tuple[Moments, Tensor, Tensor]] = {}  # a group's whitening, by its id
+        self._screen: Screen | None = None
+        self._screened = False  # whether a screen was made, or found to be of no use
+
+    def _changed(self) -> None:
+        """Other groups than before: what was prepared from all of them together is no more."""
+        self._whitening, self._screen, self._screened = None, None, False
+        there = {id(group) for group in self.groups}
+        self._each = {key: value for key, value in self._each.items() if key in there}
 
     def add(self, task: int, moments: Moments) -> None:
         if self.absolute_ridge is None:
             raise ValueError("set_scale first")
         self.groups.append(moments)
         self.owner.append(task)
-        self._whitening = None
+        self._changed()
 
     def keep(self, count: int) -> None:
         """Drop all groups after the first `count`."""
         del self.groups[count:], self.owner[count:]
-        self._whitening = None
+        self._changed()
         if not count:
             self.absolute_ridge = None
 
@@ -108,7 +121,7 @@ class GaussianTaskInference:
         """Drop the groups of one task; later tasks move up by one number. The ridge stays: it is every group's."""
         kept = [(g, o - (o > task)) for g, o in zip(self.groups, self.owner, strict=True) if o != task]
         self.groups, self.owner = [group for group, _ in kept], [owner for _, owner in kept]
-        self._whitening = None
+        self._changed()
         if not kept:
             self.absolute_ridge = None
 
@@ -131,12 +144,22 @@ class GaussianTaskInference:
         if self._whitening is None:
             means, whiten, constant = [], [], []
             for group in self.groups:
-                matrix, half_log_determinant = whitening(group.covariance, self.ridge_for(group.count))
+                _, matrix, half_log_determinant = self._whitened(group)
                 whiten.append(matrix)
                 constant.append(math.log(group.count) - half_log_determinant)
                 means.append(group.mean)
-            self._whitening = torch.stack(means), torch.stack(whiten), torch.stack(constant)
+            stacked = torch.stack(whiten)
+            for group, matrix in zip(self.groups, stacked, strict=True):  # a view: held once
+                self._each[id(group)] = (group, matrix, self._each[id(group)][2])
+            self._whitening = torch.stack(means), stacked, torch.stack(constant)
         return self._whitening
+
+    def _whitened(self, group: Moments) -> tuple[Moments, Tensor, Tensor]:
+        """A group's whitening and ½ log|Σ + ρI|; a new task does not have those of all others made again."""
+        found = self._each.get(id(group))
+        if found is None or found[0] is not group:
+            found = self._each[id(group)] = (group, *whitening(group.covariance, self.ridge_for(group.count)))
+        return found
 
     def group_scores(self, phi: Tensor) -> Tensor:
         """log N_g + log N(φ | μ_g, Σ_g + ρI) up to one constant, for every row and group: N×G."""
@@ -146,16 +169,54 @@ class GaussianTaskInference:
         z = phi.unsqueeze(0) @ whiten - means.unsqueeze(1) @ whiten
         return constant - 0.5 * z.square().sum(-1).T
 
+    def likely_scores(self, phi: Tensor) -> Tensor:
+        """`group_scores`, with -inf for groups whose probability is certainly below 1e-19 (see `screening`)."""
+        if len(self.groups) < SCREEN_FROM or torch.get_float32_matmul_precision() != "highest":
+            return self.group_scores(phi)
+        means, whiten, constant = self.prepared()
+        phi = phi.double()
+        if not self._screened:
+            pooled = sum((group.covariance for group in self.groups), torch.zeros_like(whiten[0])) / len(self.groups)
+            self._screen = Screen.of(means, whiten, constant, pooled, self.ridge_for(0))
+            self._screened = True
+        if self._screen is None:
+            return self.group_scores(phi)
+        left = self._screen.survivors(phi)
+        scores = torch.zeros_like(phi[:, :1]).where(left, -torch.inf)
+        several = left.sum(1) > 1  # a group that is left alone has probability 1, whatever its score
+        if bool(several.any()):
+            row, group = (left & several.unsqueeze(1)).nonzero(as_tuple=True)
+            if 2 * len(row) > left.numel():
+                return self.group_scores(phi)
+            for one, at in rows_by_value(group):
+                z = phi[row[at]] @ whiten[one] - means[one] @ whiten[one]
+                scores[row[at], one] = constant[one] - 0.5 * z.square().sum(-1)
+        return scores
+
     def task_log_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
         """log P(t | φ(x)), N×T; a task's probability is the sum over its groups (eq. phi_task_inference)."""
-        owner = torch.tensor(self.owner, device=phi.device)
-        rows = []
-        for part in torch.split(phi, chunk):
-            scores = self.group_scores(part)
-            per_task = [scores[:, owner == task].logsumexp(1) for task in range(tasks)]
-            rows.append(torch.stack(per_task, 1).log_softmax(1))
-        return torch.cat(rows) if rows else phi.new_zeros(0, tasks).double()
+        parts = [self._by_task(self.group_scores(part), tasks) for part in torch.split(phi, chunk)]
+        return torch.cat(parts) if parts else phi.new_zeros(0, tasks).double()
+
+    def task_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
+        """P(t | φ(x)), N×T: what `task_log_probabilities` are the logarithms of, with 0 for less than 1e-19. Tasks
+        that are out of the question cost next to nothing, so that a hundred are told apart in the time of a few."""
+        parts = [self._by_task(self.likely_scores(part), tasks).exp() for part in torch.split(phi, chunk)]
+        return torch.cat(parts) if parts else phi.new_zeros(0, tasks).double()
+
+    def _by_task(self, scores: Tensor, tasks: int) -> Tensor:
+        """log P(t | φ(x)) from the scores of all groups."""
+        if self.owner != list(range(tasks)):
+            places: list[list[int]] = [[] for _ in range(tasks)]
+            for group, task in enumerate(self.owner):
+                if task < tasks:
+                    places[task].append(group)
+            most = max(len(groups) for groups in places)
+            none = len(self.owner)  # a column of -inf: no group
+            table = torch.tensor([groups + [none] * (most - len(groups)) for groups in places], device=scores.device)
+            scores = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)[:, table].logsumexp(2)
+        return scores.log_softmax(1)
 
     def to(self, device: torch.device) -> None:
         self.groups = [group.to(device) for group in self.groups]
-        self._whitening = None
+        self._changed()

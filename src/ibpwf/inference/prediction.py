@@ -13,9 +13,9 @@ class Prediction:
 
     `classes` names the columns of `probabilities`: (task number, label), for every class learnt so far; a
     class is a task and a label, because a label may return in a later task. `labels` are the user's own.
-    `task` is the task each row was answered for, given or inferred; `task_probabilities` is P(t | φ(x)), or
-    one-hot where the task was given. Unless `marginal=True` was asked for, a row's probabilities are
-    conditional on its task. `entropy` is that of `probabilities`, in nats; with posterior draws,
+    `task` is the task each row was answered for, given or inferred; `task_probabilities` is P(t | φ(x)), 0 where
+    it is below 1e-19, or one-hot where the task was given. Unless `marginal=True` was asked for, a row's
+    probabilities are conditional on its task. `entropy` is that of `probabilities`, in nats; with posterior draws,
     `mutual_information` is the part that comes from uncertain weights.
     """
 

@@ -6,8 +6,9 @@ the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any, ClassVar, Self
 
 import torch
@@ -25,6 +26,7 @@ from ibpwf.inference.features import check_layers, features, first_layer, unread
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.random_features import RandomFeatures, automatic_width
+from ibpwf.inference.screening import rows_by_value
 from ibpwf.inference.shared import SharedGaussianInference, class_moments
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.methods.base import Counts, Method, TaskData
@@ -268,11 +270,14 @@ class IBPWF(Method):
 
     def task_log_probabilities(self, x: Tensor) -> Tensor:
         """log P(t | φ(x)) for every row and task."""
-        parts = [
-            self.inference.task_log_probabilities(self.features(rows), len(self.classes))
-            for rows in torch.split(x, ROWS_AT_ONCE)
-        ]
-        return torch.cat(parts)
+        return self._for_rows(self.inference.task_log_probabilities, x)
+
+    def task_probabilities(self, x: Tensor) -> Tensor:
+        """P(t | φ(x)) for every row and task; it costs less than the logarithms, of which most are never seen."""
+        return self._for_rows(self.inference.task_probabilities, x)
+
+    def _for_rows(self, ask: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
+        return torch.cat([ask(self.features(rows), len(self.classes)) for rows in torch.split(x, ROWS_AT_ONCE)])
 
     def class_columns(self) -> tuple[tuple[int, int], ...]:
         return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
@@ -280,30 +285,32 @@ class IBPWF(Method):
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
         tasks = len(self.classes)
         if task is None:
-            task_probabilities = self.task_log_probabilities(x).exp()
+            task_probabilities = self.task_probabilities(x)
             task = task_probabilities.argmax(1)
         else:
             task_probabilities = F.one_hot(task, tasks).double()
             marginal = False
         columns = self.class_columns()
-        first = [sum(len(labels) for labels in self.classes[:t]) for t in range(tasks)]
+        widths = [len(labels) for labels in self.classes]
+        first = [0, *accumulate(widths)]
         probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
-        own = torch.zeros_like(probabilities)
-        single = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        best = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        total, single = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
         # Grouped by task: every row runs through its own task's network once (all tasks' when marginal).
-        for t in range(tasks) if marginal else torch.unique(task).tolist():
-            rows = torch.arange(len(x), device=x.device) if marginal else (task == t).nonzero().flatten()
-            here = slice(first[t], first[t] + len(self.classes[t]))
-            p, spread = self._task_probabilities(x[rows], t, draws, seed)
-            weight = task_probabilities[rows, t] if marginal else torch.ones_like(single[rows])
-            probabilities[rows, here] = p * weight.unsqueeze(1)
-            own[rows, here] = p
+        everything = torch.arange(len(x), device=x.device)
+        for t, rows in [(t, everything) for t in range(tasks)] if marginal else rows_by_value(task):
+            p, spread = self._task_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
+            here = slice(first[t], first[t + 1])
+            # The label is the inferred task's own best class (the paper's rule), also when marginal.
+            own = task == t if marginal else rows
+            best[own] = first[t] + (p[own] if marginal else p).argmax(1)
+            weight = task_probabilities[:, t] if marginal else torch.ones_like(spread)
+            probabilities[rows, here] = p * weight.unsqueeze(1) if marginal else p
             single[rows] += weight * spread
-        # The label is the inferred task's own best class (the paper's rule), also when marginal.
-        owner = torch.tensor([t for t, _ in columns], device=x.device)
-        best = own.masked_fill(owner != task.unsqueeze(1), -1.0).argmax(1)
+            total[rows] = entropy(p)
+        if marginal:
+            total = entropy(probabilities)
         labels = torch.tensor([label for _, label in columns], device=x.device)[best]
-        total = entropy(probabilities)
         return Prediction(
             labels=labels,
             probabilities=probabilities,
