@@ -33,7 +33,7 @@ FIELDS = {
         "tasks",
         "seeds",
     ),
-    *("accuracy", "task_inference", "matrix", "forgetting", "backward_transfer", "forward_transfer"),
+    *("accuracy", "task_inference", "matrix", "forgetting", "backward_transfer", "forward_transfer", "uncertainty"),
     *(
         "factors",
         "parameters",

@@ -147,13 +147,11 @@ def test_the_program_says_in_a_sentence_what_is_wrong(files: Path) -> None:
 
 def test_columns_of_words_are_read_as_the_model_learnt_them(tmp_path: Path) -> None:
     columns = (Column("size"), Column("colour", "category", ("blue", "red")), Column("new", "boolean"))
-    layout = Layout("table", (4,), columns, label="label")
+    layout = Layout("table", (4,), columns, label="label", means=(2.5, 0.5, 0.5, 0.5))
     x = np.array([[1, 1, 0, 0], [2, 0, 1, 1], [3, 1, 0, 1], [4, 0, 1, 0]] * 8, dtype=float)
     made = ContinualClassifier(hidden=(4,), epochs=2, settings={"random_features": 10}, device="cpu")
     made.learn(x, np.array(["left", "right"] * 16))
-    made.save(tmp_path / "model")
-    learner = Learner.load(tmp_path / "model", device="cpu")
-    learner.save(tmp_path / "model", extra={**learner.extra, "data": layout.to_json()})
+    made.save(tmp_path / "model", extra={"layout": layout.to_json()})
     ibpwf.export(tmp_path / "model", "task-1", "onnx", tmp_path / "m.onnx")
     (tmp_path / "rows.csv").write_text("size,new,colour\n1,false,blue\n2,True, red\n")
     done = run_script(tmp_path, "m.onnx", "rows.csv")

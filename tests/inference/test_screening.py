@@ -121,7 +121,7 @@ def test_a_forgotten_and_a_new_task_are_seen_at_once() -> None:
 
 def test_the_frame_is_orthonormal() -> None:
     model = taught(6, 1.0)
-    means, whiten, constant = model._prepared()
+    means, whiten, constant = model.prepared()
     pooled = torch.stack([group.covariance for group in model.groups]).mean(0)
     assert model.absolute_ridge is not None
     screen = Screen.of(means, whiten, constant, pooled, model.absolute_ridge)

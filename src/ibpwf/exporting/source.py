@@ -156,10 +156,8 @@ class Source:
 
     def layout(self) -> Layout | None:
         """How the files were laid out that the model was taught from, if it was taught from files."""
-        for value in self.learner.extra.values():
-            with contextlib.suppress(StoreError, TypeError):
-                return Layout.from_json(value)
-        return None
+        kept = getattr(self.classifier, "extra_", {})
+        return Layout.from_json(kept["layout"]) if "layout" in kept else None
 
     def preprocessing(self) -> dict[str, Any]:
         """What is done to inputs before the network, with its numbers where they are not in the graph."""
