@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +95,22 @@ def test_a_worker_that_ends_without_a_word_is_an_error(monkeypatch: pytest.Monke
     with pytest.raises(TrainingError, match="ended without a word"):
         workers.side_by_side([[{"seed": 0}]], 1, lambda message: None)
     assert runs.workers_for is workers.workers_for
+
+
+@pytest.mark.parametrize(
+    ("scenario", "method", "changes", "small"),
+    [
+        ("split-mnist", "ibpwf", {}, True),
+        ("permuted-mnist", "ibpwf", {}, False),  # two layers of 1,000 units: torch's threads pay
+        ("split-mnist", "adam", {}, True),
+        ("permuted-mnist", "adam", {}, False),
+        ("split-mnist", "adam", {"hidden": [2000]}, False),
+        ("split-cifar10", "ibpwf", {}, False),
+        ("split-cifar10", "ewc", {}, False),
+        ("split-mnist", "slda", {}, False),
+    ],
+)
+def test_only_narrow_perceptrons_keep_to_one_thread(
+    scenario: str, method: str, changes: dict[str, Any], small: bool
+) -> None:
+    assert RunConfig(scenario, method, changes=changes).is_small() is small

@@ -41,6 +41,9 @@ from ibpwf.training.loop import Progress
 from ibpwf.training.phase import Phase, make_optimizer
 from ibpwf.training.replicas import take_turns
 
+NARROW = 512
+"""Hidden units up to which a run on a CPU keeps to one thread: a second gains a quarter at 400, half at 1,000."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -84,9 +87,11 @@ class RunConfig:
         return (method.answers,) if method.serves_both else tuple((setting,) for setting in method.answers)
 
     def is_small(self) -> bool:
-        """Whether the network is a perceptron, which a single processor core trains as fast as two."""
-        builder: str = self.chosen().network.get("builder", getattr(self.settings(), "network", "mlp"))
-        return builder == "mlp"
+        """Whether the network is a perceptron so narrow that more than one thread hardly speeds a step up."""
+        network, settings = self.chosen().network, self.settings()
+        builder = network.get("builder", getattr(settings, "network", "mlp"))
+        hidden = network.get("hidden", getattr(settings, "hidden", ()))
+        return builder == "mlp" and max(hidden, default=0) <= NARROW
 
     def to_json(self) -> dict[str, Any]:
         chosen = self.chosen()

@@ -1,6 +1,6 @@
 """Several trainings of a run on a CPU: worker processes of one thread each, as many as there are cores.
 
-A step of a small network is some two hundred operations of microseconds. A second thread inside them gains nothing
+A step of a small network is some two hundred operations of microseconds. A second thread inside them gains little
 (and loses much where the cores are busy), threads of one interpreter wait for each other, a batched dimension gives
 other bits. A process has none of these: every seed computes exactly what it computes alone.
 
