@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 
 class IBPWFError(Exception):
@@ -33,3 +35,12 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     closest = next((name for name in names if near and name.lower() == near[0]), None)
     hint = f" Did you mean '{closest}'?" if closest else ""
     return InputError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(names)}.")
+
+
+def run_program(main: Callable[[list[str]], int]) -> NoReturn:
+    """Run a module as a program: exit with what `main` returns, or with one line and code 2 for an error of ours."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except IBPWFError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)

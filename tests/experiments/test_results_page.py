@@ -95,3 +95,10 @@ def test_a_comparison_with_the_papers_settings_says_so_in_its_title():
     assert results_page.title("compare-split-mnist", "split-mnist") == "split-mnist: methods side by side"
     text = results_page.title("compare-split-mnist-paper-settings", "split-mnist")
     assert text == "split-mnist: methods side by side (paper settings)"
+
+
+@pytest.mark.parametrize("given", [[], ["docs"], ["nowhere", "README.md"]])
+def test_paths_that_are_not_there_are_named(given: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(InputError, match=r"give (two, )?the folder of documents and the README"):
+        results_page.main(given)

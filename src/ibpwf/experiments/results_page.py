@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf import store
-from ibpwf.errors import IBPWFError, InputError, StoreError
+from ibpwf.errors import InputError, StoreError, run_program
 from ibpwf.experiments.choosing_page import with_tables
 from ibpwf.experiments.compare import Outcome, markdown, rows
 from ibpwf.experiments.presets import supports
@@ -165,7 +165,13 @@ def with_table(text: str, results: list[tuple[str, dict[str, Any]]]) -> str:
 
 def main(arguments: list[str]) -> int:
     check = "--check" in arguments
-    docs, readme = (Path(a) for a in arguments if a != "--check")
+    places = [Path(argument) for argument in arguments if argument != "--check"]
+    if len(places) != 2:
+        raise InputError(f"{len(places)} paths were given; give two, the folder of documents and the README.")
+    docs, readme = places
+    for path in (docs / "results", docs / "choosing.md", readme):
+        if not path.exists():
+            raise InputError(f"there is no {path}; give the folder of documents and the README, in this order.")
     results = read_results(docs / "results")
     comparisons = read_comparisons(docs / "results")
     wanted = {docs / "results" / "README.md": page(results, comparisons)}
@@ -184,8 +190,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except IBPWFError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+    run_program(main)

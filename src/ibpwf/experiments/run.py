@@ -42,7 +42,7 @@ from ibpwf.training.phase import Phase, make_optimizer
 from ibpwf.training.replicas import take_turns
 
 NARROW = 512
-"""Hidden units up to which a run on a CPU keeps to one thread: a second gains a quarter at 400, half at 1,000."""
+"""Hidden units up to which a run on a CPU keeps to one thread; for wider layers more threads pay."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ibpwf import store
 from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.data.tasks import Scenario
-from ibpwf.errors import IBPWFError, InputError
+from ibpwf.errors import InputError, run_program
 from ibpwf.evaluation.metrics import spread
 from ibpwf.experiments.paper import target
 from ibpwf.experiments.result import commit, environment
@@ -146,8 +146,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except IBPWFError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+    run_program(main)
