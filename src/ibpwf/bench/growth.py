@@ -6,8 +6,8 @@ import copy
 
 from ibpwf.bench.measure import Row, Setup, milliseconds, ratio, take_turns
 from ibpwf.data.scenarios import scenario
+from ibpwf.experiments.network import build_network
 from ibpwf.experiments.presets import preset
-from ibpwf.experiments.run import build_network
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
 

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ import torch
 
 @dataclass(frozen=True)
 class Setup:
-    """Where to measure and how long: `quick` halves the rounds and leaves out what takes a minute."""
+    """Where to measure and how long: `quick` halves the rounds and leaves out what takes a minute. Whole runs are
+    kept in the folder `runs`, if there is one."""
 
     device: torch.device
     quick: bool = False
+    runs: Path | None = None
 
     @property
     def rounds(self) -> int:

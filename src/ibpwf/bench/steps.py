@@ -53,6 +53,7 @@ def elbo_step(method: IBPWF, data: TaskData, index: int) -> Step:
             after=method.after_step,
             between=method.after_backward,
             tf32=method.tf32,
+            bfloat16=method.bfloat16,
         )
         step.start_epoch(torch.arange(len(here.y)))
         if number < index:

@@ -29,6 +29,9 @@ def bench_command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write bench.json and README.md there.")
     ] = None,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", metavar="DIR", help="Keep the whole runs' folders there.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Measure speed and memory side by side, in turns, and show the ratios beside their targets."""
@@ -41,7 +44,7 @@ def bench_command(
     from ibpwf.learner import choose_device
 
     console = Console()
-    setup = Setup(choose_device(device), quick)
+    setup = Setup(choose_device(device), quick, runs)
     wanted = chosen(only)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had should not show after minutes

@@ -38,6 +38,14 @@ def run_command(
     seeds: Annotated[int | None, typer.Option(help="Run seeds 0 to N-1.", show_default=False)] = None,
     tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="Another network than the preset's: mlp, resnet20, resnet or vit_tiny, with arguments as in "
+            "'resnet;depth=32;width=32'.",
+            show_default=False,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, such as --set alpha=300. Repeatable."),
@@ -63,6 +71,7 @@ def run_command(
 
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
+    from ibpwf.experiments.network import parse_network
     from ibpwf.experiments.run import Events, RunConfig, run
     from ibpwf.report import write_report
 
@@ -72,11 +81,12 @@ def run_command(
         raise InputError(f"--seeds is {seeds}; give at least 1.")
     chosen = tuple(range(seeds)) if seeds is not None else (seed or 0,)
     changes = dict(parse_assignment(text) for text in set_ or [])
+    spec = None if network is None else parse_network(network)
     console = Console(stderr=json_)
     command = "ibpwf " + shlex.join(sys.argv[1:])
     names = [scenario] if fallback is None else [scenario, fallback]
     # All of them now: a mistake in the fallback's name should not show only when it is needed.
-    configs = [RunConfig(name, method, preset, chosen, changes, tasks, device, not no_models) for name in names]
+    configs = [RunConfig(name, method, preset, chosen, changes, tasks, device, not no_models, spec) for name in names]
     open_writer = _summary_writer() if tensorboard else None
 
     def go(config: RunConfig) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def make_result(
         "changes": config.changes,
         "settings": config.settings().to_json(),
         "settings_for": config.settings_for(),
-        "network": config.chosen().network,
+        "network": config.network_spec(),
         "note": config.chosen().note,
         "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],
         "seeds": seeds,

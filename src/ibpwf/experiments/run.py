@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ibpwf import models, store
+from ibpwf import store
 from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, StoreError
 from ibpwf.evaluation.evaluate import score, zero_shot
 from ibpwf.evaluation.uncertainty import seen_and_unseen
-from ibpwf.experiments.presets import Preset, preset
+from ibpwf.experiments.network import build_network
+from ibpwf.experiments.presets import Preset, preset, settings_type
 from ibpwf.experiments.result import make_result
 from ibpwf.experiments.run_folder import check_folder, remove_models, remove_run
 from ibpwf.experiments.side_by_side import side_by_side, threads, workers_for
@@ -57,9 +58,15 @@ class RunConfig:
     tasks: int | None = None
     device: str = "auto"
     models: bool = True  # whether to store the models; without them a resumed seed starts anew
+    network: dict[str, Any] | None = None  # instead of the preset's
 
     def __post_init__(self) -> None:
-        method_named(self.method)
+        method = method_named(self.method)
+        if self.network is not None and settings_type(method.name) is not Settings:
+            raise InputError(
+                f"--network is {self.network['builder']}, but method '{method.name}' builds its own; "
+                "see its settings network and hidden (--set), or use --method ibpwf."
+            )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise InputError(f"seeds are {list(self.seeds)}; give different whole numbers from 0.")
         self.settings()
@@ -86,9 +93,13 @@ class RunConfig:
         method = method_named(self.method)
         return (method.answers,) if method.serves_both else tuple((setting,) for setting in method.answers)
 
+    def network_spec(self) -> dict[str, Any]:
+        """A builder of `ibpwf.models` and its arguments; empty for methods that build their own."""
+        return self.chosen().network if self.network is None else self.network
+
     def is_small(self) -> bool:
         """Whether the network is a perceptron so narrow that more than one thread hardly speeds a step up."""
-        network, settings = self.chosen().network, self.settings()
+        network, settings = self.network_spec(), self.settings()
         builder = network.get("builder", getattr(settings, "network", "mlp"))
         hidden = network.get("hidden", getattr(settings, "hidden", ()))
         return builder == "mlp" and max(hidden, default=0) <= NARROW
@@ -98,7 +109,7 @@ class RunConfig:
         return {
             **asdict(self),
             "seeds": list(self.seeds),
-            "network": chosen.network,
+            "network": self.network_spec(),
             "settings": self.settings().to_json(),
             "settings_for": self.settings_for(),
             "note": chosen.note,
@@ -115,26 +126,11 @@ class Events:
     fetched: Callable[[str, int, int | None], None] = lambda label, done, total: None
 
 
-def build_network(spec: dict[str, Any], stream: Scenario, seed: int) -> nn.Module:
-    """The preset's network for a scenario; its own initial values depend on the seed alone."""
-    arguments = {key: value for key, value in spec.items() if key != "builder"}
-    widest = max(len(task.classes) for task in stream)
-    outputs = max(stream.n_classes, widest)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if spec["builder"] == "mlp":
-            inputs = 1
-            for size in stream.input_shape:
-                inputs *= size
-            return models.mlp(inputs, arguments["hidden"], outputs)
-        return models.resnet20(classes=outputs)
-
-
 def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[str, ...]) -> TaskLearner:
     """A learner that has learnt nothing yet."""
     method, settings = method_named(config.method), config.settings(answers[0])
     if isinstance(settings, Settings):
-        net = build_network(config.chosen().network, stream, seed)
+        net = build_network(config.network_spec(), stream, seed)
         return Learner(net, settings, seed=seed, device=config.device)
     configuration = {
         "input_shape": list(stream.input_shape),

@@ -4,11 +4,14 @@
 
 Written with the functions of `distributions` it is about eighty operations on small matrices, and automatic
 differentiation adds as many again: on a CPU that took as long as the matrix products of the network. Here value and
-slopes come from the same intermediate results and autograd sees one operation.
+slopes come from the same intermediate results and autograd sees one operation. On a GPU that is one kernel, where
+torch brings Triton (`fused`).
 """
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +21,16 @@ from torch.autograd.function import once_differentiable
 from ibpwf.factors.distributions import EULER_GAMMA, LEAST
 from ibpwf.factors.prior import LOG_P_RANGE
 from ibpwf.factors.series import log_series_slopes
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """`fused`, or None where torch has no Triton."""
+    try:
+        from ibpwf.factors import fused
+    except ImportError:
+        return None
+    return fused
 
 
 class _PosteriorKL(torch.autograd.Function):
@@ -35,6 +48,12 @@ class _PosteriorKL(torch.autograd.Function):
         mask: Tensor,
         terms: int | None,
     ) -> Tensor:
+        kernels = _kernels() if logit.is_cuda else None
+        if kernels is not None:
+            total, slopes = kernels.kl_and_slopes(logit, log_c, log_d, noise, prior_c, prior_d, mask, terms)
+            ctx.save_for_backward(slopes)
+            result: Tensor = total
+            return result
         over_c = torch.exp(-log_c)
         selection, by_logit, by_log_c, by_log_d = _selection(logit, over_c, log_d, noise, mask)
         sticks, stick_by_log_c, stick_by_log_d = _sticks(log_c, log_d, over_c, prior_c, prior_d, terms)
@@ -48,7 +67,9 @@ class _PosteriorKL(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grad * slope for slope in ctx.saved_tensors), None, None, None, None, None)
+        slopes = ctx.saved_tensors
+        each = (grad * slopes[0]).unbind() if len(slopes) == 1 else tuple(grad * slope for slope in slopes)
+        return (*each, None, None, None, None, None)
 
 
 def _selection(
@@ -142,3 +163,32 @@ def relaxed_scores(strength: Tensor, logit: Tensor, temperature: Tensor, noise: 
     """λ = r ⊙ b, b ~ BernoulliConcrete(π̄) made from `noise` ~ Logistic(0, 1)."""
     result: Tensor = _RelaxedScores.apply(strength, logit, temperature, noise)  # type: ignore[no-untyped-call]
     return result
+
+
+class _DrawnScores(torch.autograd.Function):
+    """`_RelaxedScores` from uniform numbers, one kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
+        kernels = _kernels()
+        assert kernels is not None
+        scores: Tensor
+        scores, b = kernels.scores_from(strength, logit, temperature, uniform)
+        ctx.save_for_backward(strength, b, temperature)
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kernels = _kernels()
+        assert kernels is not None
+        by_strength, by_logit = kernels.scores_slopes(*ctx.saved_tensors, grad)
+        return by_strength, by_logit, None, None
+
+
+def drawn_scores(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
+    """λ = r ⊙ b, b ~ BernoulliConcrete(π̄) made from numbers uniform in (0, 1)."""
+    if logit.is_cuda and _kernels() is not None:
+        result: Tensor = _DrawnScores.apply(strength, logit, temperature, uniform)  # type: ignore[no-untyped-call]
+        return result
+    return relaxed_scores(strength, logit, temperature, torch.logit(uniform, eps=1e-7))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ibpwf.factors.divergence import posterior_kl, relaxed_scores
+from ibpwf.factors.divergence import drawn_scores, posterior_kl
 from ibpwf.factors.prior import expected_probabilities, logit_from_log
 
 PADDING_LOGIT = -30.0
@@ -117,8 +117,7 @@ class TaskPosterior(nn.Module):
     def sample_scores(self, generator: torch.Generator | None = None) -> Tensor:
         """λ = r ⊙ b with b ~ BernoulliConcrete(π̄), one relaxed draw per layer and factor."""
         uniform = torch.rand(self.logit.shape, generator=generator, device=self.logit.device)
-        noise = torch.logit(uniform, eps=1e-7)
-        return relaxed_scores(self.strength, self.logit, self.temperature, noise)
+        return drawn_scores(self.strength, self.logit, self.temperature, uniform)
 
     def kl(self, generator: torch.Generator | None = None) -> Tensor:
         """KL(q‖p) = Σ_layers E_q(v)[KL(q(b)‖p(b|v))] + KL(q(v)‖p(v))  (eq. online_inference).
@@ -126,8 +125,11 @@ class TaskPosterior(nn.Module):
         The first term takes one sample of v; given v it is exact. The second is closed for the Beta prior of
         the first task and the series of appendix B afterwards: its first `kl_terms` terms, or all of them if None.
         """
-        uniform = torch.rand(self.log_c.shape, generator=generator, device=self.log_c.device)
-        noise = uniform.clamp_(1e-7, 1 - 1e-7).log_().neg_()
+        if self.log_c.is_cuda:
+            noise = torch.empty_like(self.log_c).exponential_(generator=generator)
+        else:  # the same numbers; torch is slower to draw them there
+            uniform = torch.rand(self.log_c.shape, generator=generator)
+            noise = uniform.clamp_(1e-7, 1 - 1e-7).log_().neg_()
         prior_d = None if self._beta_prior else self.prior_d
         return posterior_kl(
             self.logit, self.log_c, self.log_d, noise, self.prior_c, prior_d, self.mask, self.kl_terms

@@ -66,8 +66,8 @@ class Method(ABC):
     settings_type: ClassVar[type[FrozenSettings]] = FrozenSettings
     answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
     capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
+    tf32: bool = True  # whether products rounded to 10 bits are precise enough to train with on CUDA
     bfloat16: bool = False  # whether they may be rounded to 8, as settings may say with `precision`
-    tf32: ClassVar[bool] = True  # whether products rounded to 10 bits are precise enough to train with on CUDA
     resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
     decides_on_host: ClassVar[bool] = False  # whether `on_host` has something to do
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again

@@ -69,12 +69,13 @@ class IBPWF(Method):
     serves_both: ClassVar[bool] = True
     stores: ClassVar[str] = "locked factors, each task's scores, feature means and covariances"
     resumable: ClassVar[bool] = True
-    tf32: ClassVar[bool] = False  # a weight is itself a product, answered with in full precision
     locks: ClassVar[bool] = True
 
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
-        self.bfloat16 = settings.precision == "bfloat16"
+        # A weight is itself a product, and answers are given with all its bits; only where a network's own products
+        # are rounded to 8 bits may that of its weights be rounded to 10.
+        self.tf32 = self.bfloat16 = settings.precision == "bfloat16"
         layers = settings.inference_layers
         self.random: RandomFeatures | None = None  # drawn when the first task ends
         if layers == "random":
