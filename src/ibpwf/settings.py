@@ -110,8 +110,9 @@ class Settings(FrozenSettings):
     ELBO phase: `epochs`, `batch_size`, `learning_rate`, `temperature` (of the Concrete distribution, reached
     from `temperature_start` by a factor `temperature_decay` a step), `kl_weight`, `kl_terms` (of the series in
     appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`, `augment`
-    ("crop-flip": images are moved and mirrored at random), `precision` ("bfloat16": a GPU trains with products and
-    convolutions of 8 bits; weights are composed, kept and answered with in 32).
+    ("crop-flip": images are moved and mirrored at random), `precision` of a GPU's products in training ("tfloat32":
+    of numbers rounded to 10 bits; "bfloat16": convolutions and layers to 8, weights composed from 10; parameters
+    are kept, and answers given, in float32).
     End of a task: `kappa` (factors with π̄ ≥ κ are locked), `finetune_epochs` with the selection fixed.
     Task inference: `gaussians` per "task" (the paper), per "class", or per class with one "shared" covariance;
     `inference_layers` ("auto": the first layer before its activation; "random": a fixed random layer of
@@ -135,7 +136,7 @@ class Settings(FrozenSettings):
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = 0.0
     augment: Literal["none", "crop-flip"] = "none"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tfloat32", "bfloat16"] = "float32"
     clip: float | None = None
     temperature: float = 2 / 3
     temperature_start: float | None = None

@@ -19,7 +19,11 @@ def test_a_network_is_named_with_its_arguments() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("vit", "unknown network 'vit'"), ("resnet20;classes=3", "argument of resnet20"), ("mlp;hidden", "not a setting")],
+    [
+        ("vit", "unknown network 'vit'"),
+        ("resnet20;classes=3", "argument of resnet20"),
+        ("mlp;hidden", "not a setting"),
+    ],
 )
 def test_a_wrong_name_or_argument_is_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):

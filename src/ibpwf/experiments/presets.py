@@ -73,6 +73,7 @@ _PERMUTED_MNIST: dict[str, Any] = {
     "temperature": 2 / 3,
     "kappa": 0.6,
     "clip": 0.5,
+    "precision": "tfloat32",
 }
 _SPLIT_CIFAR10: dict[str, Any] = {
     "alpha": 40.0,
@@ -141,9 +142,9 @@ FAMILIES: dict[str, Family] = {
                 "max_factors": None,
                 "kl_terms": None,
                 "strength_std": 0.3,
-                "epochs": 30,
+                "epochs": 40,
                 "finetune_epochs": 40,
-                "learning_rate": 2e-3,
+                "learning_rate": 4e-3,
                 "schedule": "cosine",
                 "temperature_start": None,
             },

@@ -1,8 +1,9 @@
-"""`divergence` on a GPU as three kernels in Triton, the language of kernels that comes with torch for CUDA.
+"""`divergence` on a GPU as four kernels in Triton, the language of kernels that comes with torch for CUDA.
 
 A recorded step costs the host about half a microsecond for every kernel in it, and the KL of a small network was
-half of its kernels. Here a layer's sticks are one program: value and slopes of the KL of its selection and sticks,
-all in float64 registers. The formulas are those of `divergence` and `series`, where they are explained.
+half of its kernels. Here value and slopes of the KL are two: sticks by the dozen, then a layer's selection in one
+program, as every stick is in the prior of all that follow. Both compute in float64. The formulas are those of
+`divergence` and `series`, where they are explained.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -21,6 +22,7 @@ GAMMA = tl.constexpr(EULER_GAMMA)
 SMALLEST = tl.constexpr(LEAST)
 LOG_P_LOW, LOG_P_HIGH = (tl.constexpr(limit) for limit in LOG_P_RANGE)
 HALF_LOG_2PI = tl.constexpr(0.91893853320467274178)
+STICKS = 64  # in a program: few, as each takes long
 POINTS = tl.constexpr(20)  # of the double-exponential rule, from -3 to 3.2
 
 
@@ -108,23 +110,54 @@ def _add(a, b):
 
 
 @triton.jit
-def _kl_kernel(
-    logit_at, log_c_at, log_d_at, noise_at, prior_c_at, prior_d_at, mask_at, sums_at, slopes_at,
-    width, BETA: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr,
+def _sticks_kernel(
+    log_c_at, log_d_at, prior_c_at, prior_d_at, mask_at, values_at, slopes_at, count,
+    BETA: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """KL(q(v) || p(v)) stick by stick, each with its slopes by log c and log d."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    log_c = tl.load(log_c_at + at, mask=inside, other=0.0).to(tl.float64)
+    log_d = tl.load(log_d_at + at, mask=inside, other=0.0).to(tl.float64)
+    prior_c = tl.load(prior_c_at + at, mask=inside, other=1.0).to(tl.float64)
+    mask = tl.load(mask_at + at, mask=inside, other=0.0).to(tl.float64)
+    d = tl.exp(log_d)
+    x = prior_c * tl.exp(-log_c)
+    log_prior_c = tl.log(prior_c)
+    _, psi = _gammas(d + 1)
+    mean_log = -(psi + GAMMA)
+    value = (1 - x) * mean_log + log_c + log_d - log_prior_c - 1 + 1 / d
+    by_log_c = mean_log * x + 1
+    by_log_d = _trigamma(d + 1) * d * (x - 1) + 1 - 1 / d
+    if not BETA:
+        prior_d = tl.load(prior_d_at + at, mask=inside, other=1.0).to(tl.float64)
+        if TERMS == 0:
+            series, by_log_x, by_log_b = _whole_series(log_prior_c - log_c, d)
+        else:
+            series, by_log_x, by_log_b = _cut_series(x, d, TERMS)
+        value += (prior_d - 1) * series - tl.log(prior_d)
+        by_log_c -= (prior_d - 1) * by_log_x
+        by_log_d += (prior_d - 1) * by_log_b
+    tl.store(values_at + at, value * mask, mask=inside)
+    tl.store(slopes_at + count + at, (by_log_c * mask).to(tl.float32), mask=inside)
+    tl.store(slopes_at + 2 * count + at, (by_log_d * mask).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _selection_kernel(
+    logit_at, log_c_at, log_d_at, noise_at, mask_at, values_at, sums_at, slopes_at, width, BLOCK: tl.constexpr
+):
+    """KL(q(b) || p(b|v)) of a layer for the v that the noise gives. What the sticks gave is there already: the sum is
+    of both, and slopes are added to."""
     row, rows = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    at = row * width + column
+    at, block = row * width + column, rows * width
     logit = tl.load(logit_at + at, mask=inside, other=0.0).to(tl.float64)
-    log_c = tl.load(log_c_at + at, mask=inside, other=0.0).to(tl.float64)
-    log_d = tl.load(log_d_at + at, mask=inside, other=0.0).to(tl.float64)
+    over_c = tl.exp(-tl.load(log_c_at + at, mask=inside, other=0.0).to(tl.float64))
     noise = tl.load(noise_at + at, mask=inside, other=1.0).to(tl.float64)
-    prior_c = tl.load(prior_c_at + at, mask=inside, other=1.0).to(tl.float64)
+    y = noise * tl.exp(-tl.load(log_d_at + at, mask=inside, other=0.0).to(tl.float64))
     mask = tl.load(mask_at + at, mask=inside, other=0.0).to(tl.float64)
-    over_c = tl.exp(-log_c)
-    # KL(q(b) || p(b|v)) for the v that the noise gives
-    y = noise * tl.exp(-log_d)
     ratio = 1 / _expm1(tl.minimum(y, 700.0))
     raw_log_v = -_log1p(ratio) * over_c
     log_v = tl.minimum(raw_log_v, -SMALLEST)
@@ -142,31 +175,13 @@ def _kl_kernel(
     by_log_p = tl.where(raw_log_p == log_p, -by_logit / not_p, 0.0)
     by_log_v = tl.associative_scan(by_log_p, 0, _add, reverse=True)
     by_log_v = tl.where(raw_log_v == log_v, by_log_v, 0.0)
-    by_log_d = -y * ratio * over_c * by_log_v
-    by_log_c = -by_log_v * log_v
-    # KL(q(v) || p(v))
-    d = tl.exp(log_d)
-    x = prior_c * over_c
-    log_prior_c = tl.log(prior_c)
-    _, psi = _gammas(d + 1)
-    mean_log = -(psi + GAMMA)
-    sticks = (1 - x) * mean_log + log_c + log_d - log_prior_c - 1 + 1 / d
-    stick_by_log_c = mean_log * x + 1
-    stick_by_log_d = _trigamma(d + 1) * d * (x - 1) + 1 - 1 / d
-    if not BETA:
-        prior_d = tl.load(prior_d_at + at, mask=inside, other=1.0).to(tl.float64)
-        if TERMS == 0:
-            series, by_log_x, by_log_b = _whole_series(log_prior_c - log_c, d)
-        else:
-            series, by_log_x, by_log_b = _cut_series(x, d, TERMS)
-        sticks += (prior_d - 1) * series - tl.log(prior_d)
-        stick_by_log_c -= (prior_d - 1) * by_log_x
-        stick_by_log_d += (prior_d - 1) * by_log_b
-    tl.store(sums_at + row, tl.sum((k + sticks) * mask, 0))
-    block = rows * width
+    sticks = tl.load(values_at + at, mask=inside, other=0.0)
+    tl.store(sums_at + row, tl.sum(tl.where(inside, k * mask + sticks, 0.0), 0))
     tl.store(slopes_at + at, by_logit.to(tl.float32), mask=inside)
-    tl.store(slopes_at + block + at, (stick_by_log_c * mask + by_log_c).to(tl.float32), mask=inside)
-    tl.store(slopes_at + 2 * block + at, (stick_by_log_d * mask + by_log_d).to(tl.float32), mask=inside)
+    by_log_c = tl.load(slopes_at + block + at, mask=inside, other=0.0) - by_log_v * log_v
+    tl.store(slopes_at + block + at, by_log_c.to(tl.float32), mask=inside)
+    by_log_d = tl.load(slopes_at + 2 * block + at, mask=inside, other=0.0) - y * ratio * over_c * by_log_v
+    tl.store(slopes_at + 2 * block + at, by_log_d.to(tl.float32), mask=inside)
 
 
 def kl_and_slopes(
@@ -181,12 +196,18 @@ def kl_and_slopes(
 ) -> tuple[Tensor, Tensor]:
     """The KL of all rows, and its slopes by logit, log c and log d stacked."""
     rows, width = logit.shape
-    sums = torch.empty(rows, dtype=torch.float64, device=logit.device)
-    slopes = torch.empty(3, rows, width, device=logit.device)
+    count, device = logit.numel(), logit.device
+    values = torch.empty(count, dtype=torch.float64, device=device)
+    sums = torch.empty(rows, dtype=torch.float64, device=device)
+    slopes = torch.empty(3, rows, width, device=device)
+    _sticks_kernel[(triton.cdiv(count, STICKS),)](
+        log_c, log_d, prior_c, prior_c if prior_d is None else prior_d, mask, values, slopes, count,
+        BETA=prior_d is None, TERMS=terms or 0, BLOCK=STICKS, num_warps=STICKS // 32,
+    )  # fmt: skip
     block = triton.next_power_of_2(width)
-    _kl_kernel[(rows,)](
-        logit, log_c, log_d, noise, prior_c, prior_c if prior_d is None else prior_d, mask, sums, slopes,
-        width, BETA=prior_d is None, TERMS=terms or 0, BLOCK=block, num_warps=min(max(block // 64, 1), 16),
+    _selection_kernel[(rows,)](
+        logit, log_c, log_d, noise, mask, values, sums, slopes,
+        width, BLOCK=block, num_warps=min(max(block // 32, 1), 32),
     )  # fmt: skip
     return sums.sum().to(logit.dtype), slopes
 

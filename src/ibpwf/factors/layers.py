@@ -110,7 +110,8 @@ class FactorLayer(nn.Module):
         narrow = self.outputs < self.inputs  # λ goes to the side with fewer numbers
         parts = []
         for a, b, scores in self._parts():
-            rows = b.t().contiguous()  # a small copy; torch lays out W_b's gradient as it finds this
+            # On a CPU a small copy: torch lays out W_b's gradient as it finds this.
+            rows = b.t() if b.is_cuda else b.t().contiguous()
             parts.append((rows * scores) @ a.t() if narrow else rows @ (a * scores).t())
         if not parts:
             return self.free_a @ self.free_b

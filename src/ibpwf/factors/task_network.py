@@ -116,8 +116,8 @@ class TaskNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
-        for row, layer in enumerate(self.factor_layers.values()):
-            layer.scores = scores[row]
+        for layer, row in zip(self.factor_layers.values(), scores.unbind(), strict=True):  # one gradient for all rows
+            layer.scores = row
         with self._own_random_numbers(x.device):
             if self._lent:
                 weights = {parameter: layer.weight for parameter, layer in self._lent.values()}

@@ -73,9 +73,7 @@ class IBPWF(Method):
 
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
-        # A weight is itself a product, and answers are given with all its bits; only where a network's own products
-        # are rounded to 8 bits may that of its weights be rounded to 10.
-        self.tf32 = self.bfloat16 = settings.precision == "bfloat16"
+        self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
         layers = settings.inference_layers
         self.random: RandomFeatures | None = None  # drawn when the first task ends
         if layers == "random":
