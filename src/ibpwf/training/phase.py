@@ -31,6 +31,14 @@ def make_optimizer(phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.op
     # A captured graph reads the rate from a tensor; a number would be recorded once and for all.
     rate = torch.tensor(phase.learning_rate, device=parameters[0].device) if cuda else phase.learning_rate
     decay = phase.weight_decay
+    plain = all(parameter.is_contiguous() for parameter in parameters)
+    if phase.optimizer == "adam" and cuda and plain and phase.clip is not None:
+        try:
+            from ibpwf.training.clipped_adam import ClippedAdam
+        except ImportError:  # torch without Triton
+            pass
+        else:
+            return ClippedAdam(parameters, rate, clip=phase.clip, weight_decay=decay)  # type: ignore[arg-type]
     if phase.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True, capturable=cuda)
     if phase.optimizer == "adagrad":

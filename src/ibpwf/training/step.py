@@ -125,7 +125,7 @@ class Step:
         self.out = torch.stack([loss.detach(), extra.detach()])
 
     def move(self) -> None:
-        if self.phase.clip is not None:
+        if self.phase.clip is not None and not hasattr(self.optimizer, "clip"):
             nn.utils.clip_grad_value_(self.parameters, self.phase.clip)
         self.optimizer.step()
         if self.after is not None:
