@@ -15,6 +15,7 @@ from ibpwf.experiments.paper import targets
 from ibpwf.experiments.reproduction import embedding, factor_usage, growth, responses, sweeps, tables, uncertainty
 from ibpwf.experiments.reproduction import reproduce as engine
 from ibpwf.experiments.reproduction.experiment import BUDGETS, Conditions, Experiment, RunSpec, shortened_note
+from ibpwf.experiments.reproduction.plan import plan
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
@@ -58,6 +59,44 @@ def test_figures_that_ask_a_model_keep_it_and_share_the_tables_run() -> None:
         assert table[spec.name] == spec
     assert EXPERIMENTS["figure-tsne"].runs["full"][0] in EXPERIMENTS["figure-factors"].runs["full"]
     assert EXPERIMENTS["figure-filters"].runs["full"][0] in EXPERIMENTS["figure-factors"].runs["full"]
+
+
+def test_sweeps_of_alpha_and_kappa_share_their_middle() -> None:
+    for budget in BUDGETS:
+        alpha, kappa = ({spec.name for spec in EXPERIMENTS[f"figure-{s}"].runs[budget]} for s in ("alpha", "kappa"))
+        assert len(alpha & kappa) == 2  # one per scenario
+    quick = {spec.name for spec in EXPERIMENTS["table1"].runs["quick"]}
+    assert {spec.name for spec in EXPERIMENTS["figure-alpha"].runs["quick"]} & quick
+
+
+def test_tables_want_ten_seeds_of_ibpwf_and_three_of_cifar() -> None:
+    def seeds(table: str, method: str, benchmark: str, asked: int | None = None) -> int:
+        experiment = EXPERIMENTS[table]
+        (spec,) = [s for s in experiment.runs["full"] if (s.method, s.benchmark) == (method, benchmark)]
+        return len(experiment.chosen_seeds("full", asked, spec))
+
+    assert seeds("table1", "ibpwf", "split-mnist") == 10
+    assert seeds("table3", "ibpwf", "permuted-mnist") == 10
+    assert seeds("table1", "ewc", "split-mnist") == 5
+    assert seeds("table2", "ibpwf", "split-cifar10") == seeds("table2", "ewc", "split-cifar10") == 3
+    assert seeds("table1", "ibpwf", "split-mnist", asked=2) == 2
+
+
+def test_a_plan_names_every_run_once_with_the_most_seeds_and_its_state(tmp_path: Path) -> None:
+    chosen = [EXPERIMENTS[name] for name in ("figure-uncertainty-class", "table3", "figure-factors")]
+    runs = plan(chosen, tmp_path, "full", None, "cpu")
+    assert len({run.job.spec.name for run in runs}) == len(runs) == 4
+    first = runs[0]
+    assert first.experiments == ("figure-uncertainty-class", "table3", "figure-factors")
+    assert (len(first.job.config.seeds), first.trainings, first.length, first.state) == (
+        10,
+        10,
+        "10 + 5 epochs",
+        "to do",
+    )
+    first.job.folder.mkdir(parents=True)
+    store.write_json(first.job.folder / "config.json", {})
+    assert first.state == "begun"
 
 
 def test_a_run_shorter_than_the_papers_says_how() -> None:
@@ -125,6 +164,21 @@ def test_a_finished_run_is_not_run_again_and_an_unfinished_one_needs_resume(
     resumed = engine.reproduce(tiny, folder, budget="quick", device="cpu", resume=True)
     assert resumed["measured"] == result["measured"]
     (run / "result.json").write_bytes(whole)
+
+
+def test_a_finished_run_with_more_seeds_serves_an_experiment_that_wants_fewer(
+    tiny: Experiment, tmp_path: Path
+) -> None:
+    wide = engine.reproduce(tiny, tmp_path, budget="quick", seeds=2, device="cpu")
+    run = tmp_path / wide["runs"][0]["folder"]
+    stored = (run / "result.json").read_bytes()
+    narrow = engine.reproduce(tiny, tmp_path, budget="quick", seeds=1, device="cpu")  # without --resume
+    assert narrow["seeds"] == narrow["runs"][0]["seeds"] == [0, 1]
+    assert narrow["measured"] == wide["measured"]
+    assert (run / "result.json").read_bytes() == stored
+    with pytest.raises(InputError, match="--resume"):
+        engine.reproduce(tiny, tmp_path, budget="quick", seeds=3, device="cpu")
+    assert engine.reproduce(tiny, tmp_path, budget="quick", seeds=3, device="cpu", resume=True)["seeds"] == [0, 1, 2]
 
 
 def test_after_a_task_the_last_model_without_later_tasks_answers_as_the_model_did_then() -> None:

@@ -52,17 +52,24 @@ def chosen_methods(text: str, scenario: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
-    """The result already in a folder, if it is the one asked for."""
+def finished(folder: Path, config: RunConfig, *, more_seeds: bool = False) -> dict[str, Any] | None:
+    """The result already in a folder, if it is the one asked for; it may have `more_seeds` than asked for."""
     if not (folder / "result.json").exists():
         return None
     try:
         result = store.read_json(folder / "result.json")
     except IBPWFError:
         return None
-    same = isinstance(result, dict) and result.get("seeds") == list(config.seeds)
-    same = same and result.get("settings_for", {}) == config.settings_for()
+    if not isinstance(result, dict) or not _seeds_fit(result.get("seeds"), config.seeds, more_seeds):
+        return None
+    same = result.get("settings_for", {}) == config.settings_for()
     return result if same and result.get("settings") == config.settings().to_json() else None
+
+
+def _seeds_fit(seeds: object, wanted: Sequence[int], more: bool) -> bool:
+    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
+        return False
+    return seeds == list(wanted) or (more and set(wanted) < set(seeds))
 
 
 def compare(

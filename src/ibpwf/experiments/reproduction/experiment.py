@@ -20,7 +20,7 @@ class RunSpec:
     """One run, whatever its seeds. Experiments that share a spec share its run.
 
     `stands_for` is the paper's benchmark where a smaller scenario takes its place. `models` keeps the models, for
-    measures that ask them something.
+    measures that ask them something. `seeds` is how many an experiment wants of it, where not as of its other runs.
     """
 
     scenario: str
@@ -30,6 +30,7 @@ class RunSpec:
     tasks: int | None = None
     models: bool = False
     stands_for: str | None = None
+    seeds: int | None = field(default=None, compare=False)
 
     @property
     def benchmark(self) -> str:
@@ -127,10 +128,12 @@ class Experiment:
     claims: tuple[Callable[[dict[str, Any]], Claim], ...] = ()
     seeds: Mapping[Budget, int] = field(default_factory=lambda: {"quick": 1, "full": 5})
 
-    def chosen_seeds(self, budget: Budget, asked: int | None) -> tuple[int, ...]:
+    def chosen_seeds(self, budget: Budget, asked: int | None, spec: RunSpec | None = None) -> tuple[int, ...]:
+        """Those of the experiment, or of one of its runs."""
         if asked is not None and asked < 1:
             raise InputError(f"--seeds is {asked}; give at least 1.")
-        return tuple(range(asked if asked is not None else self.seeds[budget]))
+        own = spec.seeds if spec is not None else None
+        return tuple(range(asked or own or self.seeds[budget]))
 
 
 def checked_budget(text: str) -> Budget:
