@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def run_command_line(config: RunConfig, folder: Path) -> list[str]:
     contiguous = config.seeds == tuple(range(len(config.seeds)))
     line += ["--seeds", str(len(config.seeds))] if contiguous else ["--seed", str(config.seeds[0])]
     line += ["--tasks", str(config.tasks)] if config.tasks is not None else []
+    line += ["--examples", str(config.examples)] if config.examples is not None else []
     for name, value in config.changes.items():
         line += ["--set", f"{name}={json.dumps(value)}"]
     line += [] if config.models else ["--no-models"]
@@ -122,7 +124,7 @@ def run_command_line(config: RunConfig, folder: Path) -> list[str]:
 
 
 def _run_here(config: RunConfig, folder: Path, events: Events) -> Outcome:
-    command = "ibpwf " + " ".join(run_command_line(config, folder))
+    command = "ibpwf " + shlex.join(run_command_line(config, folder))
     try:
         return Outcome(config.method, run(config, folder, command=command, events=events, resume=True))
     except IBPWFError as error:
