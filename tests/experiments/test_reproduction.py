@@ -15,6 +15,7 @@ from ibpwf.experiments.paper import targets
 from ibpwf.experiments.reproduction import embedding, factor_usage, growth, responses, sweeps, tables, uncertainty
 from ibpwf.experiments.reproduction import reproduce as engine
 from ibpwf.experiments.reproduction.experiment import BUDGETS, Conditions, Experiment, RunSpec, shortened_note
+from ibpwf.experiments.reproduction.levels import above, level_within
 from ibpwf.experiments.reproduction.plan import plan
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
@@ -104,6 +105,9 @@ def test_a_run_shorter_than_the_papers_says_how() -> None:
     assert spec.shortened == "the first 5 tasks, 6 + 3 epochs instead of 15 + 5"
     assert RunSpec("permuted-mnist", changes={"max_factors": None}).shortened == ""
     assert RunSpec("split-cifar10", changes={"epochs": 30}).shortened == "30 epochs instead of 160"
+    few = RunSpec("split-cifar10", tasks=2, examples=200)
+    assert few.shortened == "the first 2 tasks, 200 examples of each class"
+    assert few.name == "split-cifar10_ibpwf_paper_2-tasks_200-examples"
     assert shortened_note([spec, spec]) == f"shortened: ibpwf on permuted-mnist: {spec.shortened}"
 
 
@@ -216,6 +220,12 @@ def test_seen_below_unseen_holds_only_if_it_does_in_every_panel() -> None:
     claim = uncertainty.seen_below_unseen(measured)
     assert not claim.held
     assert "1 of 2" in claim.statement
+    assert "0.400 against 0.300 nats (after task b)" in claim.statement
+    last = {"task": "c", "sets": [{"kind": "seen", "mean": 0.1}]}
+    assert (
+        "after each of 3 tasks (after the last none"
+        in uncertainty.seen_below_unseen({**measured, "panels": [*measured["panels"], last]}).statement
+    )
 
 
 def _sweep(accuracies: dict[float, float]) -> dict:
@@ -231,9 +241,31 @@ def test_flatness_is_judged_over_the_best_decade() -> None:
     assert not sweeps.low_alpha_is_worse(_sweep({1: 90, 20: 80})).held
 
 
-def test_a_decline_at_high_kappa_is_seen() -> None:
+def test_a_decline_at_high_kappa_is_seen_if_it_is_more_than_seeds_differ() -> None:
     assert sweeps.declines_when_high(_sweep({0.3: 92, 0.5: 91, 0.99: 80})).held
     assert not sweeps.declines_when_high(_sweep({0.3: 90, 0.5: 91, 0.99: 92})).held
+    assert not sweeps.declines_when_high(_sweep({0.3: 92, 0.5: 91, 0.99: 91.95})).held
+    noisy = _sweep({0.3: 92, 0.99: 91})
+    for point in noisy["panels"][0]["points"]:
+        point["class"] |= {"std": 2.0, "per_seed": [0.0] * 4}  # standard errors of 1
+    assert not sweeps.declines_when_high(noisy).held
+    assert not sweeps.declines_when_high(_sweep({0.3: 92, 0.5: 80})).held  # no high one was run
+
+
+def test_moderate_kappas_are_level_if_all_of_them_are() -> None:
+    assert sweeps.moderate_kappas_are_level(_sweep({0.1: 92, 0.5: 91, 0.7: 92.5, 0.99: 20})).held
+    assert not sweeps.moderate_kappas_are_level(_sweep({0.1: 89, 0.5: 92, 0.99: 92})).held
+    assert not sweeps.moderate_kappas_are_level(_sweep({0.5: 92, 0.99: 92})).held  # nothing to compare
+
+
+def test_means_of_more_seeds_are_level_within_less() -> None:
+    def spread(mean: float, seeds: int) -> dict:
+        return {"mean": mean, "std": 0.3, "per_seed": [mean] * seeds}
+
+    assert level_within(spread(99, 9), spread(98, 9)) == pytest.approx(2 * np.hypot(0.1, 0.1))
+    assert above(spread(99.0, 9), spread(98.7, 9))
+    assert not above(spread(99.0, 1), spread(98.7, 1))
+    assert level_within({"mean": 99.0}, {"mean": 98.0}) == 0.1
 
 
 def test_ibpwf_must_be_as_accurate_and_no_larger_than_each_const_wf() -> None:
@@ -269,6 +301,17 @@ def test_new_factors_fall_if_every_task_adds_fewer_than_the_average_so_far() -> 
     assert held(276, 16, 15, 3, 13)
     assert not held(20, 16, 25)
     assert not held(10, 10)
+
+
+def test_on_cifar_every_task_must_add_fewer_factors_than_the_one_before() -> None:
+    def held(*new: float, benchmark: str = "split-cifar10") -> bool:
+        layers = {name: {"per_task": [{"new": n / 2} for n in new]} for name in ("stem", "block")}
+        panel = {"benchmark": benchmark, "tasks": list(new), "layers": layers}
+        return factor_usage.falls_on_cifar({"panels": [panel]}).held
+
+    assert held(800, 300, 120, 60, 20)
+    assert not held(276, 16, 15, 3, 13)
+    assert not held(3, 2, benchmark="split-mnist")
 
 
 def test_table_rows_are_judged_at_full_size_only() -> None:

@@ -50,13 +50,18 @@ def read_objects(paths: Iterable[Path], unread: Unread | None) -> list[tuple[Pat
     return [(path, data) for path, data in found if isinstance(data, dict)]
 
 
+def _papers_run(result: dict[str, Any]) -> bool:
+    whole = result.get("examples") is None
+    return whole and result.get("preset") == "paper" and result.get("changes") in OWN_CHANGES
+
+
 def read_measured(folder: Path, unread: Unread | None = None) -> Measured:
     """All result files of a folder such as docs/results."""
     measured = Measured()
     for _, data in read_objects(folder.glob("*.json"), unread):
         if data.get("kind") == "vae-inference":
             measured.vae[data["scenario"]] = data
-        elif "accuracy" in data and data.get("preset") == "paper" and data.get("changes") in OWN_CHANGES:
+        elif "accuracy" in data and _papers_run(data):
             measured.runs.setdefault((data["scenario"], data["method"]), data)
     for path, data in read_objects(folder.glob("compare-*/*.json"), unread):
         main = path.parent.name == f"compare-{data.get('scenario')}" and path.stem == data.get("method")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, unknown
 from ibpwf.experiments.run import RunConfig
 
@@ -29,6 +30,7 @@ class RunSpec:
     changes: Mapping[str, Any] = field(default_factory=dict)
     tasks: int | None = None
     models: bool = False
+    examples: int | None = None
     stands_for: str | None = None
     seeds: int | None = field(default=None, compare=False)
 
@@ -41,6 +43,7 @@ class RunSpec:
         """The name of its folder: everything that tells it from other runs."""
         parts = [self.scenario, self.method, self.preset]
         parts += [f"{self.tasks}-tasks"] if self.tasks is not None else []
+        parts += [f"{self.examples}-examples"] if self.examples is not None else []
         for key, value in self.changes.items():
             shown = "-".join(map(str, value)) if isinstance(value, list) else str(value)
             parts.append(f"{key}={shown}".lower())
@@ -51,6 +54,7 @@ class RunSpec:
         """In words, where the run is shorter than its preset; empty where it is not."""
         usual, mine = (config.settings().to_json() for config in (RunConfig(*self._chosen), self.config((0,))))
         parts = [f"the first {self.tasks} tasks"] if self.tasks is not None else []
+        parts += [f"{self.examples} examples of each class"] if self.examples is not None else []
         lengths = [name for name in ("epochs", "finetune_epochs") if usual.get(name)]
         if any(mine[name] < usual[name] for name in lengths):
             now, then = (" + ".join(str(one[name]) for name in lengths) for one in (mine, usual))
@@ -71,6 +75,7 @@ class RunSpec:
             self.tasks,
             device,
             self.models,
+            self.examples,
         )
 
 
@@ -81,6 +86,10 @@ class FinishedRun:
     spec: RunSpec
     result: dict[str, Any]
     folder: Path
+
+    def stream(self, seed: int) -> Scenario:
+        """The tasks as a seed of it has learnt them."""
+        return self.spec.config((seed,)).stream(seed)
 
 
 @dataclass(frozen=True)

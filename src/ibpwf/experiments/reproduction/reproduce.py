@@ -10,6 +10,7 @@ learners as `MOST_LEARNERS`; then an interruption costs at most the task in prog
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        return "ibpwf " + " ".join(run_command_line(self.config, self.folder))
+        return "ibpwf " + shlex.join(run_command_line(self.config, self.folder))
 
     def finished(self) -> dict[str, Any] | None:
         """The result in its folder, if that is of this run with at least these seeds, and has the models asked for.

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.errors import InputError
 from ibpwf.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.learner import Learner
@@ -69,7 +68,7 @@ def responses(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, 
         module = learner.model.net.get_submodule(layer)
         if not isinstance(module, torch.nn.Conv2d):
             raise InputError(f"the first layer '{layer}' is no convolution; its responses are no pictures.")
-        for task in make_scenario(run.spec.scenario, tasks=run.spec.tasks, seed=seed):
+        for task in run.stream(seed):
             state = learner.model.state(task.index)
             weight = state[learner.model.weights[layer].parameter]
             some = task.test.x[:100].to(learner.device)
