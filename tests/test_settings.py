@@ -98,6 +98,11 @@ def test_settings_cannot_be_changed_in_place() -> None:
         Settings().epochs = 3  # type: ignore[misc]
 
 
+def test_none_is_a_choice_where_there_is_one_of_that_name() -> None:
+    name, value = parse_assignment("augment=none")
+    assert Settings().replace(**{name: value}).augment == "none"
+
+
 def test_numpys_numbers_become_plain_ones() -> None:
     settings = Settings(epochs=np.int64(3), alpha=np.float32(2.5))  # type: ignore[arg-type]
     assert type(settings.epochs) is int

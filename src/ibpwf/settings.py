@@ -72,9 +72,12 @@ class FrozenSettings:
     """A frozen dataclass whose fields are checked against their types and that goes to JSON and back."""
 
     def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, np.generic):  # a sweep over a NumPy array hands in NumPy's numbers
+            if value is None and "none" in typing.get_args(hints[field.name]):  # as `--set augment=none` says it
+                object.__setattr__(self, field.name, "none")
+            elif isinstance(value, np.generic):  # a sweep over a NumPy array hands in NumPy's numbers
                 object.__setattr__(self, field.name, value.item())
             elif isinstance(value, list):
                 object.__setattr__(self, field.name, tuple(value))

@@ -43,6 +43,26 @@ def test_a_split_task_has_exactly_the_examples_of_its_classes(index: int) -> Non
     assert task.validation is None
 
 
+@pytest.mark.parametrize("name", ["split-digits", "permuted-digits"])
+def test_examples_keeps_the_first_few_of_each_class_in_data_order(name: str) -> None:
+    whole, few = scenario(name, tasks=2, seed=1), scenario(name, tasks=2, seed=1, examples=7)
+    for all_of, some in zip(whole, few, strict=True):
+        for part in ("train", "test"):
+            full, kept = getattr(all_of, part), getattr(some, part)
+            seen: dict[int, int] = {}
+            rows = []
+            for row, label in enumerate(full.y.tolist()):
+                seen[label] = seen.get(label, 0) + 1
+                rows += [row] if seen[label] <= 7 else []
+            assert torch.equal(kept.x, full.x[rows])
+            assert torch.equal(kept.y, full.y[rows])
+    held = scenario("split-digits", examples=5, validation=0.5)[0]
+    assert torch.bincount(held.train.y).tolist() == [5, 5]
+    assert held.validation is not None
+    with pytest.raises(InputError, match="examples=0"):
+        scenario(name, examples=0)
+
+
 def test_a_permuted_task_shows_the_same_examples_with_their_values_moved() -> None:
     tasks = scenario("permuted-digits", tasks=4, seed=3)
     x, y = by_hand(load("digits"), "test", tuple(range(10)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ibpwf.experiments import compare as comparing
 from ibpwf.experiments.paper import Target, targets
 from ibpwf.experiments.run import RunConfig, new_learner
 from ibpwf.methods import method_named, methods
+from ibpwf.settings import parse_assignment
 
 QUICK = {"epochs": 1, "hidden": [16], "batch_size": 64}
 
@@ -50,6 +52,16 @@ def test_all_means_all_and_repeated_names_count_once():
     assert comparing.chosen_methods("adam, sgd,adam", "split-mnist") == ["adam", "sgd"]
     with pytest.raises(InputError, match="empty"):
         comparing.chosen_methods(" , ", "split-mnist")
+
+
+def test_the_command_of_a_run_survives_a_shell(tmp_path: Path):
+    changes = {"augment": "none", "max_factors": {"stem": 60, "*": 80}, "gaussians": "task"}
+    asked = RunConfig("split-cifar10", changes=changes, tasks=2, examples=50)
+    words = shlex.split(shlex.join(comparing.run_command_line(asked, tmp_path / "a folder")))
+    assert words[-2:] == ["--out", str(tmp_path / "a folder")]
+    assert words[words.index("--examples") + 1] == "50"
+    given = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    assert dict(parse_assignment(text) for text in given) == changes
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path):

@@ -7,7 +7,7 @@ import torch
 
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError
-from ibpwf.experiments.network import build_network, parse_network
+from ibpwf.experiments.network import build_network, network_text, parse_network
 from ibpwf.experiments.run import RunConfig
 
 
@@ -15,6 +15,11 @@ def test_a_network_is_named_with_its_arguments() -> None:
     assert parse_network("vit_tiny") == {"builder": "vit_tiny"}
     assert parse_network("resnet; depth=32; width=8") == {"builder": "resnet", "depth": 32, "width": 8}
     assert parse_network("mlp;hidden=[50,20]") == {"builder": "mlp", "hidden": [50, 20]}
+
+
+@pytest.mark.parametrize("text", ["vit_tiny", "resnet;depth=32;width=8", "mlp;hidden=[50, 20]"])
+def test_a_network_can_be_written_as_it_was_named(text: str) -> None:
+    assert network_text(parse_network(text)) == text
 
 
 @pytest.mark.parametrize(

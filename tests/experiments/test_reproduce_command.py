@@ -66,6 +66,15 @@ def test_one_that_fails_does_not_stop_the_others_and_is_an_error(
     assert "1 of 2 experiments failed: table1" in str(done.exception)
 
 
+@pytest.mark.usefixtures("small")
+def test_a_plan_runs_nothing(reproduce: Callable[..., object], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = reproduce("table4", "--budget", "quick", "--device", "cpu", "--out", str(out), "--plan")
+    assert done.exit_code == 0, done.output
+    assert "1 runs, 1 of them not finished (2 trainings)." in done.output
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -15,6 +15,8 @@ from ibpwf.experiments.paper import targets
 from ibpwf.experiments.reproduction import embedding, factor_usage, growth, responses, sweeps, tables, uncertainty
 from ibpwf.experiments.reproduction import reproduce as engine
 from ibpwf.experiments.reproduction.experiment import BUDGETS, Conditions, Experiment, RunSpec, shortened_note
+from ibpwf.experiments.reproduction.levels import above, level_within
+from ibpwf.experiments.reproduction.plan import plan
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
@@ -38,8 +40,9 @@ def test_every_run_of_every_experiment_is_one_that_can_be_built(name: str, budge
         config = spec.config((0, 1))
         assert config.to_json()["settings"]
         if budget == "full":
-            assert (spec.preset, spec.stands_for) == ("paper", None)
-            assert name.startswith("figure-") or not spec.shortened
+            cifar = spec.scenario == "split-cifar10"
+            assert (spec.preset, spec.stands_for) == ("default" if cifar else "paper", None)
+            assert name.startswith("figure-") or bool(spec.shortened) == cifar
 
 
 def test_the_tables_runs_stand_for_every_number_of_the_paper() -> None:
@@ -60,11 +63,55 @@ def test_figures_that_ask_a_model_keep_it_and_share_the_tables_run() -> None:
     assert EXPERIMENTS["figure-filters"].runs["full"][0] in EXPERIMENTS["figure-factors"].runs["full"]
 
 
+def test_sweeps_of_alpha_and_kappa_share_their_middle() -> None:
+    for budget in BUDGETS:
+        alpha, kappa = ({spec.name for spec in EXPERIMENTS[f"figure-{s}"].runs[budget]} for s in ("alpha", "kappa"))
+        assert len(alpha & kappa) == 2  # one per scenario
+    quick = {spec.name for spec in EXPERIMENTS["table1"].runs["quick"]}
+    assert {spec.name for spec in EXPERIMENTS["figure-alpha"].runs["quick"]} & quick
+
+
+def test_tables_want_ten_seeds_of_ibpwf_and_fewer_on_cifar() -> None:
+    def seeds(table: str, method: str, benchmark: str, asked: int | None = None) -> int:
+        experiment = EXPERIMENTS[table]
+        (spec,) = [s for s in experiment.runs["full"] if (s.method, s.benchmark) == (method, benchmark)]
+        return len(experiment.chosen_seeds("full", asked, spec))
+
+    assert seeds("table1", "ibpwf", "split-mnist") == 10
+    assert seeds("table3", "ibpwf", "permuted-mnist") == 10
+    assert seeds("table1", "ewc", "split-mnist") == 5
+    assert seeds("table2", "ibpwf", "split-cifar10") == 5
+    assert seeds("table2", "ewc", "split-cifar10") == 3
+    assert seeds("table1", "ibpwf", "split-mnist", asked=2) == 2
+
+
+def test_a_plan_names_every_run_once_with_the_most_seeds_and_its_state(tmp_path: Path) -> None:
+    chosen = [EXPERIMENTS[name] for name in ("figure-uncertainty-class", "table3", "figure-factors")]
+    runs = plan(chosen, tmp_path, "full", None, "cpu")
+    assert len({run.job.spec.name for run in runs}) == len(runs) == 3
+    first = runs[0]
+    assert first.experiments == ("figure-uncertainty-class", "table3", "figure-factors")
+    assert (len(first.job.config.seeds), first.trainings, first.length, first.state) == (
+        10,
+        10,
+        "10 + 5 epochs",
+        "to do",
+    )
+    first.job.folder.mkdir(parents=True)
+    store.write_json(first.job.folder / "config.json", {})
+    assert first.state == "begun"
+
+
 def test_a_run_shorter_than_the_papers_says_how() -> None:
     spec = RunSpec("permuted-mnist", changes={"epochs": 6, "finetune_epochs": 3}, tasks=5)
     assert spec.shortened == "the first 5 tasks, 6 + 3 epochs instead of 15 + 5"
     assert RunSpec("permuted-mnist", changes={"max_factors": None}).shortened == ""
     assert RunSpec("split-cifar10", changes={"epochs": 30}).shortened == "30 epochs instead of 160"
+    ours = RunSpec("split-cifar10", preset="default")
+    assert ours.shortened == "40 + 40 epochs instead of 160 + 0"
+    few = RunSpec("split-cifar10", tasks=2, examples=200)
+    assert few.shortened == "the first 2 tasks, 200 examples of each class"
+    assert few.name == "split-cifar10_ibpwf_paper_2-tasks_200-examples"
     assert shortened_note([spec, spec]) == f"shortened: ibpwf on permuted-mnist: {spec.shortened}"
 
 
@@ -127,6 +174,21 @@ def test_a_finished_run_is_not_run_again_and_an_unfinished_one_needs_resume(
     (run / "result.json").write_bytes(whole)
 
 
+def test_a_finished_run_with_more_seeds_serves_an_experiment_that_wants_fewer(
+    tiny: Experiment, tmp_path: Path
+) -> None:
+    wide = engine.reproduce(tiny, tmp_path, budget="quick", seeds=2, device="cpu")
+    run = tmp_path / wide["runs"][0]["folder"]
+    stored = (run / "result.json").read_bytes()
+    narrow = engine.reproduce(tiny, tmp_path, budget="quick", seeds=1, device="cpu")  # without --resume
+    assert narrow["seeds"] == narrow["runs"][0]["seeds"] == [0, 1]
+    assert narrow["measured"] == wide["measured"]
+    assert (run / "result.json").read_bytes() == stored
+    with pytest.raises(InputError, match="--resume"):
+        engine.reproduce(tiny, tmp_path, budget="quick", seeds=3, device="cpu")
+    assert engine.reproduce(tiny, tmp_path, budget="quick", seeds=3, device="cpu", resume=True)["seeds"] == [0, 1, 2]
+
+
 def test_after_a_task_the_last_model_without_later_tasks_answers_as_the_model_did_then() -> None:
     stream = scenario("split-digits", tasks=3)
     settings = Settings(alpha=16.0, epochs=2, finetune_epochs=1)
@@ -162,6 +224,12 @@ def test_seen_below_unseen_holds_only_if_it_does_in_every_panel() -> None:
     claim = uncertainty.seen_below_unseen(measured)
     assert not claim.held
     assert "1 of 2" in claim.statement
+    assert "0.400 against 0.300 nats (after task b)" in claim.statement
+    last = {"task": "c", "sets": [{"kind": "seen", "mean": 0.1}]}
+    assert (
+        "after each of 3 tasks (after the last none"
+        in uncertainty.seen_below_unseen({**measured, "panels": [*measured["panels"], last]}).statement
+    )
 
 
 def _sweep(accuracies: dict[float, float]) -> dict:
@@ -177,9 +245,31 @@ def test_flatness_is_judged_over_the_best_decade() -> None:
     assert not sweeps.low_alpha_is_worse(_sweep({1: 90, 20: 80})).held
 
 
-def test_a_decline_at_high_kappa_is_seen() -> None:
+def test_a_decline_at_high_kappa_is_seen_if_it_is_more_than_seeds_differ() -> None:
     assert sweeps.declines_when_high(_sweep({0.3: 92, 0.5: 91, 0.99: 80})).held
     assert not sweeps.declines_when_high(_sweep({0.3: 90, 0.5: 91, 0.99: 92})).held
+    assert not sweeps.declines_when_high(_sweep({0.3: 92, 0.5: 91, 0.99: 91.95})).held
+    noisy = _sweep({0.3: 92, 0.99: 91})
+    for point in noisy["panels"][0]["points"]:
+        point["class"] |= {"std": 2.0, "per_seed": [0.0] * 4}  # standard errors of 1
+    assert not sweeps.declines_when_high(noisy).held
+    assert not sweeps.declines_when_high(_sweep({0.3: 92, 0.5: 80})).held  # no high one was run
+
+
+def test_moderate_kappas_are_level_if_all_of_them_are() -> None:
+    assert sweeps.moderate_kappas_are_level(_sweep({0.1: 92, 0.5: 91, 0.7: 92.5, 0.99: 20})).held
+    assert not sweeps.moderate_kappas_are_level(_sweep({0.1: 89, 0.5: 92, 0.99: 92})).held
+    assert not sweeps.moderate_kappas_are_level(_sweep({0.5: 92, 0.99: 92})).held  # nothing to compare
+
+
+def test_means_of_more_seeds_are_level_within_less() -> None:
+    def spread(mean: float, seeds: int) -> dict:
+        return {"mean": mean, "std": 0.3, "per_seed": [mean] * seeds}
+
+    assert level_within(spread(99, 9), spread(98, 9)) == pytest.approx(2 * np.hypot(0.1, 0.1))
+    assert above(spread(99.0, 9), spread(98.7, 9))
+    assert not above(spread(99.0, 1), spread(98.7, 1))
+    assert level_within({"mean": 99.0}, {"mean": 98.0}) == 0.1
 
 
 def test_ibpwf_must_be_as_accurate_and_no_larger_than_each_const_wf() -> None:
@@ -215,6 +305,17 @@ def test_new_factors_fall_if_every_task_adds_fewer_than_the_average_so_far() -> 
     assert held(276, 16, 15, 3, 13)
     assert not held(20, 16, 25)
     assert not held(10, 10)
+
+
+def test_on_cifar_every_task_must_add_fewer_factors_than_the_one_before() -> None:
+    def held(*new: float, benchmark: str = "split-cifar10") -> bool:
+        layers = {name: {"per_task": [{"new": n / 2} for n in new]} for name in ("stem", "block")}
+        panel = {"benchmark": benchmark, "tasks": list(new), "layers": layers}
+        return factor_usage.falls_on_cifar({"panels": [panel]}).held
+
+    assert held(800, 300, 120, 60, 20)
+    assert not held(276, 16, 15, 3, 13)
+    assert not held(3, 2, benchmark="split-mnist")
 
 
 def test_table_rows_are_judged_at_full_size_only() -> None:

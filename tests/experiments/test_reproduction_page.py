@@ -61,12 +61,12 @@ def test_a_full_reproduction_is_taken_and_a_quick_one_is_not(tmp_path: Path) -> 
 
 def test_a_figures_claims_have_a_row_each(tmp_path: Path) -> None:
     (tmp_path / "reproduction").mkdir()
-    claims = [{"statement": "It holds.", "held": True}, {"statement": "It does not.", "held": False}]
+    claims = [{"statement": "It holds.", "held": True}, {"statement": "It does not, |r| is low.", "held": False}]
     found = {"kind": "reproduction", "name": "figure-alpha", "budget": "full", "claims": claims, "seeds": [0, 1]}
     (tmp_path / "reproduction" / "figure-alpha.json").write_text(json.dumps({**found, "command": "ibpwf reproduce"}))
     page = reproduction_page(tmp_path)
     assert "| It holds. | ✅ | 2 |" in page
-    assert "| It does not. | ❌ | 2 |" in page
+    assert r"| It does not, \|r\| is low. | ❌ | 2 |" in page
 
 
 def test_a_variant_does_not_stand_for_the_papers_run(tmp_path: Path) -> None:
@@ -85,3 +85,15 @@ def test_one_vae_per_task_has_its_row(tmp_path: Path) -> None:
     vae = {"kind": "vae-inference", "scenario": "split-cifar10", "task_inference": {"mean": 40.5, "std": 0.1}}
     (tmp_path / "vae.json").write_text(json.dumps({**vae, "seeds": [0, 1, 2], "command": "python -m x"}))
     assert "| 40.50 ± 0.10 |" in row_of(reproduction_page(tmp_path), "3", "vae", "task inference")
+
+
+def test_every_file_that_is_used_is_listed_with_its_seeds_commit_and_machine(tmp_path: Path) -> None:
+    (tmp_path / "reproduction").mkdir()
+    env = {"device": "NVIDIA H200", "cores": 16, "torch": "2.11.0", "python": "3.11.9", "ibpwf": "0.1"}
+    runs = [{"seeds": [0, 1, 2]}, {"seeds": list(range(10))}]
+    full = {**reproduction("full", 76.0), "commit": "0123456789abcdef-dirty", "environment": env, "runs": runs}
+    (tmp_path / "reproduction" / "table2.json").write_text(json.dumps(full))
+    (tmp_path / "reproduction" / "table1.json").write_text(json.dumps({**full, "budget": "quick", "name": "table1"}))
+    lines = [line for line in reproduction_page(tmp_path).splitlines() if line.startswith("| `")]
+    wanted = "| 3 to 10 | 0123456789-dirty | NVIDIA H200, 16 cores | ibpwf 0.1, torch 2.11.0, Python 3.11.9 |"
+    assert lines == [f"| `reproduction/table2.json` {wanted}"]

@@ -31,6 +31,7 @@ FIELDS = {
         "network",
         "note",
         "tasks",
+        "examples",
         "seeds",
     ),
     *("accuracy", "task_inference", "matrix", "forgetting", "backward_transfer", "forward_transfer", "uncertainty"),

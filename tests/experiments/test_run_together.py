@@ -14,7 +14,7 @@ import pytest
 
 from ibpwf import store
 from ibpwf.experiments.reproduction import reproduce as engine
-from ibpwf.experiments.reproduction.experiment import Conditions, Experiment, RunSpec
+from ibpwf.experiments.reproduction.experiment import Experiment, RunSpec
 from ibpwf.experiments.reproduction.sweeps import sweep
 from ibpwf.experiments.run import Planned, RunConfig, run, run_together
 
@@ -48,20 +48,25 @@ def specs(*alphas: float) -> tuple[RunSpec, ...]:
     return tuple(RunSpec("split-digits", preset="quick", changes={**SHORT, "alpha": a}, tasks=2) for a in alphas)
 
 
+def sweep_of(runs: tuple[RunSpec, ...]) -> Experiment:
+    return Experiment("figure-alpha", "α", "", "sweep", {"quick": runs, "full": runs}, sweep("alpha"))
+
+
+def jobs_of(figure: Experiment, out: Path, seeds: int | None = None) -> list[engine.Job]:
+    return engine.jobs_of(figure, out, "quick", seeds, "cpu")
+
+
 def test_groups_hold_what_has_not_run_yet_and_no_more_learners_than_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "MOST_LEARNERS", 5)
-    conditions = Conditions("full", (0, 1), "cpu")
-    chosen = specs(8.0, 10.0, 12.0, 14.0)
-    engine.train_together(chosen[:1], tmp_path, conditions, None)
-    left = engine.groups(chosen, tmp_path, conditions)
-    assert left == [[chosen[1], chosen[2]], [chosen[3]]]
+    jobs = jobs_of(sweep_of(specs(8.0, 10.0, 12.0, 14.0)), tmp_path, seeds=2)
+    engine.train_together(jobs[:1], None)
+    assert engine.groups(jobs) == [[jobs[1], jobs[2]], [jobs[3]]]
 
 
 def test_a_figure_trained_together_measures_what_it_does_one_by_one(tmp_path: Path) -> None:
-    runs = specs(8.0, 16.0)
-    figure = Experiment("figure-alpha", "α", "", "sweep", {"quick": runs, "full": runs}, sweep("alpha"))
+    figure = sweep_of(specs(8.0, 16.0))
     made = [
         engine.reproduce(figure, tmp_path / str(t), budget="full", seeds=1, device="cpu", together=t)
         for t in (True, False)
@@ -89,7 +94,7 @@ def figure_to_kill() -> Experiment:
         RunSpec("split-digits", preset="quick", changes={**changes, "alpha": a}, tasks=3)
         for a, changes in ((8.0, SHORT), (16.0, long))
     )
-    return Experiment("figure-alpha", "α", "", "sweep", {"quick": runs, "full": runs}, sweep("alpha"))
+    return sweep_of(runs)
 
 
 def started(out: Path, together: bool) -> subprocess.Popen[bytes]:
@@ -109,7 +114,7 @@ def killed_once(out: Path, there: Path, together: bool) -> None:
 
 def test_killed_one_by_one_it_loses_the_run_in_progress_alone(tmp_path: Path) -> None:
     figure = figure_to_kill()
-    first = engine.run_folder(tmp_path, figure.runs["quick"][0]) / "result.json"
+    first = jobs_of(figure, tmp_path)[0].folder / "result.json"
     killed_once(tmp_path, first, together=False)
     stamp = first.stat().st_mtime_ns
     result = engine.reproduce(figure, tmp_path, budget="quick", device="cpu", resume=True)
@@ -120,7 +125,7 @@ def test_killed_one_by_one_it_loses_the_run_in_progress_alone(tmp_path: Path) ->
 
 def test_killed_together_all_go_on_after_the_last_finished_task(tmp_path: Path) -> None:
     figure = figure_to_kill()
-    folders = [engine.run_folder(tmp_path, spec) for spec in figure.runs["quick"]]
+    folders = [job.folder for job in jobs_of(figure, tmp_path)]
     killed_once(tmp_path, folders[1] / "seed-0" / "model" / store.MANIFEST, together=True)
     kept = [store.read_json(folder / "seed-0" / "rows.json")["rows"] for folder in folders]
     assert [len(rows) for rows in kept] == [1, 1]

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ibpwf.report.accuracy_map import tick_names
 from ibpwf.report.chart import Frame, label_of, log_ticks, ticks
 from ibpwf.report.colours import LEVELS, contrast, level, level_colour, scale_css, text_on, to_rgb
 from ibpwf.report.factor_use import expectation
 from ibpwf.report.markup import clean, el, number, short, text
+from ibpwf.report.violins import Violin, violin_chart
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
 
@@ -89,6 +91,27 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be drawn"):
         number(math.nan)
     assert number(-0.001) == "0"
+
+
+def test_ticks_are_names_or_what_tells_them_apart_or_numbers() -> None:
+    permutations = [f"permutation-{i}" for i in range(3)]
+    assert tick_names(["0/1", "2/3"], 40) == ["0/1", "2/3"]
+    assert tick_names(permutations, 100) == permutations
+    assert tick_names(permutations, 40) == ["0", "1", "2"]
+    assert tick_names(["airplane/automobile", "bird/cat"], 40) == ["1", "2"]
+    assert tick_names(["a-", "a-long-name-indeed"], 20) == ["1", "2"]
+
+
+def test_a_violin_ends_where_its_inputs_do() -> None:
+    violin = Violin("Fashion-MNIST", "foreign", 0.2, (0.1, 0.15, 0.2, 0.25, 0.3), (0, 3, 9, 0, 1, 0, 0, 0))
+    drawing = ET.fromstring(violin_chart([violin] * 7, 0.8, "entropy, nats", "t"))
+    polygon = next(element for element in drawing.iter() if element.tag == "polygon")
+    heights = [float(pair.split(",")[1]) for pair in str(polygon.get("points")).split()]
+    grid = [float(str(e.get("y1"))) for e in drawing.iter() if e.get("class") == "rule"]  # 0, 0.2, 0.4, 0.6, 0.8
+    unit = (grid[0] - grid[1]) / 0.2
+    assert max(heights) == pytest.approx(grid[0] - 0.1 * unit, abs=0.02)
+    assert min(heights) == pytest.approx(grid[0] - 0.5 * unit, abs=0.02)
+    assert {"Fashion-", "MNIST"} <= {element.text for element in drawing.iter() if element.tag == "text"}
 
 
 def test_the_expectation_is_alpha_times_the_harmonic_numbers() -> None:

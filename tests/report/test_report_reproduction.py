@@ -162,7 +162,29 @@ def test_figures_tell_their_numbers_when_pointed_at(folder: Path) -> None:
     assert "Const-WF(200, 40), task 2: 2,250 numbers" in told
     assert any(tip.startswith("0/1 (known): mean 0.100") for tip in told)
     assert "task 2/3, factor 3: λ = 0.3, new" in told
-    assert "2: permutation-1, 2 images" in told
+    assert "permutation-1: 2 images" in told
+
+
+def test_every_series_has_its_own_sign_in_the_legend_too(folder: Path) -> None:
+    first, *_ = drawings(make_page([folder / "figure-const-wf"]).html)
+    dots = [element for element in first.iter() if "dot" in (element.get("class") or "").split()]
+    kinds = [(element.tag.rpartition("}")[2], element.get("class")) for element in dots]
+    assert kinds.count(("circle", "dot s0")) == kinds.count(("path", "dot s1")) == 1 + 2  # the key and two tasks
+
+
+def test_a_quick_table_has_no_columns_of_verdicts(tmp_path: Path) -> None:
+    write(tmp_path, "table1", "quick")
+    rows = Reader(make_page([tmp_path / "table1"]).html).table("method, setting")
+    assert rows[0] == ["method, setting", "ours, %", "paper, %", "seeds"]
+    assert len(rows[1]) == 4
+
+
+def test_a_picture_has_the_name_of_its_class(tmp_path: Path) -> None:
+    measured = pictures_measured()
+    measured["pictures"][0]["label"] = "airplane"
+    write(tmp_path, "figure-filters", measured=measured)
+    (picture,) = Reader(make_page([tmp_path / "figure-filters"]).html).all("img")
+    assert "airplane, task" in str(picture.get("title"))
 
 
 def test_a_quick_run_says_so_in_title_text_and_overview(tmp_path: Path) -> None:
@@ -266,3 +288,16 @@ def test_it_fits_a_phone_and_a_desk_and_answers_the_pointer(browser: Browser, fo
         assert browser.value("document.getElementById('tip').textContent").startswith("task given, α = 10")
         assert browser.complaints() == []
         assert [url for url in browser.requests() if not url.startswith("data:")] == [page.resolve().as_uri()]
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome on the PATH")
+def test_a_long_name_of_a_run_leaves_room_for_its_command(browser: Browser, tmp_path: Path) -> None:
+    name = "split-cifar10_ibpwf_quick_2-tasks_200-examples_alpha=20.0_max_factors=none_epochs=4_augment=none"
+    run = {"name": name, "command": f"ibpwf run split-cifar10 --preset quick --out runs/{name}"}
+    write(tmp_path, "figure-alpha", runs=[run])
+    page = write_report([tmp_path / "figure-alpha"], tmp_path / "page.html")
+    for width in (390, 800):
+        browser.open(page, width)
+        browser.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+        assert browser.value("document.querySelector('.commands td').getBoundingClientRect().width") > width / 3
+        assert browser.value("document.querySelector('.commands').scrollWidth") <= width

@@ -26,7 +26,9 @@ from ibpwf.training.step import Step
 
 def _whole(setup: Setup, config: RunConfig, what: str, limit: float) -> Row:
     with TemporaryDirectory() as folder:
-        out = (setup.runs or Path(folder)) / f"{config.scenario}-{config.preset}"
+        out = (
+            setup.runs or Path(folder)
+        ) / f"{config.scenario}_{config.method}_{config.preset}"  # as `reproduce` names it
         seeds = "" if len(config.seeds) == 1 else f" --seeds {len(config.seeds)}"
         command = f"ibpwf run {config.scenario} --preset {config.preset}{seeds} --out {out}"
         started = time.perf_counter()

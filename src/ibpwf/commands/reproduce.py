@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ibpwf.errors import IBPWFError, InputError
+
+if TYPE_CHECKING:
+    from ibpwf.experiments.reproduction.plan import PlannedRun
 
 
 def reproduce_command(
@@ -24,7 +28,11 @@ def reproduce_command(
         ),
     ],
     seeds: Annotated[
-        int | None, typer.Option(help="Run seeds 0 to N-1 of each run.", show_default="1 quick, 5 full")
+        int | None,
+        typer.Option(
+            help="Run seeds 0 to N-1 of each run.",
+            show_default="1 quick; full: figures 3, tables 5, of IBP-WF 10, on CIFAR-10 3 and 5",
+        ),
     ] = None,
     budget: Annotated[
         str, typer.Option(help="full: the paper's size, for a GPU; quick: a shrunken stand-in, for a first look.")
@@ -32,6 +40,7 @@ def reproduce_command(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/reproduce-BUDGET")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="List the runs with their state; run nothing.")] = False,
 ) -> None:
     """Reproduce a table or figure of the paper: run what has not been run, measure, check the paper's claims.
 
@@ -41,6 +50,7 @@ def reproduce_command(
 
     torch.set_flush_denormal(True)
     from ibpwf.experiments.reproduction.experiment import QUICK_NOTE, checked_budget
+    from ibpwf.experiments.reproduction.plan import plan as planned_runs
     from ibpwf.experiments.reproduction.registry import chosen_experiments
     from ibpwf.experiments.reproduction.reproduce import reproduce
     from ibpwf.experiments.run import Events
@@ -60,6 +70,9 @@ def reproduce_command(
 
     if size == "quick":
         say(f"{QUICK_NOTE}.", "yellow")
+    if plan:
+        show_plan(console, planned_runs(chosen, folder, size, seeds, device))
+        return
     failed = {}
     try:
         for experiment in chosen:
@@ -94,6 +107,23 @@ def reproduce_command(
         raise InputError(
             f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}; see the lines above."
         )
+
+
+def show_plan(console: Console, runs: Sequence[PlannedRun]) -> None:
+    """One line per run: how long it is, and who wants it."""
+    table = Table(box=None, pad_edge=False)
+    for head in ("run", "seeds", "trainings", "length", "state"):
+        table.add_column(head, overflow="fold", justify="right" if head in ("seeds", "trainings") else "left")
+    table.add_column("for", overflow="fold")
+    for run in runs:
+        job = run.job
+        numbers = str(len(job.config.seeds)), str(run.trainings)
+        table.add_row(job.spec.name, *numbers, run.length, run.state, ", ".join(run.experiments))
+    console.print(table, highlight=False, markup=False)
+    left = [run for run in runs if run.state != "finished"]
+    console.print(
+        f"{len(runs)} runs, {len(left)} of them not finished ({sum(run.trainings for run in left)} trainings)."
+    )
 
 
 def show(console: Console, result: dict[str, Any]) -> None:

@@ -37,6 +37,10 @@ def run_command(
     seed: Annotated[int | None, typer.Option(help="Run this one seed.", show_default="0")] = None,
     seeds: Annotated[int | None, typer.Option(help="Run seeds 0 to N-1.", show_default=False)] = None,
     tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.", show_default=False)] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(help="Only the first N examples of each class, of training and test.", show_default=False),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     network: Annotated[
         str | None,
@@ -86,7 +90,8 @@ def run_command(
     command = "ibpwf " + shlex.join(sys.argv[1:])
     names = [scenario] if fallback is None else [scenario, fallback]
     # All of them now: a mistake in the fallback's name should not show only when it is needed.
-    configs = [RunConfig(name, method, preset, chosen, changes, tasks, device, not no_models, spec) for name in names]
+    asked = (method, preset, chosen, changes, tasks, device, not no_models, examples, spec)
+    configs = [RunConfig(name, *asked) for name in names]
     open_writer = _summary_writer() if tensorboard else None
 
     def go(config: RunConfig) -> dict[str, Any]:

@@ -156,6 +156,13 @@ def held_out(y: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     return torch.nonzero(~out).flatten(), torch.nonzero(out).flatten()
 
 
+def first_of_each(y: Tensor, count: int, rows: Tensor | None = None) -> Tensor:
+    """The first `count` rows of each class (fewer where a class has fewer), among `rows` if given, in data order."""
+    allowed = torch.arange(len(y), device=y.device) if rows is None else rows
+    kept = [allowed[y[allowed] == label][:count] for label in torch.unique(y).tolist()]
+    return torch.cat(kept).sort().values
+
+
 def class_names(classes: Sequence[int]) -> str:
     """A short name for a task with these classes: '0/1', or '0-9' for a long run of neighbours."""
     if len(classes) > 4:

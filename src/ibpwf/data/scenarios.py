@@ -21,6 +21,7 @@ from ibpwf.data.partition import (
     checked_fraction,
     checked_seed,
     class_names,
+    first_of_each,
     held_out,
     partition,
     whole_number,
@@ -62,6 +63,7 @@ def scenario(
     order: Order | None = None,
     seed: int = 0,
     validation: float = 0.0,
+    examples: int | None = None,
     flatten: bool | None = None,
     normalize: bool = True,
     data_dir: str | os.PathLike[str] | None = None,
@@ -76,13 +78,15 @@ def scenario(
     Permuted: `tasks` (10) tasks with permutations drawn one after the other from `seed`, so that fewer
     tasks are the first of more. Whole examples are permuted, colours included.
 
-    `validation` holds out that fraction of each class's training examples, by `seed`. Grey images come
+    `validation` holds out that fraction of each class's training examples, by `seed`. `examples` keeps the
+    first so many of each class, for training and for testing, for a first look at a large set. Grey images come
     flat, `(N, 784)`, and colour images as `(N, 3, 32, 32)`, unless `flatten` says otherwise. `normalize`
     standardises by the data set's constants; without it values are in [0, 1].
     """
     kind, chosen = _parse(name)
     seed = checked_seed(seed)
     fraction = checked_fraction(validation)
+    few = None if examples is None else whole_number("examples", examples, 1)
     for field, flag in (("normalize", normalize), ("flatten", flatten)):
         if not (isinstance(flag, bool) or (flag is None and field == "flatten")):
             raise InputError(f"{field}={flag!r}: it must be True or False.")
@@ -101,7 +105,7 @@ def scenario(
         count = whole_number("tasks", PERMUTED_TASKS if tasks is None else tasks, 1)
 
     data = load(chosen, data_dir=data_dir, progress=progress)
-    parts = _Parts(data, normalize, data.shape[0] == 1 if flatten is None else flatten, fraction, seed)
+    parts = _Parts(data, normalize, data.shape[0] == 1 if flatten is None else flatten, fraction, seed, few)
     if kind == "split":
         made = [parts.task(class_names(group), index, group) for index, group in enumerate(groups)]
     else:
@@ -130,12 +134,18 @@ def _permuted_tasks(parts: _Parts, count: int, classes: tuple[int, ...], seed: i
 class _Parts:
     """The training, validation and test rows of a data set, cut into tasks by index."""
 
-    def __init__(self, data: ArrayDataset, normalize: bool, flatten: bool, fraction: float, seed: int) -> None:
+    def __init__(
+        self, data: ArrayDataset, normalize: bool, flatten: bool, fraction: float, seed: int, few: int | None
+    ) -> None:
         self._data, self._normalize, self._flatten = data, normalize, flatten
         self._train: Tensor | None = None
         self._validation: Tensor | None = None
+        self._test: Tensor | None = None
         if fraction:
             self._train, self._validation = held_out(data.train_y, fraction, seed)
+        if few is not None:
+            self._train = first_of_each(data.train_y, few, self._train)
+            self._test = first_of_each(data.test_y, few)
 
     def task(self, name: str, index: int, classes: Sequence[int]) -> Task:
         """The task with the examples of these classes."""
@@ -148,7 +158,7 @@ class _Parts:
             index,
             tuple(classes),
             train=self._split(data.train_x, data.train_y, self._train, classes),
-            test=self._split(data.test_x, data.test_y, None, classes),
+            test=self._split(data.test_x, data.test_y, self._test, classes),
             validation=validation,
         )
 

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.evaluation.metrics import spread
+from ibpwf.experiments.network import network_text
 from ibpwf.experiments.paper import Target, target
 from ibpwf.experiments.presets import supports
 from ibpwf.experiments.run import Events, RunConfig, run
@@ -52,17 +54,24 @@ def chosen_methods(text: str, scenario: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
-    """The result already in a folder, if it is the one asked for."""
+def finished(folder: Path, config: RunConfig, *, more_seeds: bool = False) -> dict[str, Any] | None:
+    """The result already in a folder, if it is the one asked for; it may have `more_seeds` than asked for."""
     if not (folder / "result.json").exists():
         return None
     try:
         result = store.read_json(folder / "result.json")
     except IBPWFError:
         return None
-    same = isinstance(result, dict) and result.get("seeds") == list(config.seeds)
-    same = same and result.get("settings_for", {}) == config.settings_for()
+    if not isinstance(result, dict) or not _seeds_fit(result.get("seeds"), config.seeds, more_seeds):
+        return None
+    same = result.get("settings_for", {}) == config.settings_for()
     return result if same and result.get("settings") == config.settings().to_json() else None
+
+
+def _seeds_fit(seeds: object, wanted: Sequence[int], more: bool) -> bool:
+    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
+        return False
+    return seeds == list(wanted) or (more and set(wanted) < set(seeds))
 
 
 def compare(
@@ -108,6 +117,8 @@ def run_command_line(config: RunConfig, folder: Path) -> list[str]:
     contiguous = config.seeds == tuple(range(len(config.seeds)))
     line += ["--seeds", str(len(config.seeds))] if contiguous else ["--seed", str(config.seeds[0])]
     line += ["--tasks", str(config.tasks)] if config.tasks is not None else []
+    line += ["--examples", str(config.examples)] if config.examples is not None else []
+    line += ["--network", network_text(config.network)] if config.network is not None else []
     for name, value in config.changes.items():
         line += ["--set", f"{name}={json.dumps(value)}"]
     line += [] if config.models else ["--no-models"]
@@ -115,7 +126,7 @@ def run_command_line(config: RunConfig, folder: Path) -> list[str]:
 
 
 def _run_here(config: RunConfig, folder: Path, events: Events) -> Outcome:
-    command = "ibpwf " + " ".join(run_command_line(config, folder))
+    command = "ibpwf " + shlex.join(run_command_line(config, folder))
     try:
         return Outcome(config.method, run(config, folder, command=command, events=events, resume=True))
     except IBPWFError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,6 +39,12 @@ def parse_network(text: str) -> dict[str, Any]:
     if name == "mlp":
         spec.setdefault("hidden", [400])
     return spec
+
+
+def network_text(spec: Mapping[str, Any]) -> str:
+    """The inverse of `parse_network`."""
+    arguments = [f"{key}={json.dumps(value)}" for key, value in spec.items() if key != "builder"]
+    return ";".join([spec["builder"], *arguments])
 
 
 def build_network(spec: Mapping[str, Any], stream: Scenario, seed: int) -> nn.Module:

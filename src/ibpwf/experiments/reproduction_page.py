@@ -32,6 +32,14 @@ class Measured:
     reproductions: dict[str, dict[str, Any]] = field(default_factory=dict)  # by experiment
     runs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by benchmark and method
     vae: dict[str, dict[str, Any]] = field(default_factory=dict)  # by benchmark
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # by path; not all of them are taken
+
+    def taken(self) -> dict[str, dict[str, Any]]:
+        """The files whose numbers or claims stand on the page."""
+        papers = {(paper.benchmark, paper.method) for paper in targets()}
+        runs = [run for key, run in self.runs.items() if key in papers]
+        used = {id(one) for one in (*self.reproductions.values(), *runs, *self.vae.values())}
+        return {path: data for path, data in self.files.items() if id(data) in used}
 
 
 Unread = Callable[[Path, Exception], None]
@@ -50,21 +58,30 @@ def read_objects(paths: Iterable[Path], unread: Unread | None) -> list[tuple[Pat
     return [(path, data) for path, data in found if isinstance(data, dict)]
 
 
+def _papers_run(result: dict[str, Any]) -> bool:
+    whole = result.get("examples") is None
+    return whole and result.get("preset") == "paper" and result.get("changes") in OWN_CHANGES
+
+
 def read_measured(folder: Path, unread: Unread | None = None) -> Measured:
     """All result files of a folder such as docs/results."""
     measured = Measured()
-    for _, data in read_objects(folder.glob("*.json"), unread):
-        if data.get("kind") == "vae-inference":
+    for pattern in ("*.json", "compare-*/*.json", "reproduction/*.json"):
+        for path, data in read_objects(folder.glob(pattern), unread):
+            measured.files[path.relative_to(folder).as_posix()] = data
+    for name, data in measured.files.items():
+        place, _, file = name.rpartition("/")
+        if place == "reproduction":
+            if data.get("kind") == KIND and data.get("budget") == "full":
+                measured.reproductions[data["name"]] = data
+        elif place:
+            main = place == f"compare-{data.get('scenario')}" and file == f"{data.get('method')}.json"
+            if main and "accuracy" in data:
+                measured.runs[data["scenario"], data["method"]] = data
+        elif data.get("kind") == "vae-inference":
             measured.vae[data["scenario"]] = data
-        elif "accuracy" in data and data.get("preset") == "paper" and data.get("changes") in OWN_CHANGES:
+        elif "accuracy" in data and _papers_run(data):
             measured.runs.setdefault((data["scenario"], data["method"]), data)
-    for path, data in read_objects(folder.glob("compare-*/*.json"), unread):
-        main = path.parent.name == f"compare-{data.get('scenario')}" and path.stem == data.get("method")
-        if main and "accuracy" in data:
-            measured.runs[data["scenario"], data["method"]] = data
-    for _, data in read_objects(folder.glob("reproduction/*.json"), unread):
-        if data.get("kind") == KIND and data.get("budget") == "full":
-            measured.reproductions[data["name"]] = data
     return measured
 
 
@@ -122,10 +139,33 @@ def claims_table(measured: Measured) -> list[str]:
             continue
         for claim in found["claims"]:
             note = f" ({found['note']})" if found.get("note") else ""
+            ours = f"{claim['statement']}{note}".replace("|", "\\|")  # a table's cell ends at a bare one
             lines.append(
-                f"| {name} | {experiment.found} | {claim['statement']}{note} | {mark(claim['held'])} "
-                f"| {len(found['seeds'])} | `{found['command']}` |"
+                f"| {name} | {experiment.found} | {ours} | {mark(claim['held'])} "
+                f"| {_seeds(found)} | `{found['command']}` |"
             )
+    return lines
+
+
+def _seeds(result: dict[str, Any]) -> str:
+    """How many seeds; a range where runs of an experiment have different numbers of them."""
+    counts = sorted({len(run["seeds"]) for run in result.get("runs", []) if "seeds" in run})
+    if not counts:
+        return str(len(result.get("seeds", [])))
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def sources_table(measured: Measured) -> list[str]:
+    """One line per result file that is used: seeds, commit, machine, versions."""
+    lines = ["| file | seeds | commit | made on | with |", "|---|---:|---|---|---|"]
+    for path, data in measured.taken().items():
+        env = data.get("environment") or {}
+        machine = f"{env.get('device', '')}, {env['cores']} cores" if env.get("cores") else env.get("device", "")
+        names = {"ibpwf": "ibpwf", "torch": "torch", "python": "Python"}
+        versions = ", ".join(f"{name} {env[key]}" for key, name in names.items() if env.get(key))
+        commit = str(data.get("commit") or "not known")
+        short = commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
+        lines.append(f"| `{path}` | {_seeds(data)} | {short} | {machine} | {versions} |")
     return lines
 
 
@@ -151,6 +191,12 @@ def reproduction_page(folder: Path) -> str:
             "## Figures",
             "",
             *claims_table(measured),
+            "",
+            "## Files",
+            "",
+            "Each of these holds its command, settings, seeds, commit and machine.",
+            "",
+            *sources_table(measured),
             "",
         ]
     )

@@ -63,6 +63,7 @@ def make_result(
         "network": config.network_spec(),
         "note": config.chosen().note,
         "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],
+        "examples": config.examples,
         "seeds": seeds,
         "accuracy": {
             key: spread([average_accuracy(m) for m in found]) if found else None for key, found in matrices.items()
@@ -95,7 +96,8 @@ def make_result(
 
 
 def _paper(config: RunConfig, setting: str) -> dict[str, float | None] | None:
-    found = target(config.scenario, setting, config.method) if config.tasks is None else None
+    whole = config.tasks is None and config.examples is None
+    found = target(config.scenario, setting, config.method) if whole else None
     return None if found is None else {"mean": found.mean, "std": found.std}
 
 

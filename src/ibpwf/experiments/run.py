@@ -48,7 +48,8 @@ NARROW = 512
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What to run. `changes` override the preset's settings; `tasks` shortens the scenario."""
+    """What to run. `changes` override the preset's settings; `tasks` shortens the scenario, and `examples` keeps
+    the first so many of each class."""
 
     scenario: str
     method: str = "ibpwf"
@@ -58,6 +59,7 @@ class RunConfig:
     tasks: int | None = None
     device: str = "auto"
     models: bool = True  # whether to store the models; without them a resumed seed starts anew
+    examples: int | None = None
     network: dict[str, Any] | None = None  # instead of the preset's
 
     def __post_init__(self) -> None:
@@ -71,6 +73,10 @@ class RunConfig:
             raise InputError(f"seeds are {list(self.seeds)}; give different whole numbers from 0.")
         self.settings()
         choose_device(self.device)
+
+    def stream(self, seed: int, fetched: Callable[[str, int, int | None], None] | None = None) -> Scenario:
+        """The tasks as a seed sees them."""
+        return make_scenario(self.scenario, tasks=self.tasks, examples=self.examples, seed=seed, progress=fetched)
 
     def chosen(self) -> Preset:
         return preset(self.scenario, self.preset, self.method)
@@ -187,16 +193,16 @@ def run_together(
         check_folder(one.out, one.config.to_json(), resume=resume, overwrite=overwrite)
     device = choose_device(planned[0].config.device)
     # Before anything is written or removed: data that cannot be had, too many tasks, settings that do not fit.
-    streams: dict[tuple[str, int | None, int], Scenario] = {}
+    streams: dict[tuple[str, int | None, int | None, int], Scenario] = {}
     for config in (one.config for one in planned):
         events.phase(f"{config.scenario}: reading the data")
         for seed in config.seeds:
-            key = config.scenario, config.tasks, seed
+            key = config.scenario, config.tasks, config.examples, seed
             if key not in streams:
-                stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed, progress=events.fetched)
+                stream = config.stream(seed, events.fetched)
                 # Once, and not anew for every task and learner.
                 streams[key] = stream.to(device) if device.type == "cuda" else stream
-        first = streams[config.scenario, config.tasks, config.seeds[0]]
+        first = streams[config.scenario, config.tasks, config.examples, config.seeds[0]]
         new_learner(config, config.seeds[0], first, config.trainings()[0])
     # torch loads its compiler with the first optimiser, for seconds; that is no training time.
     make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
@@ -211,7 +217,8 @@ def run_together(
             if open_writer is not None:
                 writer = open_writer(one.out / "tensorboard")
                 closing.callback(writer.close)
-            mine = [streams[one.config.scenario, one.config.tasks, seed] for seed in one.config.seeds]
+            asked = one.config
+            mine = [streams[asked.scenario, asked.tasks, asked.examples, seed] for seed in asked.seeds]
             going.append(_Run(one, mine, events, writer, keep=one.config.models or len(planned) > 1))
         small = device.type == "cpu" and all(one.config.is_small() for one in planned)
         behind = going[0].behind() if small and len(going) == 1 and open_writer is None else []
@@ -305,7 +312,7 @@ def train_on(
     tell: Callable[[dict[str, Any]], object],
 ) -> None:
     """So many tasks of one training from where it is, in a worker process that tells the run about it."""
-    stream = make_scenario(config.scenario, tasks=config.tasks, seed=seed)
+    stream = config.stream(seed)
 
     def epoch(name: str, progress: Progress) -> None:
         tell({"kind": "epoch", "training": name, "progress": asdict(progress)})

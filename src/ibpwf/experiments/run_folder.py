@@ -36,7 +36,7 @@ def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What must stay the same in a resumed run and does not; more seeds may be added."""
-    for key in ("scenario", "method", "preset", "tasks", "network"):
+    for key in ("scenario", "method", "preset", "tasks", "examples", "network"):
         if old.get(key) != new[key]:
             yield key, old.get(key), new[key]
     before = old.get("settings", {})

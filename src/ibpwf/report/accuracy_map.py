@@ -15,9 +15,14 @@ MOST_NUMBERED = 12  # with more tasks than this, the cells are too small for num
 
 
 def tick_names(names: Sequence[str], room: float) -> list[str]:
-    """Task names where all of them fit, their numbers from 1 otherwise."""
-    fits = all(len(name) * 7 <= room for name in names) and len(set(names)) == len(names)
-    return list(names) if fits else [str(i + 1) for i in range(len(names))]
+    """Task names where all of them fit, without what they all begin with (`permutation-`) if that helps, or else
+    their numbers from 1."""
+    heads = {name[: name.rfind("-") + 1] for name in names}
+    head = heads.pop() if len(heads) == 1 else ""
+    for shown in (list(names), [name.removeprefix(head) for name in names]):
+        if all(shown) and all(len(name) * 7 <= room for name in shown) and len(set(shown)) == len(shown):
+            return shown
+    return [str(i + 1) for i in range(len(names))]
 
 
 def cell_text(value: float) -> str:

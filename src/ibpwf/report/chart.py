@@ -120,8 +120,22 @@ def mark(tip: str, x: float, y: float, width: float, height: float, class_: str 
     )
 
 
+def shape(kind: int, x: float, y: float, size: float, class_: str) -> Markup:
+    """A dot, square, diamond or triangle: series differ without their colours too."""
+    paths = {
+        1: f"M{x - size:.2f} {y - size:.2f}h{2 * size:.2f}v{2 * size:.2f}h{-2 * size:.2f}z",
+        2: f"M{x:.2f} {y - 1.35 * size:.2f}l{1.35 * size:.2f} {1.35 * size:.2f}l{-1.35 * size:.2f} "
+        f"{1.35 * size:.2f}l{-1.35 * size:.2f} {-1.35 * size:.2f}z",
+        3: f"M{x:.2f} {y - 1.2 * size:.2f}l{1.2 * size:.2f} {2.2 * size:.2f}h{-2.4 * size:.2f}z",
+    }
+    if kind % 4 == 0:
+        return el("circle", class_=f"dot {class_}", cx=x, cy=y, r=size)
+    return el("path", class_=f"dot {class_}", d=paths[kind % 4])
+
+
 def legend(entries: Sequence[tuple[str, str, str]], x: float, y: float, width: float) -> tuple[list[Markup], float]:
-    """Keys in rows that fit `width`: (kind, class, label) with kind 'box' or 'line'. Also the height used."""
+    """Keys in rows that fit `width`: (kind, class, label) with kind 'box', 'line' or 'shape N', the sign of series N.
+    Also the height used."""
     parts: list[Markup] = []
     at, row = x, 0
     for kind, class_, shown in entries:
@@ -131,6 +145,9 @@ def legend(entries: Sequence[tuple[str, str, str]], x: float, y: float, width: f
         base = y + 18 * row
         if kind == "box":
             parts.append(el("rect", class_=class_, x=at, y=base - 9, width=11, height=11, rx=2))
+        elif kind.startswith("shape "):
+            parts.append(el("line", class_=f"line {class_}", x1=at - 4, x2=at + 13, y1=base - 4, y2=base - 4))
+            parts.append(shape(int(kind.removeprefix("shape ")), at + 4.5, base - 4, 4.0, class_))
         else:
             parts.append(el("line", class_=class_, x1=at - 2, x2=at + 13, y1=base - 4, y2=base - 4))
         parts.append(label(at + 17, base, shown, "start"))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ibpwf.report.chart import Frame, label, label_of, legend, mark, svg, ticks
+from ibpwf.report.chart import Frame, label, label_of, legend, mark, shape, svg, ticks
 from ibpwf.report.markup import Markup, el, short
 from ibpwf.report.run_record import Spread
-from ibpwf.report.series import shape
 
 WIDTH, ROW = 420.0, 22.0
 LONGEST = 14

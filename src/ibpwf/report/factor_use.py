@@ -37,7 +37,7 @@ def use_chart(uses: Sequence[Use], names: Sequence[str], alpha: float | None, ti
     frame = Frame(WIDTH, HEIGHT + used, (-0.5, len(uses) - 0.5), (0.0, highest * 1.06), top=used + 12, bottom=60)
     room = frame.inner_width / max(len(uses), 1)
     every = math.ceil(22 / room)
-    ticks = tick_names(names[: len(uses)], room - 4)
+    ticks = tick_names(names[: len(uses)], min(room - 4, 70.0))
     parts = [*key_parts, *frame.y_axis("factors")]
     half = 0.36
     base = frame.y(0)

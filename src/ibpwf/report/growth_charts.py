@@ -12,6 +12,7 @@ from ibpwf.report.sections import folded
 from ibpwf.report.series import Point, Series, series_chart
 
 SETTINGS = {"task": "task given", "class": "task inferred"}
+WHISKERS = "whiskers: a standard deviation over seeds"
 SIGNS = {"alpha": "α", "kappa": "κ"}
 
 
@@ -42,10 +43,11 @@ def sweep_figures(measured: Fields) -> list[Markup]:
         ran = panel.text("ran")
         marks = [(at, label_of(value)) for at, value in zip(place, values, strict=True)]
         title = f"{ran}: accuracy against {sign}"
-        axes = (f"{sign}, log" if log else sign, "accuracy, %")
+        axes = (f"{sign} (log scale)" if log else sign, "accuracy, %")
         drawing = series_chart(series, marks, axes, title, highest=100.5)
         numbers = table([text(sign), *map(text, SETTINGS.values())], rows, f"{title}, %")
-        caption = text("Mean over tasks after the last one; whiskers: a standard deviation over seeds.")
+        spread = any(point.std is not None for one in series for point in one.points)
+        caption = text(f"Mean over tasks after the last one; {WHISKERS if spread else 'one seed'}.")
         figures.append(figure(drawing, title, caption, folded("Numbers", numbers)))
     return figures
 
@@ -86,7 +88,10 @@ def growth_figures(measured: Fields) -> list[Markup]:
         drawn = series_chart(size, marks, ("tasks learnt", "numbers stored, thousands"), first, zero=True)
         figures.append(figure(drawn, first, text("Factors, strengths and own parameters of all tasks."), numbers))
         drawn = series_chart(accuracy, marks, ("tasks learnt", "accuracy, %"), second, highest=100.5)
-        figures.append(figure(drawn, second, text("Mean over the tasks learnt; whiskers: a standard deviation.")))
+        spread = any(point.std is not None for one in accuracy for point in one.points)
+        figures.append(
+            figure(drawn, second, text(f"Mean over the tasks learnt; {WHISKERS if spread else 'one seed'}."))
+        )
     return figures
 
 

@@ -20,7 +20,7 @@ from ibpwf.evaluation.metrics import Matrix
 from ibpwf.report.accuracy_map import cell_text, tick_names
 from ibpwf.report.chart import label, ticks
 from ibpwf.report.colours import BLUE, ORANGE, level, level_colour, mix, text_on
-from ibpwf.report.experiment_sections import panel_scores
+from ibpwf.report.experiment_drawings import panel_scores
 from ibpwf.report.factor_scores import largest
 from ibpwf.report.fields import Fields
 from ibpwf.report.markup import Markup, el, short, text

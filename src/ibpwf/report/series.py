@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ibpwf.report.chart import Frame, label, legend, mark, svg
-from ibpwf.report.markup import Markup, el, number, short
+from ibpwf.report.accuracy_map import tick_names
+from ibpwf.report.chart import Frame, label, legend, mark, shape, svg
+from ibpwf.report.markup import Markup, el, number
 
 WIDTH, HEIGHT = 420.0, 270.0
 COLOURS = 8
@@ -49,7 +50,7 @@ def series_chart(
     highest: float | None = None,
 ) -> Markup:
     """One panel: a line with dots per series, whiskers of one standard deviation."""
-    keys = [("box", f"dot s{i % COLOURS}", one.name) for i, one in enumerate(series)]
+    keys = [(f"shape {i}", f"s{i % COLOURS}", one.name) for i, one in enumerate(series)]
     key_parts, used = legend(keys, 18, 14, WIDTH - 24)
     points = [point for one in series for point in one.points]
     places = [x for x, _ in x_marks]
@@ -93,21 +94,8 @@ def _thinned(marks: Sequence[tuple[float, str]], frame: Frame) -> list[tuple[flo
     return shown
 
 
-def shape(kind: int, x: float, y: float, size: float, class_: str) -> Markup:
-    """A dot, square, diamond or triangle: series differ without their colours too."""
-    paths = {
-        1: f"M{x - size:.2f} {y - size:.2f}h{2 * size:.2f}v{2 * size:.2f}h{-2 * size:.2f}z",
-        2: f"M{x:.2f} {y - 1.35 * size:.2f}l{1.35 * size:.2f} {1.35 * size:.2f}l{-1.35 * size:.2f} "
-        f"{1.35 * size:.2f}l{-1.35 * size:.2f} {-1.35 * size:.2f}z",
-        3: f"M{x:.2f} {y - 1.2 * size:.2f}l{1.2 * size:.2f} {2.2 * size:.2f}h{-2.4 * size:.2f}z",
-    }
-    if kind % 4 == 0:
-        return el("circle", class_=f"dot {class_}", cx=x, cy=y, r=size)
-    return el("path", class_=f"dot {class_}", d=paths[kind % 4])
-
-
 def scatter(points: Sequence[tuple[float, float, int]], names: Sequence[str], title: str) -> Markup:
-    """Points of several groups on a plane without units; each group's number stands at its middle."""
+    """Points of several groups on a plane without units; each group's name, or number, stands at its middle."""
     width = 520.0
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     span = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
@@ -117,13 +105,19 @@ def scatter(points: Sequence[tuple[float, float, int]], names: Sequence[str], ti
     place = [(left + (x - min(xs)) / span * side, top + (max(ys) - y) / span * side, group) for x, y, group in points]
     for x, y, group in place:
         parts.append(shape(group // 4, x, y, 3.0, f"s{group % COLOURS}"))
+    shown = tick_names(names, 60)
     for group, name in enumerate(names):
         mine = [(x, y) for x, y, g in place if g == group]
         if mine:
-            x, y = (sorted(v)[len(v) // 2] for v in zip(*mine, strict=True))
-            parts.append(label(x, y + 5, short(str(group + 1), 12), "middle", "group"))
-            left_, right = min(v[0] for v in mine), max(v[0] for v in mine)
-            top_, bottom = min(v[1] for v in mine), max(v[1] for v in mine)
-            tip = f"{group + 1}: {name}, {len(mine)} images"
-            parts.append(mark(tip, left_, top_, max(right - left_, 8), max(bottom - top_, 8), "hit"))
+            # The box that holds the middle half both ways: whole groups overlap.
+            (left_, x, right), (top_, y, bottom) = (_quartiles(values) for values in zip(*mine, strict=True))
+            parts.append(label(x, y + 5, shown[group], "middle", "group"))
+            tip = f"{name}: {len(mine)} images"
+            parts.append(mark(tip, left_ - 4, top_ - 4, right - left_ + 8, bottom - top_ + 8, "hit"))
     return svg(width, top + (max(ys) - min(ys)) / span * side + 16, title, parts)
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return ordered[last // 4], ordered[len(ordered) // 2], ordered[last - last // 4]

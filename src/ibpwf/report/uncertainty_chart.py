@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ibpwf.report.accuracy_map import tick_names
-from ibpwf.report.chart import Frame, legend, mark, svg
+from ibpwf.report.chart import Frame, legend, mark, shape, svg
 from ibpwf.report.markup import Markup, el, short
-from ibpwf.report.series import shape
 from ibpwf.report.violins import KINDS
 
 WIDTH, HEIGHT = 420.0, 260.0

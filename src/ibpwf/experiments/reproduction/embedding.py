@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ibpwf.data.scenarios import scenario as make_scenario
 from ibpwf.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.learner import Learner
 from ibpwf.methods.ibpwf import IBPWF
@@ -34,7 +33,7 @@ def embedding(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, 
     learner = Learner.load(run.folder / f"seed-{seed}" / "model", device=conditions.device)
     method = learner.method
     assert isinstance(method, IBPWF)
-    stream = make_scenario(run.spec.scenario, tasks=run.spec.tasks, seed=seed)
+    stream = run.stream(seed)
     rows = ROWS[conditions.budget]
     picks = [torch.randperm(len(t.test), generator=torch.Generator().manual_seed(seed))[:rows] for t in stream]
     x = torch.cat([task.test.x[pick] for task, pick in zip(stream, picks, strict=True)])

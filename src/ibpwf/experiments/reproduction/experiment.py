@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, unknown
 from ibpwf.experiments.run import RunConfig
 
@@ -20,7 +21,7 @@ class RunSpec:
     """One run, whatever its seeds. Experiments that share a spec share its run.
 
     `stands_for` is the paper's benchmark where a smaller scenario takes its place. `models` keeps the models, for
-    measures that ask them something.
+    measures that ask them something. `seeds` is how many an experiment wants of it, where not as of its other runs.
     """
 
     scenario: str
@@ -29,7 +30,9 @@ class RunSpec:
     changes: Mapping[str, Any] = field(default_factory=dict)
     tasks: int | None = None
     models: bool = False
+    examples: int | None = None
     stands_for: str | None = None
+    seeds: int | None = field(default=None, compare=False)
 
     @property
     def benchmark(self) -> str:
@@ -40,6 +43,7 @@ class RunSpec:
         """The name of its folder: everything that tells it from other runs."""
         parts = [self.scenario, self.method, self.preset]
         parts += [f"{self.tasks}-tasks"] if self.tasks is not None else []
+        parts += [f"{self.examples}-examples"] if self.examples is not None else []
         for key, value in self.changes.items():
             shown = "-".join(map(str, value)) if isinstance(value, list) else str(value)
             parts.append(f"{key}={shown}".lower())
@@ -47,18 +51,16 @@ class RunSpec:
 
     @property
     def shortened(self) -> str:
-        """In words, where the run is shorter than its preset; empty where it is not."""
-        usual, mine = (config.settings().to_json() for config in (RunConfig(*self._chosen), self.config((0,))))
+        """In words, where the run is shorter than the paper's; empty where it is not."""
+        papers = RunConfig(self.scenario, self.method, "paper")
+        usual, mine = (config.settings().to_json() for config in (papers, self.config((0,))))
         parts = [f"the first {self.tasks} tasks"] if self.tasks is not None else []
-        lengths = [name for name in ("epochs", "finetune_epochs") if usual.get(name)]
-        if any(mine[name] < usual[name] for name in lengths):
+        parts += [f"{self.examples} examples of each class"] if self.examples is not None else []
+        lengths = [name for name in ("epochs", "finetune_epochs") if usual.get(name) or mine.get(name)]
+        if sum(mine[name] for name in lengths) < sum(usual[name] for name in lengths):
             now, then = (" + ".join(str(one[name]) for name in lengths) for one in (mine, usual))
             parts.append(f"{now} epochs instead of {then}")
         return ", ".join(parts)
-
-    @property
-    def _chosen(self) -> tuple[str, str, str]:
-        return self.scenario, self.method, self.preset
 
     def config(self, seeds: Sequence[int], device: str = "auto") -> RunConfig:
         return RunConfig(
@@ -70,6 +72,7 @@ class RunSpec:
             self.tasks,
             device,
             self.models,
+            self.examples,
         )
 
 
@@ -80,6 +83,10 @@ class FinishedRun:
     spec: RunSpec
     result: dict[str, Any]
     folder: Path
+
+    def stream(self, seed: int) -> Scenario:
+        """The tasks as a seed of it has learnt them."""
+        return self.spec.config((seed,)).stream(seed)
 
 
 @dataclass(frozen=True)
@@ -127,10 +134,12 @@ class Experiment:
     claims: tuple[Callable[[dict[str, Any]], Claim], ...] = ()
     seeds: Mapping[Budget, int] = field(default_factory=lambda: {"quick": 1, "full": 5})
 
-    def chosen_seeds(self, budget: Budget, asked: int | None) -> tuple[int, ...]:
+    def chosen_seeds(self, budget: Budget, asked: int | None, spec: RunSpec | None = None) -> tuple[int, ...]:
+        """Those of the experiment, or of one of its runs."""
         if asked is not None and asked < 1:
             raise InputError(f"--seeds is {asked}; give at least 1.")
-        return tuple(range(asked if asked is not None else self.seeds[budget]))
+        own = spec.seeds if spec is not None else None
+        return tuple(range(asked or own or self.seeds[budget]))
 
 
 def checked_budget(text: str) -> Budget:

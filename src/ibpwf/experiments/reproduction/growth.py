@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ibpwf import store
 from ibpwf.evaluation.metrics import learnt, spread
 from ibpwf.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
+from ibpwf.experiments.reproduction.levels import TIE, level_within
 
 
 def label(run: FinishedRun) -> str:
@@ -50,15 +50,6 @@ def _averages(result: dict[str, Any], setting: str, tasks: int) -> list[dict[str
     return [spread([statistics.fmean(learnt(matrix[t])) for matrix in matrices]) for t in range(tasks)]
 
 
-TIE = 0.1
-"""Points of accuracy below which two methods are level, whatever their spread."""
-
-
-def tie(ours: dict[str, Any], rival: dict[str, Any]) -> float:
-    """Two standard deviations of the difference of two seeds: what lies within it, another seed may turn round."""
-    return max(TIE, 2 * math.hypot(ours.get("std") or 0.0, rival.get("std") or 0.0))
-
-
 def pairs(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
     """IBP-WF against every Const-WF after the last task, the task given."""
     found = {}
@@ -67,7 +58,7 @@ def pairs(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
         for rival in (line for line in panel["lines"] if line["method"] == "const-wf"):
             found[f"{panel['ran']}, {rival['label']}"] = {
                 "accuracy ahead": ours["task"][-1]["mean"] - rival["task"][-1]["mean"],
-                "level within": tie(ours["task"][-1], rival["task"][-1]),
+                "level within": level_within(ours["task"][-1], rival["task"][-1]),
                 "numbers fewer": rival["parameters"][-1] - ours["parameters"][-1],
             }
     return found
@@ -85,7 +76,7 @@ def better_with_less(measured: dict[str, Any]) -> Claim:
     statement = (
         "IBP-WF is at least as accurate as Const-WF, task given, and stores no more numbers: so for "
         f"{len(fine)} of {len(found)} settings of Const-WF ({least:+.2f} points against the best of them; level is "
-        f"what two standard deviations over seeds, or {TIE:g} points, may turn round)."
+        f"a difference of two standard errors, or of {TIE:g} points)."
     )
     return Claim(statement, found, bool(found) and len(fine) == len(found))
 

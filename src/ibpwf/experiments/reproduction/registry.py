@@ -1,147 +1,41 @@
-"""Every table and figure of the paper as data. `full` is for a GPU: tables at the paper's size, and of the figures
-what they need, some of it shortened. `quick` is a stand-in for 15 minutes on two cores. Both say so wherever their
-numbers appear."""
+"""Every table and figure of the paper as data: its runs (see `runs.py`), its measure, the findings as claims."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ibpwf.errors import unknown
-from ibpwf.experiments.paper import targets
-from ibpwf.experiments.reproduction import embedding, factor_usage, growth, responses, sweeps, tables, uncertainty
+from ibpwf.experiments.reproduction import (
+    embedding,
+    factor_usage,
+    growth,
+    responses,
+    runs,
+    sweeps,
+    tables,
+    uncertainty,
+)
 from ibpwf.experiments.reproduction.experiment import Experiment, RunSpec
+from ibpwf.experiments.reproduction.runs import full_run, in_table, quick_run
 
-MNIST = ("split-mnist", "permuted-mnist")
-
-# The dictionary grows past the paper's K = 1000, which five permutations use up.
-_FULL_CHANGES: dict[str, dict[str, Any]] = {"permuted-mnist": {"max_factors": None}}
-_STAND_INS = {"split-mnist": "split-digits", "permuted-mnist": "permuted-digits", "split-cifar10": "split-digits"}
-_QUICK_TASKS = {"permuted-digits": 3}
-_QUICK: dict[str, dict[str, Any]] = {
-    "rtf": {"iterations": 60},
-    "gem": {"epochs": 5},
-    "vcl": {"epochs": 4, "likelihood_epochs": 2},
-    "vcl-coreset": {"epochs": 4, "likelihood_epochs": 2, "coreset_epochs": 10},
-}
-
-# Long enough that IBP-WF has learnt its stand-in: after 15 + 5 epochs it answers 82 % of permuted digits, after
-# 40 + 20 more than 95 %. Const-WF has the same network and batches, and trains as long as both of IBP-WF's phases.
-_QUICK_LENGTHS: dict[tuple[str, str], dict[str, Any]] = {
-    ("permuted-digits", "ibpwf"): {"epochs": 40, "finetune_epochs": 15},
-    ("permuted-digits", "const-wf"): {"epochs": 55, "batch_size": 64},
-    ("split-digits", "const-wf"): {"epochs": 30, "hidden": [100]},
-}
+FIGURE_SEEDS = {"quick": 1, "full": 3}
 
 
-def full_run(
-    benchmark: str, method: str = "ibpwf", *, tasks: int | None = None, models: bool | None = None, **changes: Any
-) -> RunSpec:
-    """The paper's run; models of IBP-WF are kept for the figures that ask them something."""
-    ours = _FULL_CHANGES.get(benchmark, {}) if method == "ibpwf" else {}
-    kept = method == "ibpwf" and not changes if models is None else models
-    return RunSpec(benchmark, method, "paper", {**ours, **changes}, tasks, kept)
-
-
-def quick_run(benchmark: str, method: str = "ibpwf", **changes: Any) -> RunSpec:
-    """Its stand-in on scikit-learn's digits, which need no download."""
-    scenario = _STAND_INS[benchmark]
-    shrunk = {**_QUICK.get(method, {}), **_QUICK_LENGTHS.get((scenario, method), {})}
-    return RunSpec(
-        scenario,
-        method,
-        "quick",
-        {**shrunk, **changes},
-        _QUICK_TASKS.get(scenario),
-        models=method == "ibpwf" and not changes,
-        stands_for=benchmark,
-    )
-
-
-def in_table(table: str) -> list[tuple[str, str]]:
-    """Benchmark and method of every row of a table but the VAE's, which is no continual learner."""
-    pairs = [(t.benchmark, t.method) for t in targets() if t.table == table and t.method != "vae"]
-    return list(dict.fromkeys(pairs))
+def table_seeds(spec: RunSpec) -> RunSpec:
+    """Ten seeds of IBP-WF as in the paper, on CIFAR-10 half as many; five of the baselines, there three."""
+    counts = (5, 3) if spec.scenario == "split-cifar10" else (10, None)
+    count = counts[spec.method != "ibpwf"]
+    return replace(spec, seeds=count)
 
 
 def _table(name: str, title: str, found: str, **more: Any) -> Experiment:
     pairs = in_table(name)
-    runs = {
-        "full": tuple(full_run(benchmark, method) for benchmark, method in pairs),
+    made = {
+        "full": tuple(table_seeds(full_run(benchmark, method)) for benchmark, method in pairs),
         "quick": tuple(quick_run(benchmark, method) for benchmark, method in pairs),
     }
-    return Experiment(name, title, found, "table", runs, **{"measure": tables.table_measure(name), **more})  # type: ignore[arg-type]
-
-
-# Uncertainty is asked of MNIST itself: clothes and digits must have the same size.
-_QUICK_MNIST = RunSpec(
-    "split-mnist",
-    preset="quick",
-    changes={"epochs": 3, "finetune_epochs": 1, "batch_size": 64, "gaussians": "task"},
-    models=True,
-)
-_QUICK_CIFAR = RunSpec(
-    "split-cifar10",
-    preset="quick",
-    changes={"finetune_epochs": 0, "augment": "none"},
-    tasks=2,
-    models=True,
-)
-# Figures of many runs are shortened, so that all of them take about ten minutes of one large GPU.
-FIGURE_SEEDS = {"quick": 1, "full": 3}
-_SHORT: Mapping[str, Mapping[str, Any]] = {
-    "split-mnist": {"epochs": 5, "finetune_epochs": 2},
-    "permuted-mnist": {"tasks": 5, "epochs": 3, "finetune_epochs": 1},
-}
-_TEN_PERMUTATIONS = full_run("permuted-mnist", models=True, epochs=2, finetune_epochs=1)
-_CIFAR = full_run("split-cifar10", models=True, epochs=30)
-# Grids that hold a whole decade from a moderate α up, and less than that.
-_ALPHAS: Mapping[str, tuple[float, ...]] = {
-    "split-mnist": (10.0, 30.0, 100.0, 200.0, 400.0, 1000.0),
-    "permuted-mnist": (10.0, 100.0, 300.0, 700.0, 1000.0),
-}
-_QUICK_ALPHAS = (5.0, 40.0, 120.0, 400.0)
-_KAPPAS: Mapping[str, tuple[float, ...]] = {
-    "split-mnist": (0.1, 0.3, 0.5, 0.7, 0.9, 0.99),
-    "permuted-mnist": (0.1, 0.5, 0.9, 0.99),
-}
-_QUICK_KAPPAS = (0.2, 0.5, 0.99)
-# (ν, ω): about what IBP-WF ends with, then with ν = α, fewer and more per task.
-_CONSTANT: Mapping[str, tuple[tuple[int, int], ...]] = {
-    "split-mnist": ((100, 20), (200, 40), (200, 100)),
-    "permuted-mnist": ((350, 50), (700, 100)),
-}
-_CONSTANT_LENGTH: Mapping[str, Mapping[str, Any]] = {
-    "split-mnist": {},
-    "permuted-mnist": {"tasks": 5, "epochs": 6, "finetune_epochs": 3},
-}
-_QUICK_CONSTANT = ((25, 5), (50, 25))
-
-
-def _alpha_runs() -> dict[str, tuple[RunSpec, ...]]:
-    # A dictionary that may grow: the paper's K would cut off what a large α asks for.
-    full = [full_run(b, max_factors=None, alpha=value, **_SHORT[b]) for b in MNIST for value in _ALPHAS[b]]
-    quick = [quick_run(b, alpha=value) for b in MNIST for value in _QUICK_ALPHAS]
-    return {"full": tuple(full), "quick": tuple(quick)}
-
-
-def _kappa_runs() -> dict[str, tuple[RunSpec, ...]]:
-    full = [full_run(b, kappa=value, **_SHORT[b]) for b in MNIST for value in _KAPPAS[b]]
-    quick = [quick_run(b, kappa=value) for b in MNIST for value in _QUICK_KAPPAS]
-    return {"full": tuple(full), "quick": tuple(quick)}
-
-
-def _constant_runs() -> dict[str, tuple[RunSpec, ...]]:
-    """Const-WF trains as long as IBP-WF, both of its phases together."""
-    full, quick = [], []
-    for b in MNIST:
-        length = dict(_CONSTANT_LENGTH[b])
-        full.append(full_run(b, **length))
-        if length:
-            length["epochs"] += length.pop("finetune_epochs")
-        full += [full_run(b, "const-wf", nu=nu, omega=omega, **length) for nu, omega in _CONSTANT[b]]
-        quick += [quick_run(b), *(quick_run(b, "const-wf", nu=nu, omega=omega) for nu, omega in _QUICK_CONSTANT)]
-    return {"full": tuple(full), "quick": tuple(quick)}
+    return Experiment(name, title, found, "table", made, **{"measure": tables.table_measure(name), **more})  # type: ignore[arg-type]
 
 
 def _experiment(name: str, title: str, found: str, shows: str, runs: Any, measure: Any, *claims: Any) -> Experiment:
@@ -182,7 +76,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Uncertainty after each task, task inferred",
             "All the seen classes have low uncertainty compared to unseen ones.",
             "uncertainty",
-            {"full": (full_run("split-mnist"),), "quick": (_QUICK_MNIST,)},
+            {"full": (full_run("split-mnist"),), "quick": (runs.QUICK_MNIST,)},
             uncertainty.class_uncertainty,
             uncertainty.seen_below_unseen,
             uncertainty.tells_foreign_inputs,
@@ -192,7 +86,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Uncertainty under each task's parameters",
             "A task's own test set is significantly less uncertain than the others'.",
             "uncertainty",
-            {"full": (full_run("split-mnist"),), "quick": (_QUICK_MNIST,)},
+            {"full": (full_run("split-mnist"),), "quick": (runs.QUICK_MNIST,)},
             uncertainty.task_uncertainty,
             uncertainty.seen_below_unseen,
             uncertainty.tells_foreign_inputs,
@@ -203,10 +97,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Tasks reuse factors of earlier ones, and the rate of new factors falls with tasks.",
             "factors",
             {
-                "full": (_CIFAR, full_run("split-mnist"), _TEN_PERMUTATIONS),
-                "quick": (_QUICK_MNIST, quick_run("permuted-mnist")),
+                "full": (runs.CIFAR, full_run("split-mnist"), runs.TEN_PERMUTATIONS),
+                "quick": (runs.QUICK_CIFAR, runs.QUICK_MNIST, quick_run("permuted-mnist")),
             },
             factor_usage.factor_usage,
+            factor_usage.falls_on_cifar,
             factor_usage.new_factors_fall,
             factor_usage.later_tasks_reuse,
         ),
@@ -215,7 +110,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "First-layer responses of ResNet-20, one image per class",
             "Feature maps in earlier tasks are similar compared to the diverse ones of later tasks.",
             "pictures",
-            {"full": (_CIFAR,), "quick": (_QUICK_CIFAR,)},
+            {"full": (runs.CIFAR,), "quick": (runs.QUICK_CIFAR,)},
             responses.responses,
             responses.later_maps_differ_more,
         ),
@@ -224,7 +119,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "IBP-WF beside Const-WF(ν, ω)",
             "Better accuracy with fewer parameters, and sublinear growth.",
             "growth",
-            _constant_runs(),
+            runs.constant_runs(),
             growth.growth,
             growth.better_with_less,
             growth.none_better_with_less,
@@ -235,7 +130,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Accuracy against α",
             "Excessively low values hurt; otherwise there is low sensitivity over a very wide range.",
             "sweep",
-            _alpha_runs(),
+            runs.alpha_runs(),
             sweeps.sweep("alpha"),
             sweeps.flat_over_a_decade,
             sweeps.low_alpha_is_worse,
@@ -245,16 +140,17 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Accuracy against κ",
             "Accuracy declines if κ is set too high with the task inferred on Split MNIST; a wide range does well.",
             "sweep",
-            _kappa_runs(),
+            runs.kappa_runs(),
             sweeps.sweep("kappa"),
             sweeps.declines_when_high,
+            sweeps.moderate_kappas_are_level,
         ),
         _experiment(
             "figure-tsne",
             "φ of the Permuted MNIST tasks on a plane",
             "The features across tasks are noticeably clustered.",
             "scatter",
-            {"full": (_TEN_PERMUTATIONS,), "quick": (quick_run("permuted-mnist"),)},
+            {"full": (runs.TEN_PERMUTATIONS,), "quick": (quick_run("permuted-mnist"),)},
             embedding.embedding,
             embedding.tasks_cluster,
         ),
@@ -271,6 +167,3 @@ def experiment_named(name: str) -> Experiment:
 def chosen_experiments(name: str) -> list[Experiment]:
     """One by its name, or `all`."""
     return list(EXPERIMENTS.values()) if name == "all" else [experiment_named(name)]
-
-
-__all__ = ["EXPERIMENTS", "chosen_experiments", "experiment_named", "full_run", "in_table", "quick_run"]

@@ -10,8 +10,10 @@ learners as `MOST_LEARNERS`; then an interruption costs at most the task in prog
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,59 +41,74 @@ MOST_LEARNERS = 24
 Told = Callable[[str], None]
 
 
-def run_folder(out: Path, spec: RunSpec) -> Path:
-    return out / "runs" / spec.name
+@dataclass(frozen=True)
+class Job:
+    """A run of an experiment: what to run, with which seeds, and where."""
+
+    spec: RunSpec
+    config: RunConfig
+    folder: Path
+
+    @property
+    def command(self) -> str:
+        return "ibpwf " + shlex.join(run_command_line(self.config, self.folder))
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result in its folder, if that is of this run with at least these seeds, and has the models asked for.
+
+        More seeds than asked for are as good: another experiment wanted them.
+        """
+        found = finished(self.folder, self.config, more_seeds=True)
+        if found is None or (found.get("scenario"), found.get("method")) != (self.spec.scenario, self.spec.method):
+            return None
+        kept = all((self.folder / f"seed-{seed}" / "model" / store.MANIFEST).exists() for seed in found["seeds"])
+        return found if kept or not self.spec.models else None
 
 
-def already(folder: Path, spec: RunSpec, config: RunConfig) -> dict[str, Any] | None:
-    """The finished result of a spec, if the folder holds it, with the models that were asked for."""
-    found = finished(folder, config)
-    if found is None or (found.get("scenario"), found.get("method")) != (spec.scenario, spec.method):
-        return None
-    kept = all((folder / f"seed-{seed}" / "model" / store.MANIFEST).exists() for seed in config.seeds)
-    return found if kept or not spec.models else None
+def jobs_of(experiment: Experiment, out: Path, budget: Budget, seeds: int | None, device: str) -> list[Job]:
+    """Every run of an experiment."""
+    return [
+        Job(spec, spec.config(experiment.chosen_seeds(budget, seeds, spec), device), out / "runs" / spec.name)
+        for spec in experiment.runs[budget]
+    ]
 
 
-def check_runs(experiment: Experiment, out: Path, conditions: Conditions) -> None:
+def check_runs(jobs: Sequence[Job]) -> None:
     """Refuse, before anything runs, folders that hold an unfinished or different run."""
-    for spec in experiment.runs[conditions.budget]:
-        folder = run_folder(out, spec)
-        config = spec.config(conditions.seeds, conditions.device)
-        if (folder / "config.json").exists() and already(folder, spec, config) is None:
-            raise InputError(f"{folder} holds an unfinished or different run; add --resume, or choose another --out.")
+    for job in jobs:
+        if (job.folder / "config.json").exists() and job.finished() is None:
+            raise InputError(
+                f"{job.folder} holds an unfinished or different run; add --resume, or choose another --out."
+            )
 
 
-def finished_run(spec: RunSpec, out: Path, conditions: Conditions, events: Events | None = None) -> FinishedRun:
-    """Run a spec unless it has been run."""
-    folder = run_folder(out, spec)
-    config = spec.config(conditions.seeds, conditions.device)
-    result = already(folder, spec, config)
+def finished_run(job: Job, events: Events | None = None) -> FinishedRun:
+    """Run a job unless it has been run."""
+    result = job.finished()
     if result is None:
-        command = "ibpwf " + " ".join(run_command_line(config, folder))
-        result = run(config, folder, command=command, events=events, resume=True)
-    return FinishedRun(spec, result, folder)
+        result = run(job.config, job.folder, command=job.command, events=events, resume=True)
+    return FinishedRun(job.spec, result, job.folder)
 
 
-def groups(specs: Sequence[RunSpec], out: Path, conditions: Conditions) -> list[list[RunSpec]]:
-    """Specs that have yet to run, in groups that train together."""
-    made: list[list[RunSpec]] = []
-    most = max(1, MOST_LEARNERS // len(conditions.seeds))
-    for spec in specs:
-        if already(run_folder(out, spec), spec, spec.config(conditions.seeds, conditions.device)) is not None:
+def groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that have yet to run, in groups that train together."""
+    made: list[list[Job]] = []
+    learners = 0
+    for job in jobs:
+        if job.finished() is not None:
             continue
-        if not made or len(made[-1]) == most:
+        mine = len(job.config.seeds)
+        if not made or learners + mine > MOST_LEARNERS:
             made.append([])
-        made[-1].append(spec)
+            learners = 0
+        made[-1].append(job)
+        learners += mine
     return made
 
 
-def train_together(specs: Sequence[RunSpec], out: Path, conditions: Conditions, events: Events | None) -> None:
-    """Train a group of specs, their learners taking turns."""
-    planned = []
-    for spec in specs:
-        config, folder = spec.config(conditions.seeds, conditions.device), run_folder(out, spec)
-        planned.append(Planned(config, folder, "ibpwf " + " ".join(run_command_line(config, folder))))
-    run_together(planned, events=events, resume=True)
+def train_together(jobs: Sequence[Job], events: Events | None) -> None:
+    """Train a group of runs, their learners taking turns."""
+    run_together([Planned(job.config, job.folder, job.command) for job in jobs], events=events, resume=True)
 
 
 def reproduce(
@@ -114,22 +131,22 @@ def reproduce(
     """
     own = out / experiment.name
     conditions = Conditions(budget, experiment.chosen_seeds(budget, seeds), device, command, own)
+    jobs = jobs_of(experiment, out, budget, seeds, device)
     if not resume:
-        check_runs(experiment, out, conditions)
-    specs = experiment.runs[budget]
+        check_runs(jobs)
     runs, failed = [], []
     if together is None:
         together = choose_device(device).type == "cuda" and experiment.shows != "table"
-    for group in groups(specs, out, conditions) if together else []:
-        told(f"{experiment.name}: {len(group)} runs at once: {', '.join(spec.name for spec in group)}")
-        train_together(group, out, conditions, events)
-    for number, spec in enumerate(specs, start=1):
-        told(f"{experiment.name}: run {number} of {len(specs)}: {spec.name}")
+    for group in groups(jobs) if together else []:
+        told(f"{experiment.name}: {len(group)} runs at once: {', '.join(job.spec.name for job in group)}")
+        train_together(group, events)
+    for number, job in enumerate(jobs, start=1):
+        told(f"{experiment.name}: run {number} of {len(jobs)}: {job.spec.name}")
         try:
-            runs.append(finished_run(spec, out, conditions, events))
+            runs.append(finished_run(job, events))
         except IBPWFError as error:
-            failed.append({"name": spec.name, "error": str(error)})
-            told(f"{spec.name} failed: {error}")
+            failed.append({"name": job.spec.name, "error": str(error)})
+            told(f"{job.spec.name} failed: {error}")
     if not runs:
         raise InputError(f"{experiment.name}: every run failed. {failed[0]['error']}")
     if failed and experiment.shows != "table":
@@ -149,8 +166,8 @@ def reproduce(
         "paper": experiment.found,
         "shows": experiment.shows,
         "budget": budget,
-        "note": QUICK_NOTE if budget == "quick" else shortened_note(specs),
-        "seeds": list(conditions.seeds),
+        "note": QUICK_NOTE if budget == "quick" else shortened_note(experiment.runs[budget]),
+        "seeds": sorted(set.intersection(*(set(one.result["seeds"]) for one in runs))),
         "measured": measured,
         "claims": [claim(measured).to_json() for claim in experiment.claims],
         "runs": [_described(one, out) for one in runs],

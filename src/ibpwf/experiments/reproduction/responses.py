@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.data.scenarios import scenario as make_scenario
+from ibpwf.data.catalog import DATA_SETS
 from ibpwf.errors import InputError
 from ibpwf.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.learner import Learner
@@ -63,13 +63,14 @@ def responses(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, 
     pictures: list[dict[str, Any]] = []
     per_task: list[list[float]] = [[] for _ in run.result["tasks"]]
     layer = ""
+    names = DATA_SETS[run.spec.scenario.partition("-")[2]].classes
     for seed in run.result["seeds"]:
         learner = Learner.load(run.folder / f"seed-{seed}" / "model", device=conditions.device)
         layer = next(iter(learner.model.layers))
         module = learner.model.net.get_submodule(layer)
         if not isinstance(module, torch.nn.Conv2d):
             raise InputError(f"the first layer '{layer}' is no convolution; its responses are no pictures.")
-        for task in make_scenario(run.spec.scenario, tasks=run.spec.tasks, seed=seed):
+        for task in run.stream(seed):
             state = learner.model.state(task.index)
             weight = state[learner.model.weights[layer].parameter]
             some = task.test.x[:100].to(learner.device)
@@ -80,7 +81,8 @@ def responses(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, 
             for label in task.classes:
                 place = int((task.test.y[:100] == label).nonzero()[0])
                 active = learner.model.use(task.index)[layer].active
-                pictures.append({"task": task.name, "class": label, "active": active, "png": png(grid(given[place]))})
+                picture = {"task": task.name, "class": label, "label": names[label], "active": active}
+                pictures.append({**picture, "png": png(grid(given[place]))})
     tasks = [
         {"task": task["name"], "similarity": statistics.fmean(values)}
         for task, values in zip(run.result["tasks"], per_task, strict=True)

@@ -86,7 +86,7 @@ def _panels(
     classes = 1
     for seed in run.result["seeds"]:
         learner = Learner.load(run.folder / f"seed-{seed}" / "model", device=conditions.device)
-        stream = make_scenario(run.spec.scenario, tasks=run.spec.tasks, seed=seed)
+        stream = run.stream(seed)
         counts = [len(task.classes) for task in learner.tasks]
         classes = max(counts) if per_task else sum(counts)
         for name, x in test_sets(stream, most, seed).items():
@@ -156,10 +156,22 @@ def seen_below_unseen(measured: dict[str, Any]) -> Claim:
         if found is not None:
             numbers[panel["task"]] = {"highest known": found[0], "lowest unknown": found[1]}
     fine = sum(number["highest known"] < number["lowest unknown"] for number in numbers.values())
-    when = "under each task's parameters" if measured["per_task"] else "after each task"
-    statement = (
-        f"Mean entropy is lower for every known task than for any other {when}: so in {fine} of {len(numbers)} cases."
+    panels = len(measured["panels"])
+    when = (
+        f"under each of the {panels} tasks' parameters" if measured["per_task"] else f"after each of {panels} tasks"
     )
+    left = "" if len(numbers) == panels else " (after the last none is left to come)"
+    statement = (
+        f"Mean entropy is lower for every known task than for any other {when}{left}: so in {fine} of {len(numbers)} "
+        "cases"
+    )
+    if numbers:
+        task, least = min(numbers.items(), key=lambda item: item[1]["lowest unknown"] - item[1]["highest known"])
+        statement += (
+            f", the closest {least['highest known']:.3f} against {least['lowest unknown']:.3f} nats "
+            f"({'with' if measured['per_task'] else 'after'} task {task})"
+        )
+    statement += "."
     return Claim(statement, numbers, bool(numbers) and fine == len(numbers))
 
 
