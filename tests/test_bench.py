@@ -82,3 +82,20 @@ def test_the_command_writes_json_and_the_page_made_from_it(tmp_path: Path, monke
     assert content["command"] == "ibpwf bench --only memory --only step-gpu"
     assert "bytes that task 1 added" in page.markdown(content)
     assert "needs a GPU" in page.markdown(content)
+
+
+def measurement(name: str, command: str, **more: object) -> dict[str, object]:
+    return {"name": name, "summary": name, "rows": [], "command": command, "commit": "c", **more}
+
+
+def test_measurements_of_several_commands_stand_side_by_side() -> None:
+    machine = {"words": "a machine"}
+    old = {"machine": machine, "measurements": [measurement("step", "old"), measurement("memory", "old")]}
+    now = [measurement("memory", "new"), measurement("step", "new", skipped="needs a CPU")]
+    content = page.joined(old, {"machine": machine, "command": "new", "commit": "c", "measurements": now})
+    assert [(entry["name"], entry["command"]) for entry in content["measurements"]] == [
+        ("step", "old"),
+        ("memory", "new"),
+    ]
+    with pytest.raises(InputError, match="another machine"):
+        page.joined(old, {"machine": {"words": "another"}, "measurements": []})

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ibpwf.bench import NAMES
+from ibpwf.errors import InputError
+
 
 def mark(row: dict[str, Any]) -> str:
     return {None: "", True: "✅", False: "❌"}[row["met"]]
@@ -25,12 +28,30 @@ def target(row: dict[str, Any]) -> str:
     return f"{'≥' if row['at_least'] else '≤'} {row['limit']:g}{'' if row['unit'] == '×' else ' ' + row['unit']}"
 
 
+def joined(before: dict[str, Any] | None, content: dict[str, Any]) -> dict[str, Any]:
+    """What was measured now, and what an earlier command measured on the same machine and was not measured again."""
+    if before is None:
+        return content
+    if before["machine"]["words"] != content["machine"]["words"]:
+        raise InputError(
+            f"--out holds measurements of another machine ({before['machine']['words']}); choose another folder."
+        )
+    made = {entry["name"] for entry in content["measurements"] if "skipped" not in entry}
+    old = [entry for entry in before["measurements"] if entry["name"] not in made and "skipped" not in entry]
+    kept = {entry["name"] for entry in old}
+    entries = [*old, *(entry for entry in content["measurements"] if entry["name"] not in kept)]
+    order = {name: place for place, name in enumerate(NAMES)}
+    profile = {"profile": before["profile"]} if "profile" in before else {}
+    entries.sort(key=lambda entry: order.get(entry["name"], len(order)))
+    return {**profile, **content, "measurements": entries}
+
+
 def markdown(content: dict[str, Any]) -> str:
     machine = content["machine"]
     lines = [
         "# Speed and memory",
         "",
-        f"Made by `{content['command']}` from `bench.json` beside this page, at commit {content['commit']}.",
+        f"Made from `bench.json` beside this page, by {_commands(content)}.",
         "",
         f"- {machine['words']}",
         f"- {', '.join(f'{name} {version}' for name, version in content['versions'].items())}",
@@ -54,6 +75,13 @@ def markdown(content: dict[str, Any]) -> str:
     if content.get("profile"):
         lines += [*profile_lines(content["profile"]), ""]
     return "\n".join(lines)
+
+
+def _commands(content: dict[str, Any]) -> str:
+    """Every command that measured something, with its commit."""
+    made = [entry for entry in content["measurements"] if "skipped" not in entry] or [content]
+    found = {(entry.get("command", content["command"]), entry.get("commit", content["commit"])) for entry in made}
+    return ", ".join(f"`{command}` at commit {commit}" for command, commit in sorted(found))
 
 
 def profile_lines(found: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ibpwf.bench import NAMES
-from ibpwf.bench.page import mark, markdown, number, spread, target
+from ibpwf.bench.page import joined, mark, markdown, number, spread, target
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,10 @@ def bench_command(
     profile: Annotated[bool, typer.Option("--profile", help="Also say where a step's time goes.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and tasks: about a minute on a CPU.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write bench.json and README.md there.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Write bench.json and README.md there, beside what was measured before."
+        ),
     ] = None,
     runs: Annotated[
         Path | None, typer.Option("--runs", metavar="DIR", help="Keep the whole runs' folders there.")
@@ -56,15 +59,21 @@ def bench_command(
         "quick": quick,
         "measurements": [],
     }
+    before = store.read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
+    joined(before, content)  # a folder of another machine is refused before anything is measured
     console.print(content["machine"]["words"], style="dim", highlight=False, markup=False)
     for measurement in wanted:
         if runs_on(measurement, setup.device):
             console.print(f"measuring {measurement.name}: {measurement.summary}", style="dim", highlight=False)
-        content["measurements"].append(measured(measurement, setup))
+        stamp = {key: content[key] for key in ("command", "commit")}
+        content["measurements"].append({**measured(measurement, setup), **stamp})
+        if out is not None:  # each as it comes: whole runs take minutes
+            store.write_json(out / "bench.json", joined(before, content))
     if profile:
         from ibpwf.bench.profile import step_profile
 
         content["profile"] = step_profile(setup)
+    content = joined(before, content)
     show(console, content)
     if out is not None:
         store.write_json(out / "bench.json", content)
