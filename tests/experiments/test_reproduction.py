@@ -59,7 +59,6 @@ def test_figures_that_ask_a_model_keep_it_and_share_the_tables_run() -> None:
     for spec in EXPERIMENTS["figure-uncertainty-class"].runs["full"]:
         assert spec.models
         assert table[spec.name] == spec
-    assert EXPERIMENTS["figure-tsne"].runs["full"][0] in EXPERIMENTS["figure-factors"].runs["full"]
     assert EXPERIMENTS["figure-filters"].runs["full"][0] in EXPERIMENTS["figure-factors"].runs["full"]
 
 
