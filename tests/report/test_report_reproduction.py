@@ -221,6 +221,15 @@ def test_a_cut_or_foreign_file_is_named_and_the_rest_is_shown(folder: Path, text
         make_page([folder / "table1"])
 
 
+def test_a_missing_result_is_named_with_the_command_that_makes_it(folder: Path) -> None:
+    (folder / "figure-alpha" / "result.json").unlink()
+    page = make_page([folder])
+    assert len(page.experiments) == len(MEASURED) - 1
+    (problem,) = page.problems
+    assert "figure-alpha" in problem
+    assert "ibpwf reproduce figure-alpha --resume" in problem
+
+
 @pytest.fixture
 def compared(finished: Path, tmp_path: Path) -> Path:
     out = tmp_path / "compared"

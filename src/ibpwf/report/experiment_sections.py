@@ -168,13 +168,29 @@ DRAWINGS: dict[str, Callable[[ExperimentRecord], Markup]] = {
 }
 
 
-def _reached(record: ExperimentRecord) -> list[Markup]:
-    """How many of a table's numbers are reached, and how many are missing."""
+def _reached(record: ExperimentRecord) -> Markup:
+    """How many of a table's numbers are reached, and how many are still to be measured."""
     if record.shows != "table" or record.quick:
-        return [EMPTY, EMPTY]
+        return EMPTY
     rows = record.measured.children("rows")
     judged = [row.values["reproduces"] for row in rows if row.values.get("reproduces") is not None]
-    return [text(f"{sum(judged)} of {len(judged)}"), text(len(rows) - len(judged))]
+    left = len(rows) - len(judged)
+    return join(
+        (
+            text(f"{sum(judged)} of {len(judged)}"),
+            el("span", text(f" ({left} to come)"), class_="pm") if left else EMPTY,
+        )
+    )
+
+
+def _seeds(record: ExperimentRecord) -> str:
+    """Of the experiment, or of a table's rows where those come from different files."""
+    if record.seeds or record.shows != "table":
+        return str(len(record.seeds))
+    counts = sorted(
+        {row.count("seeds") for row in record.measured.children("rows") if "ours" in row and "seeds" in row}
+    )
+    return " to ".join(str(count) for count in dict.fromkeys((*counts[:1], *counts[-1:])))
 
 
 def overview_of(records: Sequence[ExperimentRecord], waiting: Sequence[str] = ()) -> Section | None:
@@ -190,9 +206,9 @@ def overview_of(records: Sequence[ExperimentRecord], waiting: Sequence[str] = ()
             [
                 el("a", text(record.title), href=f"#{record.name}"),
                 text(f"{held} of {len(record.claims)}" if judged and record.claims else "not judged"),
-                *(_reached(record) if tables else []),
-                text("quick" if record.quick else "shortened" if record.note else "paper's size"),
-                text(len(record.seeds) or "see there"),
+                *([_reached(record)] if tables else []),
+                text("quick" if record.quick else "shortened" if record.note else "full"),
+                text(_seeds(record)),
             ]
         )
     full = [record for record in records if not record.quick]
@@ -203,7 +219,7 @@ def overview_of(records: Sequence[ExperimentRecord], waiting: Sequence[str] = ()
         else f"{len(records)} tables and figures of the paper, run quick: they show that everything runs; none of "
         "their numbers stands for the paper's."
     )
-    counts = ("numbers reached", "not measured yet") if tables else ()
+    counts = ("numbers reached",) if tables else ()
     columns = ("experiment", "claims that hold", *counts, "size", "seeds")
     head = [text(name) for name in columns]
     missing = f"Not measured yet: {', '.join(waiting)}." if waiting else None

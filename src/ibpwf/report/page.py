@@ -73,6 +73,8 @@ def make_page(folders: Sequence[Path]) -> Page:
     for given in dict.fromkeys(Path(folder) for folder in folders):
         if (given / "comparison.json").exists():
             _take_comparison(found, given)
+    for given in dict.fromkeys(Path(folder) for folder in folders):
+        _note_missing(found, given)
     for folder in dict.fromkeys(each for given in folders for each in expand(Path(given))):
         if is_reproduction(folder):
             _take_experiment(found, folder)
@@ -90,6 +92,19 @@ def make_page(folders: Sequence[Path]) -> Page:
         tuple(record for record, _ in found.comparisons),
         tuple(record for record, _ in found.experiments),
     )
+
+
+def _note_missing(found: Found, folder: Path) -> None:
+    """Experiments of a reproduction that were begun, or have lost their result."""
+    for name in EXPERIMENTS:
+        try:
+            gone = (folder / name).is_dir() and not (folder / name / "result.json").exists()
+        except OSError:  # said properly when it is read
+            continue
+        if gone:
+            found.problems.append(
+                f"{folder / name} is left out: it has no result.json; `ibpwf reproduce {name} --resume` makes it."
+            )
 
 
 def _take_run(found: Found, folder: Path) -> None:

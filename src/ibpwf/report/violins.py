@@ -25,7 +25,8 @@ class Violin:
 
 def violin_chart(violins: Sequence[Violin], highest: float, axis: str, title: str) -> Markup:
     """One panel, the sets side by side; the fullest bin of each is as wide as there is room."""
-    kinds = list(dict.fromkeys(violin.kind for violin in violins))
+    there = {violin.kind for violin in violins}
+    kinds = [kind for kind in KINDS if kind in there]
     keys = [("box", f"dot {KINDS[kind][0]}", KINDS[kind][1]) for kind in kinds]
     key_parts, used = legend(keys, 18, 14, WIDTH - 24)
     frame = Frame(WIDTH, HEIGHT + used, (-0.5, len(violins) - 0.5), (0.0, highest * 1.02), top=used + 12, bottom=58)

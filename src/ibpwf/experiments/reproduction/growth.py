@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ibpwf import store
+from ibpwf.errors import StoreError
 from ibpwf.evaluation.metrics import learnt, spread
 from ibpwf.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.experiments.reproduction.levels import TIE, level_within
@@ -17,8 +18,19 @@ def label(run: FinishedRun) -> str:
     return f"Const-WF({settings['nu']}, {settings['omega']})" if run.spec.method == "const-wf" else "IBP-WF"
 
 
-def _rows(run: FinishedRun) -> list[list[dict[str, Any]]]:
-    return [store.read_json(run.folder / f"seed-{seed}" / "rows.json")["rows"] for seed in run.result["seeds"]]
+def _sizes(run: FinishedRun) -> list[list[float]]:
+    """Numbers stored after each task, seed by seed."""
+    found = []
+    for seed in run.result["seeds"]:
+        path = run.folder / f"seed-{seed}" / "rows.json"
+        content = store.read_json(path)
+        rows = content.get("rows") if isinstance(content, dict) else None
+        known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        sizes = [row["parameters"] for row in known if isinstance(row.get("parameters"), int)]
+        if len(sizes) != len(run.result["tasks"]):
+            raise StoreError(f"{path} does not hold the rows of this run; remove {run.folder} to run it anew.")
+        found.append(sizes)
+    return found
 
 
 def growth(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, Any]:
@@ -28,13 +40,13 @@ def growth(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, Any
         mine = [run for run in runs if run.spec.benchmark == benchmark]
         lines = []
         for run in mine:
-            stored = _rows(run)
+            stored = _sizes(run)
             tasks = len(run.result["tasks"])
             lines.append(
                 {
                     "label": label(run),
                     "method": run.spec.method,
-                    "parameters": [statistics.fmean(rows[t]["parameters"] for rows in stored) for t in range(tasks)],
+                    "parameters": [statistics.fmean(sizes[t] for sizes in stored) for t in range(tasks)],
                     "task": _averages(run.result, "task", tasks),
                     "class": _averages(run.result, "class", tasks),
                     "command": run.result["command"],

@@ -38,6 +38,9 @@ SCHEMA = 1
 MOST_LEARNERS = 24
 """Learners (seeds of all runs) that train together on a GPU."""
 
+ASKED = ("tasks", "accuracy", "task_inference", "matrix", "factors", "seconds", "environment", "command", "commit")
+"""What measures read in the result of a run."""
+
 Told = Callable[[str], None]
 
 
@@ -60,6 +63,8 @@ class Job:
         """
         found = finished(self.folder, self.config, more_seeds=True)
         if found is None or (found.get("scenario"), found.get("method")) != (self.spec.scenario, self.spec.method):
+            return None
+        if not all(name in found for name in ASKED):
             return None
         kept = all((self.folder / f"seed-{seed}" / "model" / store.MANIFEST).exists() for seed in found["seeds"])
         return found if kept or not self.spec.models else None
@@ -152,7 +157,7 @@ def reproduce(
     if failed and experiment.shows != "table":
         raise InputError(
             f"{experiment.name} needs all its runs, and {failed[0]['name']} failed: {failed[0]['error']} "
-            "The finished runs are kept."
+            f"The finished runs are kept; remove {out / 'runs' / failed[0]['name']} to run this one anew."
         )
     told(f"{experiment.name}: measuring")
     own.mkdir(parents=True, exist_ok=True)
