@@ -206,15 +206,14 @@ class GaussianTaskInference:
 
     def _scores_of(self, left: Tensor, phi_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Scores of the groups that are `left` of every row; `phi_of` gives φ of the rows it is asked for."""
-        means, whiten, constant = self.prepared()
-        scores = torch.zeros_like(left, dtype=torch.float64).masked_fill_(~left, -torch.inf)
-        several = left.sum(1) > 1  # a group that is left alone has probability 1, whatever its score
-        rows = several.nonzero().flatten()
+        scores = left.double().log_()
+        rows = (left.sum(1) > 1).nonzero().flatten()  # a group left alone has probability 1, whatever its score
         if len(rows):
             claimed, phi = left[rows], phi_of(rows)
             if 2 * int(claimed.sum()) > claimed.numel():
                 scores[rows] = self.group_scores(phi)
                 return scores
+            means, whiten, constant = self.prepared()
             place, group = claimed.nonzero(as_tuple=True)
             for one, at in rows_by_value(group):
                 z = phi[place[at]] @ whiten[one] - means[one] @ whiten[one]

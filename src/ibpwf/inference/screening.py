@@ -21,7 +21,7 @@ from torch import Tensor
 
 LOST = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
 COORDINATES = 32  # of every group, for every input
-MORE = 32  # of the groups that these do not rule out
+MORE = 16  # of the groups that these do not rule out
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
 AT_ONCE = 2**20  # numbers to copy rather than take group by group
 ROUNDING = 2.0**-24
@@ -127,21 +127,22 @@ class Screen:
         found = torch.addmm(self.offsets, inside, self.frames).view(len(inside), groups, len(self.offsets) // groups)
         near = torch.linalg.vector_norm(found, dim=2).double()
         most = _scores(self.constant, near, error, -1)
-        best, at = most.argmax(1).sort(stable=True)
+        best = most.argmax(1)
+        at = torch.arange(len(best), device=best.device)
         distance, doubt, constant = self.whole.norms(inside, at, best), error[at, best], self.constant[best]
-        least = torch.empty_like(placed.length)  # a score that some group certainly has, less LOST
-        least[at] = _scores(constant, distance, doubt, 1) - LOST
+        least = _scores(constant, distance, doubt, 1) - LOST
         most[at, best] = -torch.inf  # nothing more to look for
-        group, row = (most >= least.unsqueeze(1)).T.nonzero(as_tuple=True)
+        row, group = (most >= least.unsqueeze(1)).nonzero(as_tuple=True)
         left = torch.zeros(most.shape, dtype=torch.bool, device=most.device)
         if len(row):
             coarse = torch.hypot(near[row, group], self.more.norms(inside, row, group))
             still = _scores(self.constant[group], coarse, error[row, group], -1) >= least[row]
-            group, row = group[still], row[still]
+            row, group = row[still], group[still]
+        if len(row):
             fine, error_fine = self.whole.norms(inside, row, group), error[row, group]
             least.scatter_reduce_(0, row, _scores(self.constant[group], fine, error_fine, 1) - LOST, "amax")
             left[row, group] = _scores(self.constant[group], fine, error_fine, -1) >= least[row]
-        left[at, best] = _scores(constant, distance, doubt, -1) >= least[at]
+        left[at, best] = _scores(constant, distance, doubt, -1) >= least
         return left
 
 
