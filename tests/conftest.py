@@ -18,6 +18,8 @@ from ibpwf.data.tasks import Scenario
 # One thread per process: tests run beside others, and threads that wait for each other cost most of the time.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter; read when they are defined
 
 
 @pytest.fixture(autouse=True)

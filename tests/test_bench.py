@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from ibpwf import cli
-from ibpwf.bench import NAMES, measure, memory, page, registry
+from ibpwf.bench import NAMES, measure, memory, page, registry, steps
 from ibpwf.bench.measure import Row, Setup
 from ibpwf.errors import InputError
 from ibpwf.learner import Learner
+from ibpwf.methods.base import TaskData
 from ibpwf.models import mlp
 from ibpwf.settings import Settings
 
@@ -82,6 +84,8 @@ def test_the_command_writes_json_and_the_page_made_from_it(tmp_path: Path, monke
     assert content["command"] == "ibpwf bench --only memory --only step-gpu"
     assert "bytes that task 1 added" in page.markdown(content)
     assert "needs a GPU" in page.markdown(content)
+    assert "Other programs" in page.markdown({**content, "load": 3.0})
+    assert "Other programs" not in page.markdown({**content, "load": 0.1})
 
 
 def measurement(name: str, command: str, **more: object) -> dict[str, object]:
@@ -99,3 +103,17 @@ def test_measurements_of_several_commands_stand_side_by_side() -> None:
     ]
     with pytest.raises(InputError, match="another machine"):
         page.joined(old, {"machine": {"words": "another"}, "measurements": []})
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_the_bare_products_of_a_step_are_those_that_the_step_makes(task: int) -> None:
+    x, y = steps.examples(32, 784, 2, torch.device("cpu"))
+    method = steps.method_for("split-mnist", [400], torch.device("cpu"))
+    step = steps.elbo_step(method, TaskData("task", 0, (0, 1), x, y, 0), task)
+    products = steps.bare_steps(method, 32, 1)
+    with FlopCounterMode(display=False) as bare:
+        products()
+    with FlopCounterMode(display=False) as whole:
+        steps.repeat(step, 1)()
+    assert bare.get_total_flops() == 2 * steps.multiplications(method, 32)
+    assert whole.get_total_flops() == bare.get_total_flops()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import nn
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton")
 
 from ibpwf.training.clipped_adam import ClippedAdam

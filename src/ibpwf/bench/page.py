@@ -46,6 +46,17 @@ def joined(before: dict[str, Any] | None, content: dict[str, Any]) -> dict[str, 
     return {**profile, **content, "measurements": entries}
 
 
+def busy(content: dict[str, Any]) -> list[str]:
+    """A word where other programs kept the machine busy: times on the wall are then too long."""
+    load = content.get("load")
+    if load is None or load < 0.5:
+        return []
+    return [
+        f"- Other programs were running when it began (load {load:.1f}): times on the wall, such as those of "
+        "`seeds`, are longer than on a quiet machine."
+    ]
+
+
 def markdown(content: dict[str, Any]) -> str:
     machine = content["machine"]
     lines = [
@@ -58,6 +69,7 @@ def markdown(content: dict[str, Any]) -> str:
         "- Sides take turns, round by round; a ratio is the median over rounds of the ratio within one, with the "
         "middle half of them. On a CPU everything but `seeds` is processor time of one thread, so that other "
         "programs on the machine do not count.",
+        *busy(content),
         "",
         "| measurement | what | median | middle half | target | |",
         "|---|---|---:|---:|---:|---|",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import sys
@@ -56,6 +57,7 @@ def bench_command(
         "commit": commit(),
         "versions": {"ibpwf": __version__, "python": platform.python_version(), "torch": torch.__version__},
         "machine": {"words": machine_in_words(setup.device), **environment(setup.device.type)},
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "quick": quick,
         "measurements": [],
     }

@@ -93,9 +93,12 @@ class FactorLayer(nn.Module):
         self.locked_a, self.locked_b, self.locked_at = a.contiguous(), b.contiguous(), positions
 
     def _parts(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """W_a, W_b and λ of the locked and of the free factors, where there are any."""
+        """W_a, W_b and λ of the locked and of the free factors, where there are any. Positions ascend, so as many as
+        there are scores are all of them."""
         blocks = ((self.locked_a, self.locked_b, self.locked_at), (self.free_a, self.free_b, self.free_at))
-        return [(a, b, self.scores.index_select(-1, at)) for a, b, at in blocks if len(at)]
+        every = self.scores.shape[-1]
+        chosen = [(a, b, at) for a, b, at in blocks if len(at)]
+        return [(a, b, self.scores if len(at) == every else self.scores.index_select(-1, at)) for a, b, at in chosen]
 
     def compose(self) -> Tensor:
         """`W_t = Σ_k λ_k w_a,k ⊗ w_b,k` over locked and free factors, as `J×M` (eq. W_fac_sum).

@@ -10,12 +10,15 @@ constant to every group and cancel, where a ridge relative to each group's own v
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.inference.folding import Fold, LinearFeatures
 from ibpwf.inference.screening import Screen, rows_by_value
 
 SCREEN_FROM = 4
@@ -96,10 +99,11 @@ class GaussianTaskInference:
         self._each: dict[int, tuple[Moments, Tensor, Tensor]] = {}  # a group's whitening, by its id
         self._screen: Screen | None = None
         self._screened = False  # whether a screen was made, or found to be of no use
+        self._fold: tuple[LinearFeatures, Fold | None] | None = None
 
     def _changed(self) -> None:
         """Other groups than before: what was prepared from all of them together is no more."""
-        self._whitening, self._screen, self._screened = None, None, False
+        self._whitening, self._screen, self._screened, self._fold = None, None, False, None
         there = {id(group) for group in self.groups}
         self._each = {key: value for key, value in self._each.items() if key in there}
 
@@ -169,43 +173,73 @@ class GaussianTaskInference:
         z = phi.unsqueeze(0) @ whiten - means.unsqueeze(1) @ whiten
         return constant - 0.5 * z.square().sum(-1).T
 
-    def likely_scores(self, phi: Tensor) -> Tensor:
-        """`group_scores`, with -inf for groups whose probability is certainly below 1e-19 (see `screening`)."""
+    def screen(self) -> Screen | None:
+        """What tells which groups are out of the question; None where it would not pay, or not be certain."""
         if len(self.groups) < SCREEN_FROM or torch.get_float32_matmul_precision() != "highest":
-            return self.group_scores(phi)
-        means, whiten, constant = self.prepared()
-        phi = phi.double()
+            return None
         if not self._screened:
+            means, whiten, constant = self.prepared()
             pooled = sum((group.covariance for group in self.groups), torch.zeros_like(whiten[0])) / len(self.groups)
             self._screen = Screen.of(means, whiten, constant, pooled, self.ridge_for(0))
             self._screened = True
-        if self._screen is None:
+        return self._screen
+
+    def likely_scores(self, phi: Tensor) -> Tensor:
+        """`group_scores`, with -inf for groups whose probability is certainly below 1e-19 (see `screening`)."""
+        screen = self.screen()
+        if screen is None:
             return self.group_scores(phi)
-        left = self._screen.survivors(phi)
-        scores = torch.zeros_like(phi[:, :1]).where(left, -torch.inf)
-        several = left.sum(1) > 1  # a group that is left alone has probability 1, whatever its score
-        if bool(several.any()):
-            row, group = (left & several.unsqueeze(1)).nonzero(as_tuple=True)
-            if 2 * len(row) > left.numel():
-                return self.group_scores(phi)
+        phi = phi.double()
+        return self._scores_of(screen.survivors(screen.place(phi)), lambda rows: phi[rows])
+
+    def likely_scores_through(self, layer: LinearFeatures, x: Tensor) -> Tensor:
+        """`likely_scores(layer(x))`, with φ itself only where it is needed (see `folding`)."""
+        screen = self.screen()
+        if screen is None:
+            return self.group_scores(layer(x))
+        if self._fold is None or not layer.same(self._fold[0]):
+            self._fold = layer, Fold.of(layer, screen)
+        fold = self._fold[1]
+        if fold is None:
+            return self.likely_scores(layer(x))
+        return self._scores_of(screen.survivors(fold.place(x)), lambda rows: layer(x[rows]).double())
+
+    def _scores_of(self, left: Tensor, phi_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Scores of the groups that are `left` of every row; `phi_of` gives φ of the rows it is asked for."""
+        scores = left.double().log_()
+        rows = (left.sum(1) > 1).nonzero().flatten()  # a group left alone has probability 1, whatever its score
+        if len(rows):
+            claimed, phi = left[rows], phi_of(rows)
+            if 2 * int(claimed.sum()) > claimed.numel():
+                scores[rows] = self.group_scores(phi)
+                return scores
+            means, whiten, constant = self.prepared()
+            place, group = claimed.nonzero(as_tuple=True)
             for one, at in rows_by_value(group):
-                z = phi[row[at]] @ whiten[one] - means[one] @ whiten[one]
-                scores[row[at], one] = constant[one] - 0.5 * z.square().sum(-1)
+                z = phi[place[at]] @ whiten[one] - means[one] @ whiten[one]
+                scores[rows[place[at]], one] = constant[one] - 0.5 * z.square().sum(-1)
         return scores
 
     def task_log_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
         """log P(t | φ(x)), N×T; a task's probability is the sum over its groups (eq. phi_task_inference)."""
-        parts = [self._by_task(self.group_scores(part), tasks) for part in torch.split(phi, chunk)]
+        parts = [self._by_task(self.group_scores(part), tasks).log_softmax(1) for part in torch.split(phi, chunk)]
         return torch.cat(parts) if parts else phi.new_zeros(0, tasks).double()
 
     def task_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
         """P(t | φ(x)), N×T: what `task_log_probabilities` are the logarithms of, with 0 for less than 1e-19. Tasks
         that are out of the question cost next to nothing, so that a hundred are told apart in the time of a few."""
-        parts = [self._by_task(self.likely_scores(part), tasks).exp() for part in torch.split(phi, chunk)]
-        return torch.cat(parts) if parts else phi.new_zeros(0, tasks).double()
+        return self._probabilities(self.likely_scores, phi, tasks, chunk)
+
+    def task_probabilities_through(self, layer: LinearFeatures, x: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
+        """`task_probabilities(layer(x))` for a φ that is one linear layer of x, sooner."""
+        return self._probabilities(partial(self.likely_scores_through, layer), x, tasks, chunk)
+
+    def _probabilities(self, scores: Callable[[Tensor], Tensor], given: Tensor, tasks: int, chunk: int) -> Tensor:
+        parts = [self._by_task(scores(part), tasks).softmax(1) for part in torch.split(given, chunk)]
+        return torch.cat(parts) if parts else given.new_zeros(0, tasks).double()
 
     def _by_task(self, scores: Tensor, tasks: int) -> Tensor:
-        """log P(t | φ(x)) from the scores of all groups."""
+        """Scores of tasks, N×T, from those of all their groups."""
         if self.owner != list(range(tasks)):
             places: list[list[int]] = [[] for _ in range(tasks)]
             for group, task in enumerate(self.owner):
@@ -215,7 +249,7 @@ class GaussianTaskInference:
             none = len(self.owner)  # a column of -inf: no group
             table = torch.tensor([groups + [none] * (most - len(groups)) for groups in places], device=scores.device)
             scores = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)[:, table].logsumexp(2)
-        return scores.log_softmax(1)
+        return scores
 
     def to(self, device: torch.device) -> None:
         self.groups = [group.to(device) for group in self.groups]

@@ -5,10 +5,11 @@ The squared Mahalanobis distance is a sum of squares of whitened coordinates, �
     ‖Qᵀz‖² ≤ ‖z‖²
 
 so a few coordinates of every group, one product for all groups together, bound every group's distance from below, and
-the whole distance to the group that looks nearest bounds the best score from below. What may still come
-within LOST nats of that gets its whole distance too. φ seldom fills its space: all this happens in the r directions
-that the groups' φ takes. Everything is in float32, less (or plus) all that rounding and the other directions can do:
-a group that is dropped has a probability below e^-LOST for certain, and who is left is scored in float64.
+the whole distance to the group that looks nearest bounds the best score from below. What may still come within LOST
+nats of that is looked at in more coordinates, and what is left then gets its whole distance too. φ seldom fills its
+space: all this happens in the r directions that the groups' φ takes. Everything is in float32, less (or plus) all
+that rounding and the other directions can do: a group that is dropped has a probability below e^-LOST for certain,
+and who is left is scored in float64.
 """
 
 from __future__ import annotations
@@ -19,25 +20,58 @@ import torch
 from torch import Tensor
 
 LOST = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
-COORDINATES = 32
+COORDINATES = 32  # of every group, for every input
+MORE = 16  # of the groups that these do not rule out
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
-FEW = 32  # rows of a group that share one batched product with other groups
+AT_ONCE = 2**20  # numbers to copy rather than take group by group
 ROUNDING = 2.0**-24
 SAFE = 1e-4  # relative, for norms in float32 and factors found in float64
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Inputs in the directions that φ takes: `inside` (N×r, float32) is φ − centre there, `length` (N, float64) its
+    norm. `doubt` (N×G or N×1) is how far off a group's distance can be for all that `inside` leaves out of φ:
+    rounding, and what φ has in other directions."""
+
+    inside: Tensor
+    length: Tensor
+    doubt: Tensor
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """k whitened coordinates of each of G groups: z = inside · `matrix` + `offset`, for G×r×k and G×k numbers."""
+
+    matrix: Tensor
+    offset: Tensor
+
+    def norms(self, inside: Tensor, row: Tensor, group: Tensor) -> Tensor:
+        """‖z‖ of pairs of rows and groups: of few pairs all at once, of many group by group."""
+        if len(row) * self.matrix[0].numel() <= AT_ONCE:
+            z = torch.baddbmm(self.offset[group].unsqueeze(1), inside[row].unsqueeze(1), self.matrix[group])
+            norms: Tensor = torch.linalg.vector_norm(z.squeeze(1), dim=1).double()
+            return norms
+        out = torch.empty(len(row), dtype=torch.float64, device=inside.device)
+        for one, at in rows_by_value(group):
+            z = torch.addmm(self.offset[one], inside[row[at]], self.matrix[one])
+            out[at] = torch.linalg.vector_norm(z, dim=1).double()
+        return out
+
+
+@dataclass(frozen=True)
 class Screen:
-    """G groups. `centre` (D) is taken from φ, `basis` (D×r) leads to the directions it takes; there `factor` (G×r×r)
-    and `means` (G×r) whiten, `frames` (r×Gk) and `offsets` (Gk) give the k coordinates. The rest are bounds of what
-    rounding can do, and `steepest`, the most that whitening stretches any direction."""
+    """G groups. `centre` (D) is taken from φ, `basis` (D×r) leads to the directions it takes. There `whole` has every
+    coordinate of a group, `frames` (r×Gk) and `offsets` (Gk) the k most telling ones of all groups side by side, and
+    `more` those that come next. The rest are bounds of what rounding can do, and `steepest`, the most that whitening
+    stretches any direction."""
 
     centre: Tensor
     basis: Tensor
-    factor: Tensor
-    means: Tensor
+    whole: Coordinates
     frames: Tensor
     offsets: Tensor
+    more: Coordinates
     constant: Tensor
     factor_size: Tensor
     means_size: Tensor
@@ -62,72 +96,63 @@ class Screen:
         there = apart @ basis
         frame = factor @ _telling_directions(factor, there, values[taken])
         centres = (there.unsqueeze(1) @ factor).squeeze(1)
-        offsets = there.unsqueeze(1) @ frame
+        offset = (there.unsqueeze(1) @ frame).squeeze(1)
         return cls(
             centre,
             basis.float(),
-            factor.float(),
-            centres.float(),
-            frame.permute(1, 0, 2).reshape(basis.shape[1], -1).float(),
-            offsets.flatten().float(),
+            Coordinates(factor.float(), -centres.float()),
+            frame[:, :, :COORDINATES].permute(1, 0, 2).reshape(basis.shape[1], -1).float(),
+            -offset[:, :COORDINATES].flatten().float(),
+            Coordinates(frame[:, :, COORDINATES:].float(), -offset[:, COORDINATES:].float()),
             constant,
             factor.flatten(1).norm(dim=1),
             centres.norm(dim=1),
             1.01 * ridge**-0.5,
         )
 
-    def survivors(self, phi: Tensor) -> Tensor:
-        """N×G for φ in float64: which groups may have a probability above e^-LOST, at least one in every row."""
+    def place(self, phi: Tensor) -> Placed:
+        """Where φ, given in float64, lies."""
         centred = (phi - self.centre).float()
         inside = centred @ self.basis
         length = torch.linalg.vector_norm(centred, dim=1).double()
         outside = torch.linalg.vector_norm(torch.addmm(centred, inside, self.basis.T, alpha=-1), dim=1).double()
-        each = (phi.shape[1] + 8) * ROUNDING
-        off = self.steepest * (outside + 4 * each * length)  # what the directions left out can add
-        rows, groups = len(phi), len(self.constant)
-        error = torch.addmm(off.unsqueeze(1), each * length.unsqueeze(1), self.factor_size.unsqueeze(0))
-        error += each * self.means_size
-        found = torch.addmm(-self.offsets, inside, self.frames).view(rows, groups, len(self.offsets) // groups)
+        stray = outside + 4 * (phi.shape[1] + 8) * ROUNDING * length
+        return Placed(inside, length, (self.steepest * stray).unsqueeze(1))
+
+    def survivors(self, placed: Placed) -> Tensor:
+        """N×G: which groups may have a probability above e^-LOST, at least one in every row."""
+        inside, groups = placed.inside, len(self.constant)
+        each = (inside.shape[1] + 8) * ROUNDING
+        error = torch.outer(each * placed.length, self.factor_size).add_(each * self.means_size).add_(placed.doubt)
+        found = torch.addmm(self.offsets, inside, self.frames).view(len(inside), groups, len(self.offsets) // groups)
         near = torch.linalg.vector_norm(found, dim=2).double()
-        known = torch.zeros(rows, groups, dtype=torch.bool, device=phi.device)
-        least = torch.full((rows, 1), -torch.inf, dtype=torch.float64, device=phi.device)
-        most = self._scores(near, error, -1)
-        nearest = torch.zeros_like(known).scatter_(1, most.argmax(1, keepdim=True), True)
-        for look in (nearest, None):
-            if look is None:
-                look = (most >= least) & ~known
-            group, row = look.T.nonzero(as_tuple=True)
-            near[row, group] = self._whole(inside, row, group)
-            known |= look
-            least = self._scores(near, error, 1).masked_fill_(~known, -torch.inf).amax(1, keepdim=True) - LOST
-        return known & (self._scores(near, error, -1) >= least)
+        most = _scores(self.constant, near, error, -1)
+        best = most.argmax(1)
+        at = torch.arange(len(best), device=best.device)
+        distance, doubt, constant = self.whole.norms(inside, at, best), error[at, best], self.constant[best]
+        least = _scores(constant, distance, doubt, 1) - LOST
+        most[at, best] = -torch.inf  # nothing more to look for
+        row, group = (most >= least.unsqueeze(1)).nonzero(as_tuple=True)
+        left = torch.zeros(most.shape, dtype=torch.bool, device=most.device)
+        if len(row):
+            coarse = torch.hypot(near[row, group], self.more.norms(inside, row, group))
+            still = _scores(self.constant[group], coarse, error[row, group], -1) >= least[row]
+            row, group = row[still], group[still]
+        if len(row):
+            fine, error_fine = self.whole.norms(inside, row, group), error[row, group]
+            least.scatter_reduce_(0, row, _scores(self.constant[group], fine, error_fine, 1) - LOST, "amax")
+            left[row, group] = _scores(self.constant[group], fine, error_fine, -1) >= least[row]
+        left[at, best] = _scores(constant, distance, doubt, -1) >= least
+        return left
 
-    def _scores(self, near: Tensor, error: Tensor, sign: int) -> Tensor:
-        """The highest score that a distance allows which is at least `near` but for rounding (sign -1), the lowest
-        for one that is at most that (sign 1). Numbers that float32 has no room for say nothing."""
-        distance = torch.add(near * (1 + sign * SAFE), error, alpha=sign).clamp_(min=0)
-        nothing = 0.0 if sign < 0 else torch.inf
-        square = distance.square_().nan_to_num_(nan=nothing, posinf=nothing)
-        return torch.add(self.constant, square, alpha=-0.5)
 
-    def _whole(self, inside: Tensor, row: Tensor, group: Tensor) -> Tensor:
-        """‖z‖ of pairs of rows and groups, ordered by group: groups of many rows one by one, all of few at once."""
-        counts = torch.bincount(group, minlength=len(self.constant))
-        start = counts.cumsum(0) - counts
-        out = torch.empty(len(row), dtype=torch.float64, device=inside.device)
-        many = counts > FEW
-        for one in many.nonzero().flatten().tolist():
-            at = slice(int(start[one]), int(start[one] + counts[one]))
-            z = torch.addmm(-self.means[one], inside[row[at]], self.factor[one])
-            out[at] = torch.linalg.vector_norm(z, dim=1).double()
-        few = (~many[group]).nonzero().flatten()
-        if len(few):
-            line, column = group[few], few - start[group[few]]
-            table = torch.zeros(len(counts), int(column.amax()) + 1, dtype=torch.long, device=row.device)
-            table[line, column] = row[few]  # the rest of the table is row 0, for nothing
-            z = torch.baddbmm(-self.means.unsqueeze(1), inside[table], self.factor)
-            out[few] = torch.linalg.vector_norm(z[line, column], dim=1).double()
-        return out
+def _scores(constant: Tensor, near: Tensor, error: Tensor, sign: int) -> Tensor:
+    """The highest score that a distance allows which is at least `near` but for rounding (sign -1), the lowest for
+    one that is at most that (sign 1). Numbers that float32 has no room for say nothing."""
+    distance = torch.add(near * (1 + sign * SAFE), error, alpha=sign).clamp_(min=0)
+    nothing = 0.0 if sign < 0 else torch.inf
+    square = distance.square_().nan_to_num_(nan=nothing, posinf=nothing)
+    return torch.add(constant, square, alpha=-0.5)
 
 
 def rows_by_value(values: Tensor) -> list[tuple[int, Tensor]]:
@@ -138,10 +163,11 @@ def rows_by_value(values: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def _telling_directions(factor: Tensor, apart: Tensor, spread: Tensor) -> Tensor:
-    """For each group the k directions of its whitened space in which inputs of all groups lie farthest from its mean:
-    the first eigenvectors of Lᵀ E[(φ−μ)(φ−μ)ᵀ] L, nearly. G×r×k."""
+    """For each group the k directions of its whitened space in which inputs of all groups lie farthest from its mean,
+    the most telling first: the eigenvectors of Lᵀ E[(φ−μ)(φ−μ)ᵀ] L, nearly. G×r×k."""
     groups, size = apart.shape
-    start = torch.randn(size, min(COORDINATES, size), generator=torch.Generator().manual_seed(0), dtype=factor.dtype)
+    wanted = min(COORDINATES + MORE, size)
+    start = torch.randn(size, wanted, generator=torch.Generator().manual_seed(0), dtype=factor.dtype)
     frame: Tensor = torch.linalg.qr(start.to(factor.device)).Q.expand(groups, -1, -1)
     for _ in range(SWEEPS):
         there = factor @ frame

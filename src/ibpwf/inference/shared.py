@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
+from ibpwf.inference.screening import Screen
 
 
 def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> list[Moments]:
@@ -65,6 +66,6 @@ class SharedGaussianInference(GaussianTaskInference):
         _, directions, constant = self.prepared()
         return phi.double() @ directions + constant
 
-    def likely_scores(self, phi: Tensor) -> Tensor:
+    def screen(self) -> Screen | None:
         """With one covariance for all a score is one column of a product: nothing to be saved."""
-        return self.group_scores(phi)
+        return None

@@ -23,6 +23,7 @@ from ibpwf.factors.forgetting import Forgotten, forget_task
 from ibpwf.factors.model import FactorModel, factorize
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference.features import check_layers, features, first_layer, unread_by
+from ibpwf.inference.folding import linear_features
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.random_features import RandomFeatures, automatic_width
@@ -273,7 +274,12 @@ class IBPWF(Method):
 
     def task_probabilities(self, x: Tensor) -> Tensor:
         """P(t | φ(x)) for every row and task; it costs less than the logarithms, of which most are never seen."""
-        return self._for_rows(self.inference.task_probabilities, x)
+        layer = None
+        if self.random is None and self.settings.inference_features == "outputs":
+            layer = linear_features(self.model.net, self.model.reference_state(), self.inference_layers)
+        if layer is None or x.dtype != torch.float32:
+            return self._for_rows(self.inference.task_probabilities, x)
+        return self.inference.task_probabilities_through(layer, x, len(self.classes))
 
     def _for_rows(self, ask: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
         return torch.cat([ask(self.features(rows), len(self.classes)) for rows in torch.split(x, ROWS_AT_ONCE)])
