@@ -123,7 +123,7 @@ class Settings(FrozenSettings):
     task stores is 8 bytes times the square); `inference_features` (a layer's "outputs", or what its single
     "factors" make of the input: more than the outputs tell, where a layer has more factors than outputs); `ridge`
     (relative to the first task's variance, the same for all tasks; of a shared covariance it is a prior that fades
-    with the rows seen).
+    with the rows seen); `shrinkage` (how far, from 0 to 1, each Gaussian's covariance goes towards the mean of all).
     """
 
     alpha: float | Literal["auto"] | dict[str, float] = "auto"
@@ -152,6 +152,7 @@ class Settings(FrozenSettings):
     inference_features: Literal["outputs", "factors"] = "outputs"
     random_features: int | Literal["auto"] = "auto"
     ridge: float = 1e-4
+    shrinkage: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,6 +161,13 @@ class Settings(FrozenSettings):
         caps = self.max_factors.values() if isinstance(self.max_factors, dict) else [self.max_factors]
         for cap in caps:
             require(cap is None or cap >= 1, "max_factors", cap, "give at least 1, or none to grow freely")
+        require(0 <= self.shrinkage <= 1, "shrinkage", self.shrinkage, "it is a share from 0 to 1")
+        require(
+            self.shrinkage == 0 or self.gaussians != "shared",
+            "shrinkage",
+            self.shrinkage,
+            "with gaussians=shared all have one covariance already; leave it at 0",
+        )
         require(0 < self.kappa < 1, "kappa", self.kappa, "it is a probability strictly between 0 and 1")
         for name in ("strength_std", "learning_rate", "temperature", "ridge"):
             require(getattr(self, name) > 0, name, getattr(self, name), "it must be above 0")

@@ -145,6 +145,8 @@ FAMILIES: dict[str, Family] = {
                 "epochs": 40,
                 "finetune_epochs": 40,
                 "learning_rate": 4e-3,
+                "ridge": 3e-5,
+                "shrinkage": 0.3,
                 "schedule": "cosine",
                 "temperature_start": None,
             },

@@ -85,13 +85,15 @@ class GaussianTaskInference:
     """P(t | φ(x)) from stored moments.
 
     `ridge` is relative to the first task's mean variance and becomes one absolute number for all groups.
-    Groups may be added at any time; `owner` says which task each belongs to.
+    `shrinkage` γ moves every covariance towards their mean, (1 − γ) Σ_g + γ Σ̄ (Friedman's regularised discriminant
+    analysis); what is kept of a group stays its own. Groups may be added at any time; `owner` says which task each
+    belongs to.
     """
 
-    def __init__(self, ridge: float = 1e-4) -> None:
+    def __init__(self, ridge: float = 1e-4, shrinkage: float = 0.0) -> None:
         if not ridge > 0:
             raise InputError(f"ridge is {ridge}; it must be above 0.")
-        self.ridge = ridge
+        self.ridge, self.shrinkage = ridge, shrinkage
         self.absolute_ridge: float | None = None
         self.groups: list[Moments] = []
         self.owner: list[int] = []
@@ -104,7 +106,7 @@ class GaussianTaskInference:
     def _changed(self) -> None:
         """Other groups than before: what was prepared from all of them together is no more."""
         self._whitening, self._screen, self._screened, self._fold = None, None, False, None
-        there = {id(group) for group in self.groups}
+        there = set() if self.shrinkage else {id(group) for group in self.groups}
         self._each = {key: value for key, value in self._each.items() if key in there}
 
     def add(self, task: int, moments: Moments) -> None:
@@ -138,6 +140,14 @@ class GaussianTaskInference:
         variance = (within + between) / len(mean)
         self.absolute_ridge = self.ridge * (variance if variance > 0 else 1.0)
 
+    def regularise(self, ridge: float, shrinkage: float) -> None:
+        """Another ridge and shrinkage for the same moments."""
+        assert self.absolute_ridge is not None
+        self.absolute_ridge *= ridge / self.ridge
+        self.ridge, self.shrinkage = ridge, shrinkage
+        self._each = {}
+        self._changed()
+
     def ridge_for(self, rows: int) -> float:
         """What is added to the diagonal of a covariance made of `rows` rows: always the same."""
         assert self.absolute_ridge is not None
@@ -147,8 +157,9 @@ class GaussianTaskInference:
         """Per group: mean, whitening and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
         if self._whitening is None:
             means, whiten, constant = [], [], []
+            common = self._common()
             for group in self.groups:
-                _, matrix, half_log_determinant = self._whitened(group)
+                _, matrix, half_log_determinant = self._whitened(group, common)
                 whiten.append(matrix)
                 constant.append(math.log(group.count) - half_log_determinant)
                 means.append(group.mean)
@@ -158,11 +169,21 @@ class GaussianTaskInference:
             self._whitening = torch.stack(means), stacked, torch.stack(constant)
         return self._whitening
 
-    def _whitened(self, group: Moments) -> tuple[Moments, Tensor, Tensor]:
-        """A group's whitening and ½ log|Σ + ρI|; a new task does not have those of all others made again."""
+    def _common(self) -> Tensor | None:
+        """γ Σ̄, the mean covariance by its share; None where none is asked for."""
+        if not self.shrinkage:
+            return None
+        rows = sum(group.count for group in self.groups)
+        weighted = (group.covariance * (self.shrinkage * group.count / rows) for group in self.groups)
+        return sum(weighted, torch.zeros_like(self.groups[0].covariance))
+
+    def _whitened(self, group: Moments, common: Tensor | None) -> tuple[Moments, Tensor, Tensor]:
+        """A group's whitening and ½ log|Σ + ρI|; a new task does not have those of all others made again, unless
+        they share a part."""
         found = self._each.get(id(group))
         if found is None or found[0] is not group:
-            found = self._each[id(group)] = (group, *whitening(group.covariance, self.ridge_for(group.count)))
+            covariance = group.covariance if common is None else (1 - self.shrinkage) * group.covariance + common
+            found = self._each[id(group)] = (group, *whitening(covariance, self.ridge_for(group.count)))
         return found
 
     def group_scores(self, phi: Tensor) -> Tensor:

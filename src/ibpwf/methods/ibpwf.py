@@ -88,7 +88,8 @@ class IBPWF(Method):
                 f"{len(self.inference_layers)}; name one, or set inference_features=outputs."
             )
         shared = settings.gaussians == "shared"
-        self.inference = (SharedGaussianInference if shared else GaussianTaskInference)(settings.ridge)
+        kind = SharedGaussianInference if shared else GaussianTaskInference
+        self.inference = kind(settings.ridge, settings.shrinkage)
         self.classes: list[tuple[int, ...]] = []
         self.serials: list[int] = []
         self.network: TaskNetwork | None = None
