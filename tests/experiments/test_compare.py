@@ -200,3 +200,14 @@ def test_a_figure_of_fewer_tasks_is_compared_after_as_many_tasks():
     assert row["task_difference"] == pytest.approx(0.4)
     assert row["task_reproduces"] is True
     assert "95.60 ± 0.20 after 5 tasks (ours 96.00)" in comparing.markdown([row], outcomes)
+
+
+def test_methods_trained_for_another_time_than_in_the_paper_are_named() -> None:
+    short = [
+        comparing.Outcome(name, {"note": "6 epochs a task instead of the paper's 160; and more"})
+        for name in ("ewc", "l2")
+    ]
+    assert comparing.lengths(
+        [*short, comparing.Outcome("si", {"note": "found"}), comparing.Outcome("mas", None, "failed")]
+    ) == ("Trained for another time than in the paper: ewc, l2 6 epochs a task instead of the paper's 160.")
+    assert comparing.lengths([comparing.Outcome("si", {"note": ""})]) == ""

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ibpwf.errors import InputError
-from ibpwf.experiments.compare import Outcome, number, rows, size
+from ibpwf.experiments.compare import Outcome, lengths, number, rows, size
 
 BEGIN, END = "<!-- comparisons: made by `make results` -->", "<!-- end of comparisons -->"
 OURS = "ibpwf"
 POINT = 1.0
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "IBP-WF, as in the paper": (OURS,),
+    "IBP-WF": (OURS,),
     "IBP-WF, a Gaussian per class": ("ibpwf-class-gaussians",),
     "all data kept, trained again": ("joint",),
     "replay of kept or generated data": ("rehearsal", "gem", "vcl-coreset", "dgr", "rtf"),
@@ -66,7 +66,7 @@ def comparison_table(scenario: str, outcomes: Sequence[Outcome]) -> str:
                 f"| {kind} | {row['method']} | {given} | {inferred} | {size(row['memory_bytes'])} "
                 f"| {row['seconds']:.0f} s |"
             )
-    told = [line for line in (_better(table, "task"), _better(table, "class")) if line is not None]
+    told = [line for line in (_better(table, "task"), _better(table, "class"), lengths(outcomes)) if line]
     return "\n".join([*lines, "", *(f"- {line}" for line in told), ""])
 
 

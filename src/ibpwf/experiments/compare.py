@@ -149,6 +149,17 @@ def _run_apart(config: RunConfig, folder: Path, jobs: int) -> Outcome:
 # The table
 
 
+def lengths(outcomes: Sequence[Outcome]) -> str:
+    """Which methods were trained for another time than the paper says, in words; empty where none was."""
+    found: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        note = "" if outcome.result is None else str(outcome.result.get("note") or "").partition(";")[0]
+        if "instead of the paper's" in note:
+            found.setdefault(note, []).append(outcome.method)
+    told = "; ".join(f"{', '.join(methods)} {note}" for note, methods in found.items())
+    return f"Trained for another time than in the paper: {told}." if told else ""
+
+
 def reproduces(ours: float, paper: Target) -> bool:
     """Within max(1.0, 3 × the paper's standard deviation) of the paper's mean, or better."""
     return ours >= paper.mean - max(1.0, 3 * (paper.std or 0.0))

@@ -14,7 +14,7 @@ from typing import Any
 from ibpwf import store
 from ibpwf.errors import InputError, StoreError, run_program
 from ibpwf.experiments.choosing_page import with_tables
-from ibpwf.experiments.compare import Outcome, markdown, rows
+from ibpwf.experiments.compare import Outcome, lengths, markdown, rows
 from ibpwf.experiments.presets import supports
 from ibpwf.experiments.reproduction_page import Unread, read_objects, reproduction_page
 from ibpwf.methods import methods
@@ -91,12 +91,13 @@ def comparison(name: str, outcomes: list[Outcome]) -> list[str]:
     found = [outcome.result for outcome in outcomes if outcome.result is not None]
     where = sorted({f"{r['environment']['device']} with torch {r['environment']['torch']}" for r in found})
     commits = sorted({str(r["commit"]) for r in found})
+    told = f" {lengths(outcomes)}" if lengths(outcomes) else ""
     return [
         f"## {title(name, first['scenario'])}",
         "",
         markdown(rows(outcomes), outcomes),
         f"{sum(judged)} of {len(judged)} of the paper's rows ✅. {len(first['seeds'])} seeds; {', '.join(where)}; "
-        f"commits {', '.join(commits)}. Training times of different devices do not compare. "
+        f"commits {', '.join(commits)}. Training times of different devices do not compare.{told} "
         f"Each file in `{name}/` holds its command, settings, commit and device.",
         *([f"Not measured yet: {', '.join(missing)}."] if missing and name == f"compare-{first['scenario']}" else []),
         "",
