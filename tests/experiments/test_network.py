@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ibpwf.architecture import build, describe
+from ibpwf.data.arrays import scenario_from_arrays
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError
 from ibpwf.experiments.network import build_network, network_text, parse_network
@@ -43,9 +45,17 @@ def test_the_data_decides_inputs_and_outputs_and_the_seed_the_values(digits: Sce
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_a_network_of_images_refuses_flat_examples(digits: Scenario) -> None:
-    with pytest.raises(InputError, match=r"takes images.*\(64,\)"):
-        build_network(parse_network("vit_tiny"), digits, 0)
+def test_a_network_of_images_takes_square_ones_that_come_as_rows(digits: Scenario) -> None:
+    net = build_network(parse_network("vit_tiny;patch=2;width=12;depth=1;heads=2"), digits, 0)
+    assert net(torch.zeros(2, 64)).shape == (2, 10)
+    assert build(describe(net))(torch.zeros(2, 64)).shape == (2, 10)  # as a model folder keeps it
+
+
+def test_a_network_of_images_refuses_rows_that_are_no_square() -> None:
+    x, y = torch.rand(20, 12), torch.arange(20) % 2
+    rows = scenario_from_arrays([(x, y, x, y)], name="rows")
+    with pytest.raises(InputError, match=r"takes images.*\(12,\)"):
+        build_network(parse_network("vit_tiny"), rows, 0)
 
 
 def test_a_run_keeps_the_network_it_was_given() -> None:

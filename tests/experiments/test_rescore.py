@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_with_the_same_settings_every_number_is_the_same(finished: Path) -> None:
     old, again = store.read_json(finished / "result.json"), rescore(finished, {}, "cpu", "again")
-    for key in ("accuracy", "task_inference", "matrix", "forgetting", "uncertainty", "factors", "seconds", "command"):
+    for key in ("accuracy", "task_inference", "matrix", "forgetting", "factors", "seconds", "command"):
         assert again[key] == old[key]
     assert again["rescored"]["settings"] == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,19 +51,31 @@ def network_text(spec: Mapping[str, Any]) -> str:
 def build_network(spec: Mapping[str, Any], stream: Scenario, seed: int) -> nn.Module:
     """The network for a scenario; its own initial values depend on the seed alone."""
     arguments = {key: value for key, value in spec.items() if key != "builder"}
-    shape = stream.input_shape
     outputs = max(stream.n_classes, *(len(task.classes) for task in stream))
     if spec["builder"] == "mlp":
-        arguments |= {"inputs": math.prod(shape), "outputs": outputs}
-    elif len(shape) != 3:
-        raise InputError(
-            f"network '{spec['builder']}' takes images (channels, height, width), but the examples of {stream.name} "
-            f"have shape {shape}; choose mlp, or a scenario of images such as split-cifar10."
-        )
+        arguments |= {"inputs": math.prod(stream.input_shape), "outputs": outputs}
     else:
+        shape = _image_shape(spec["builder"], stream)
         arguments |= {"classes": outputs, "in_channels": shape[0]}
         if spec["builder"] == "vit_tiny":
             arguments["image"] = shape[1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return NETWORKS[spec["builder"]](**arguments)
+        net = NETWORKS[spec["builder"]](**arguments)
+    if spec["builder"] == "mlp" or len(stream.input_shape) == 3:
+        return net
+    return nn.Sequential(OrderedDict(image=nn.Unflatten(1, shape), network=net))
+
+
+def _image_shape(builder: str, stream: Scenario) -> tuple[int, int, int]:
+    """Channels, height and width of a scenario's images, also where they come as rows of grey pixels."""
+    shape = stream.input_shape
+    side = math.isqrt(math.prod(shape))
+    if len(shape) == 1 and side * side == shape[0]:
+        return 1, side, side
+    if len(shape) != 3:
+        raise InputError(
+            f"network '{builder}' takes images, but the examples of {stream.name} have shape {shape}; choose mlp, or "
+            "a scenario of images such as split-cifar10."
+        )
+    return shape[0], shape[1], shape[2]
