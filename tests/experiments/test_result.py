@@ -105,6 +105,8 @@ def test_the_papers_numbers_belong_to_the_whole_scenario_only() -> None:
     records = [{"seed": 0, "answers": ["task", "class"], "rows": [row([90.0], [80.0], None)]}]
     whole = make_result(RunConfig("split-mnist"), stream[:1], records, "")
     part = make_result(RunConfig("split-mnist", tasks=1), stream[:1], records, "")
+    other = make_result(RunConfig("split-mnist", network={"builder": "vit_tiny"}), stream[:1], records, "")
+    assert set(other["paper"].values()) == {None}
     assert whole["paper"]["task-inference"] == {"mean": 92.63, "std": 0.12}
     assert part["paper"] == {"task": None, "class": None, "task-inference": None}
 

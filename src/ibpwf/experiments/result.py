@@ -96,7 +96,7 @@ def make_result(
 
 
 def _paper(config: RunConfig, setting: str) -> dict[str, float | None] | None:
-    whole = config.tasks is None and config.examples is None
+    whole = config.tasks is None and config.examples is None and config.network is None
     found = target(config.scenario, setting, config.method) if whole else None
     return None if found is None else {"mean": found.mean, "std": found.std}
 
