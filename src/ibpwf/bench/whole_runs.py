@@ -26,9 +26,8 @@ from ibpwf.training.step import Step
 
 def _whole(setup: Setup, config: RunConfig, what: str, limit: float) -> Row:
     with TemporaryDirectory() as folder:
-        out = (
-            setup.runs or Path(folder)
-        ) / f"{config.scenario}_{config.method}_{config.preset}"  # as `reproduce` names it
+        name = f"{config.scenario}_{config.method}_{config.preset}"  # as `reproduce` calls it
+        out = (setup.runs or Path(folder)) / name
         seeds = "" if len(config.seeds) == 1 else f" --seeds {len(config.seeds)}"
         command = f"ibpwf run {config.scenario} --preset {config.preset}{seeds} --out {out}"
         started = time.perf_counter()
