@@ -147,4 +147,5 @@ def test_it_fits_a_phone_and_a_desk_and_answers_the_pointer(
     browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     assert re.match(r"[\w-]+: [\d.]+ ± [\d.]+ %", browser.value("document.getElementById('tip').textContent"))
     assert browser.complaints() == []
-    assert browser.requests() == [page.resolve().as_uri()]
+    asked = [address for address in browser.requests() if not address.startswith("data:")]  # pictures are in the page
+    assert asked == [page.resolve().as_uri()]
