@@ -13,7 +13,7 @@ from typing import Any
 
 from ibpwf import store
 from ibpwf.errors import StoreError
-from ibpwf.experiments.compare import mark, number
+from ibpwf.experiments.compare import Outcome, lengths, mark, number
 from ibpwf.experiments.paper import Target, targets
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS
 from ibpwf.experiments.reproduction.reproduce import KIND
@@ -173,6 +173,7 @@ def reproduction_page(folder: Path) -> str:
     """The whole page."""
     measured = read_measured(folder)
     rows, count, reached = numbers_table(measured)
+    told = lengths([Outcome(f"{method} ({benchmark})", run) for (benchmark, method), run in measured.runs.items()])
     return "\n".join(
         [
             "# The paper, reproduced",
@@ -184,6 +185,7 @@ def reproduction_page(folder: Path) -> str:
             f"{count} of {len(targets())} numbers are measured, {reached} of these ✅. `ibpwf reproduce all` runs "
             "everything; its `NAME/result.json` belongs into `reproduction/NAME.json` here.",
             "",
+            *([told, ""] if told else []),
             "## Tables",
             "",
             *rows,

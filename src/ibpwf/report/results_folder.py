@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ibpwf import store
 from ibpwf.errors import StoreError
-from ibpwf.experiments.compare import floors, rows
+from ibpwf.experiments.compare import Outcome, floors, lengths, rows
 from ibpwf.experiments.paper import targets
 from ibpwf.experiments.reproduction.experiment import Experiment
 from ibpwf.experiments.reproduction.registry import EXPERIMENTS
@@ -79,6 +79,8 @@ def assembled(experiment: Experiment, measured: Measured, folder: Path) -> Exper
     for paper in (target for target in targets() if target.table == experiment.name):
         lines.append(row_for(paper, measured) or table_row(paper, None, {"scenario": paper.benchmark}, judged=True))
     claims = [claim({"rows": lines}) for claim in experiment.claims]
+    behind = dict.fromkeys((row["benchmark"], row["method"]) for row in lines if row["ours"])
+    runs = [Outcome(method, measured.runs.get((benchmark, method))) for benchmark, method in behind]
     commands = dict.fromkeys(
         (f"{row['method']}, {row['benchmark']}", row["command"]) for row in lines if row["ours"] and row["command"]
     )
@@ -89,7 +91,7 @@ def assembled(experiment: Experiment, measured: Measured, folder: Path) -> Exper
         paper=experiment.found,
         shows=experiment.shows,
         budget="full",
-        note="",
+        note=lengths(runs).rstrip("."),
         seeds=[],
         measured=Fields({"rows": lines}, experiment.name),
         claims=[ClaimRecord(claim.statement, claim.held) for claim in claims],
