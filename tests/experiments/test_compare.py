@@ -211,3 +211,17 @@ def test_methods_trained_for_another_time_than_in_the_paper_are_named() -> None:
         [*short, comparing.Outcome("si", {"note": "found"}), comparing.Outcome("mas", None, "failed")]
     ) == ("Trained for another time than in the paper: ewc, l2 6 epochs a task instead of the paper's 160.")
     assert comparing.lengths([comparing.Outcome("si", {"note": ""})]) == ""
+
+
+def test_a_finished_run_of_another_network_is_not_the_one_asked_for(tmp_path: Path) -> None:
+    config = RunConfig("split-digits", preset="quick")
+    result = {
+        "seeds": [0],
+        "settings": config.settings().to_json(),
+        "settings_for": {},
+        "network": config.network_spec(),
+    }
+    store.write_json(tmp_path / "result.json", result)
+    assert comparing.finished(tmp_path, config) == result
+    store.write_json(tmp_path / "result.json", {**result, "network": {"builder": "mlp", "hidden": [9]}})
+    assert comparing.finished(tmp_path, config) is None

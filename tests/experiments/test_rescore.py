@@ -41,6 +41,16 @@ def test_with_others_answers_change_where_the_task_is_inferred_and_nowhere_else(
     assert again["rescored"]["settings"] == ["ridge", "shrinkage"]
 
 
+def test_another_network_than_the_presets_stays_that(tmp_path: Path) -> None:
+    network = {"builder": "mlp", "hidden": [30]}
+    run(
+        RunConfig("split-digits", preset="quick", changes=CHANGES, tasks=2, device="cpu", network=network),
+        tmp_path,
+        command="",
+    )
+    assert rescore(tmp_path, {}, "cpu", "")["network"] == network
+
+
 def test_what_was_trained_cannot_be_changed(finished: Path) -> None:
     with pytest.raises(InputError, match="trained with 4"):
         rescore(finished, {"epochs": 5}, "cpu", "")

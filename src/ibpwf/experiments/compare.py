@@ -64,7 +64,7 @@ def finished(folder: Path, config: RunConfig, *, more_seeds: bool = False) -> di
         return None
     if not isinstance(result, dict) or not _seeds_fit(result.get("seeds"), config.seeds, more_seeds):
         return None
-    same = result.get("settings_for", {}) == config.settings_for()
+    same = result.get("settings_for", {}) == config.settings_for() and result.get("network") == config.network_spec()
     return result if same and result.get("settings") == config.settings().to_json() else None
 
 

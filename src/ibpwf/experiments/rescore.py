@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def rescore(folder: Path, changes: dict[str, Any], device: str, command: str) ->
         changes={**old_config["changes"], **changes},
         device=device,
     )
+    if old_config["network"] != config.network_spec():
+        config = replace(config, network=old_config["network"])
     settings = config.settings()
     assert isinstance(settings, Settings)
     changed = changed_settings(Settings.from_json(old_config["settings"]), settings)

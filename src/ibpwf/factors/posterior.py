@@ -127,7 +127,7 @@ class TaskPosterior(nn.Module):
         """
         if self.log_c.is_cuda:
             noise = torch.empty_like(self.log_c).exponential_(generator=generator)
-        else:  # the same numbers; torch is slower to draw them there
+        else:  # of the same distribution, from which torch takes longer to draw there
             uniform = torch.rand(self.log_c.shape, generator=generator)
             noise = uniform.clamp_(1e-7, 1 - 1e-7).log_().neg_()
         prior_d = None if self._beta_prior else self.prior_d
