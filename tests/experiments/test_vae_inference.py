@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ibpwf import scenario, store
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, StoreError
 from ibpwf.experiments.vae_inference import VAESettings, main, task_inference
 from ibpwf.learner import choose_device
 
@@ -21,7 +21,7 @@ def test_vaes_tell_permutations_of_digits_apart_and_the_same_seed_gives_the_same
 
 
 def test_the_result_file_has_its_command_and_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "vae.json"
+    out = tmp_path / "made" / "on the way" / "vae.json"
     words = ["split-digits", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--out", str(out)]
     assert main(words) == 0
     result = store.read_json(out)
@@ -31,3 +31,6 @@ def test_the_result_file_has_its_command_and_conditions(tmp_path: Path, capsys: 
     assert "task inference" in capsys.readouterr().out
     with pytest.raises(InputError, match="--seeds is 0"):
         main(["split-digits", "--seeds", "0", "--out", str(out)])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write"):
+        main(["split-digits", "--epochs", "1", "--out", str(tmp_path / "file" / "vae.json")])

@@ -27,6 +27,7 @@ from ibpwf.errors import InputError, run_program
 from ibpwf.evaluation.metrics import spread
 from ibpwf.experiments.paper import target
 from ibpwf.experiments.result import commit, environment
+from ibpwf.files import plain_errors
 from ibpwf.learner import choose_device
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.dense import seeded
@@ -136,6 +137,8 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if given.seeds < 1:
         raise InputError(f"--seeds is {given.seeds}; give at least 1.")
+    with plain_errors("write", given.out):  # before the work, not after it
+        given.out.parent.mkdir(parents=True, exist_ok=True)
     command = "python -m ibpwf.experiments.vae_inference " + shlex.join(arguments)
     settings = VAESettings(epochs=given.epochs)
     result = run(given.scenario, given.seeds, settings, given.device, command)
