@@ -150,7 +150,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "φ of the Permuted MNIST tasks on a plane",
             "The features across tasks are noticeably clustered.",
             "scatter",
-            {"full": (runs.FEATURES_OF_TEN,), "quick": (quick_run("permuted-mnist"),)},
+            {"full": (runs.TEN_PERMUTATIONS,), "quick": (quick_run("permuted-mnist"),)},
             embedding.embedding,
             embedding.tasks_cluster,
         ),

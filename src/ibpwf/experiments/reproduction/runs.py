@@ -99,8 +99,6 @@ _SHORT: Mapping[str, Mapping[str, Any]] = {
     "permuted-mnist": {"tasks": 5, "epochs": 3, "finetune_epochs": 1},
 }
 TEN_PERMUTATIONS = full_run("permuted-mnist")
-# φ is that of the first task's weights, which a few epochs settle.
-FEATURES_OF_TEN = full_run("permuted-mnist", models=True, epochs=2, finetune_epochs=1)
 CIFAR = full_run("split-cifar10")
 # Grids that hold a whole decade from a moderate α up, and less than that.
 _ALPHAS: Mapping[str, tuple[float, ...]] = {
