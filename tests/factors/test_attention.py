@@ -124,7 +124,7 @@ def by_hand(net: nn.Module, network: TaskNetwork) -> nn.Module:
         ):
             for column, k in enumerate(at.tolist()):
                 strength = float(network.posterior.strength[row, k].detach())
-                total += strength * torch.outer(a[:, column].detach().double(), b[column].detach().double())
+                total += strength * torch.outer(a[column].detach().double(), b[column].detach().double())
         parameter = name if name in state else f"{name}.weight"
         state[parameter] = total.T.reshape(state[parameter].shape).float()
     plain.load_state_dict(state)

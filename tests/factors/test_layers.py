@@ -45,21 +45,21 @@ def filled(original: nn.Module, locked_at: list[int], free_at: list[int], seed: 
         random(inputs, len(locked_at)), random(len(locked_at), outputs), torch.tensor(locked_at).long()
     )
     layer = factor_layer(original, locked)
-    layer.set_free(random(inputs, len(free_at)), random(len(free_at), outputs), torch.tensor(free_at).long())
-    layer.scores = random(max([*locked_at, *free_at, 0]) + 3)  # more sticks than this layer has: padding
+    layer.set_free(random(len(free_at), inputs), random(len(free_at), outputs), torch.tensor(free_at).long())
+    layer.scores = random(max([*locked_at, *free_at, 0]) + 3)[layer.places]
     return layer
 
 
 def outer_products(layer: FactorLayer) -> np.ndarray:
     """Σ_k λ_k w_a,k ⊗ w_b,k, one factor at a time."""
     total = np.zeros((layer.inputs, layer.outputs))
-    scores = layer.scores.detach().numpy()
+    scores = dict(zip(layer.places.tolist(), layer.scores.tolist(), strict=True))
     for a, b, at in (
         (layer.locked_a, layer.locked_b, layer.locked_at),
         (layer.free_a, layer.free_b, layer.free_at),
     ):
-        for column, position in enumerate(at.tolist()):
-            total += scores[position] * np.outer(a[:, column].detach().numpy(), b[column].detach().numpy())
+        for row, stick in enumerate(at.tolist()):
+            total += scores[stick] * np.outer(a[row].detach().numpy(), b[row].detach().numpy())
     return total
 
 

@@ -81,7 +81,7 @@ class Ledger:
             for column, k in enumerate(layer.free_at.tolist()):
                 if k in chosen:
                     assert k not in known
-                    parts = layer.free_a[:, column], layer.free_b[column]
+                    parts = layer.free_a[column], layer.free_b[column]
                     known[k] = tuple(p.detach().double().numpy().copy() for p in parts)  # type: ignore[assignment]
             strengths[name] = {k: r[k] for k in chosen}
             chances[name] = {k: special.expit(logit[k]) for k in chosen}

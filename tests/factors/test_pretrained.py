@@ -115,9 +115,9 @@ def test_the_largest_singular_values_take_the_first_sticks_and_all_start_nearly_
     for row, (name, layer) in enumerate(network.factor_layers.items()):
         n = network.posterior.widths[row]
         values = np.linalg.svd(net.get_submodule(name).weight.detach().double().numpy(), compute_uv=False)
-        lengths = layer.free_a.norm(dim=0) * layer.free_b.norm(dim=1)
+        lengths = layer.free_a.norm(dim=1) * layer.free_b.norm(dim=1)
         np.testing.assert_allclose(lengths.detach().numpy(), values, rtol=1e-4)
-        np.testing.assert_allclose(layer.free_a.norm(dim=0).detach(), layer.free_b.norm(dim=1).detach(), rtol=1e-4)
+        np.testing.assert_allclose(layer.free_a.norm(dim=1).detach(), layer.free_b.norm(dim=1).detach(), rtol=1e-4)
         assert network.posterior.strength[row, :n].tolist() == [1.0] * n
         assert bool((network.posterior.logit[row, :n].sigmoid() >= 0.99 - 1e-6).all())
         np.testing.assert_allclose(network.posterior.prior_c[row, :n], 500.0 if name == "hidden1" else 4.0)
@@ -134,7 +134,7 @@ def test_factors_that_were_fitted_are_trained_by_the_first_task_and_not_added_to
     network(x).square().sum().backward()
     optimizer.step()
     for layer, old in zip(network.factor_layers.values(), before, strict=True):
-        assert bool((layer.free_a != old).any(0).all())
+        assert bool((layer.free_a != old).any(1).all())
 
 
 @pytest.mark.parametrize("heads", ["shared", "per-task"])

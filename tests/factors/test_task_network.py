@@ -59,7 +59,7 @@ def dense(network: TaskNetwork, chosen: dict[str, np.ndarray]) -> nn.Module:
         for a, b, at in parts:
             for column, k in enumerate(at.tolist()):
                 if chosen[name][k]:
-                    outer = np.outer(a[:, column].detach().numpy(), b[column].detach().numpy())
+                    outer = np.outer(a[column].detach().numpy(), b[column].detach().numpy())
                     matrix += strength[k] * outer
         plain = nn.Linear(layer.inputs, layer.outputs, bias=layer.bias is not None)
         with torch.no_grad():
@@ -203,7 +203,7 @@ def test_growth_leaves_existing_factors_vectors_and_prior_as_they_are_to_the_bit
         locked_a, free_a, free_b, free_at = layers[name]
         n = len(free_at)
         assert torch.equal(layer.locked_a, locked_a)
-        assert torch.equal(layer.free_a[:, :n], free_a)
+        assert torch.equal(layer.free_a[:n], free_a)
         assert torch.equal(layer.free_b[:n], free_b)
         assert torch.equal(layer.free_at[:n], free_at)
 
@@ -229,7 +229,7 @@ def test_new_sticks_continue_the_sequence_with_the_prior_and_with_fresh_factors(
         np.testing.assert_allclose(vectors.d[n:].numpy(), 1.0, rtol=1e-6)
     assert len(set(new.strength[n:].tolist())) == added
     limit = math.sqrt(6 / (layer.inputs + n + added))
-    assert 0 < float(layer.free_a.detach()[:, -added:].abs().max()) <= limit
+    assert 0 < float(layer.free_a.detach()[-added:].abs().max()) <= limit
 
 
 def test_a_grown_network_trains_its_new_factors_and_finishes() -> None:
@@ -241,7 +241,7 @@ def test_a_grown_network_trains_its_new_factors_and_finishes() -> None:
     layer = network.factor_layers["0"]
     loss = network(torch.randn(8, 7)).square().sum() + network.kl()
     loss.backward()
-    assert bool(layer.free_a.grad[:, -1].any())
+    assert bool(layer.free_a.grad[-1].any())
     locked = sum(dictionary.locked for dictionary in model.layers.values())
     free = sum(len(layer.free_at) for layer in network.factor_layers.values())
     model.finish_task(network, KAPPA)

@@ -16,7 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_steps_are_those_of_clipping_and_adam(weight_decay: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(shape, generator=generator).to(DEVICE) for shape in ((5, 7), (1300,), (0, 3))]
+    start = [torch.randn(shape, generator=generator).to(DEVICE) for shape in ((5, 7), (1300,), (0, 3), *[(2,)] * 20)]
     mine, theirs = ([nn.Parameter(part.clone()) for part in start] for _ in range(2))
     own = ClippedAdam(mine, torch.tensor(0.01, device=DEVICE), clip=0.5, weight_decay=weight_decay)
     usual = torch.optim.Adam(theirs, lr=0.01, weight_decay=weight_decay)

@@ -22,7 +22,7 @@ def test_a_weight_is_composed_in_full_precision_where_products_are_rounded():
     original = nn.Conv2d(3, 4, 3, bias=False)
     none = FactorBlock(torch.zeros(27, 0), torch.zeros(0, 4), torch.empty(0, dtype=torch.long))
     layer = FactorConv(original, none, original.weight)
-    layer.set_free(torch.randn(27, 8, generator=generator), torch.randn(8, 4, generator=generator), torch.arange(8))
+    layer.set_free(torch.randn(8, 27, generator=generator), torch.randn(8, 4, generator=generator), torch.arange(8))
     layer.scores = torch.randn(8, generator=generator)
     x = torch.randn(2, 3, 8, 8, generator=generator)
     weight, out = layer.compose(), layer(x)

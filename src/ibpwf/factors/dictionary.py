@@ -103,7 +103,9 @@ class Dictionary:
         taken = {int(position) for old in self.all_blocks for position in old.positions}
         if taken & {int(position) for position in block.positions}:
             raise ValueError("a locked factor cannot be locked again")
-        self.blocks.append(FactorBlock(*(part.detach().clone() for part in (block.a, block.b, block.positions))))
+        parts = (block.a, block.b, block.positions)
+        own = (part.detach().clone(memory_format=torch.contiguous_format) for part in parts)
+        self.blocks.append(FactorBlock(*own))
         self.width = max(self.width, width)
 
     def unlock_last(self, width: int) -> None:

@@ -45,7 +45,7 @@ def restore(network: TaskNetwork, content: Mapping[str, Any], tensors: Mapping[s
         layer.set_free(*(there[f"factors/{name}/{part}"] for part in ("free_a", "free_b", "free_at")))
         at = there[f"factors/{name}/locked_at"]
         place = torch.searchsorted(layer.locked_at, at)
-        layer.set_locked(layer.locked_a[:, place], layer.locked_b[place], at)
+        layer.set_locked(layer.locked_a[place], layer.locked_b[place], at)
     network.posterior = _posterior(network, [int(width) for width in content["widths"]], there)
     network.selected = {
         name.removeprefix("selected/"): tensor for name, tensor in there.items() if name.startswith("selected/")

@@ -10,14 +10,20 @@ paper's `(H·W·C_in) × C_out`.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
+from ibpwf.factors import products
 from ibpwf.factors.dictionary import FactorBlock
+
+
+def block_on(device: torch.device) -> int:
+    """To a multiple of how many factors are filled up: a GPU multiplies faster where rows begin at whole 16 bytes."""
+    return 8 if device.type == "cuda" else 1
 
 
 def as_matrix(weight: Tensor) -> Tensor:
@@ -37,8 +43,22 @@ def xavier(inputs: int, outputs: int, count: int, width: int, generator: torch.G
     return a, b
 
 
+class Joined(NamedTuple):
+    """All factors of a layer, one row each of W_aᵀ and W_b: locked, then free ones (rows `free`), in one piece of
+    memory each, of which the parameters are a part. `places` are their sticks. Blocks are filled up with zeros
+    (stick -1) where products are faster for it."""
+
+    a: Tensor
+    b: Tensor
+    free: slice
+    places: Tensor
+
+
 class FactorLayer(nn.Module):
-    """Locked and free factors of one layer, and the two ways to apply them."""
+    """Locked and free factors of one layer, and the two ways to apply them.
+
+    A factor is a row of `..._a` (W_aᵀ) and of `..._b` (W_b); `scores` has its λ, in the order of `places`.
+    """
 
     locked_a: Tensor
     locked_b: Tensor
@@ -50,15 +70,16 @@ class FactorLayer(nn.Module):
         super().__init__()
         self.shape = tuple(weight.shape)
         self.scores = locked.a.new_empty(0)
-        self.register_buffer("locked_a", locked.a, persistent=False)
+        self.register_buffer("locked_a", locked.a.t(), persistent=False)
         self.register_buffer("locked_b", locked.b, persistent=False)
         self.register_buffer("locked_at", locked.positions, persistent=False)
-        self.register_buffer("free_at", torch.empty(0, dtype=torch.long), persistent=False)
-        self.free_a = nn.Parameter(locked.a.new_empty(self.inputs, 0))
+        self.register_buffer("free_at", locked.positions.new_empty(0), persistent=False)
+        self.free_a = nn.Parameter(locked.a.new_empty(0, self.inputs))
         self.free_b = nn.Parameter(locked.b.new_empty(0, self.outputs))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
         # Kept in a tuple so that the original's own weight is not registered as a parameter of ours.
         self._original = (original,)
+        self._join()
 
     def __getattr__(self, name: str) -> Any:
         """What else a network asks its layer for (`in_features`, `stride`, ...) is the original's."""
@@ -68,6 +89,12 @@ class FactorLayer(nn.Module):
             if "_original" not in self.__dict__:
                 raise
             return getattr(self._original[0], name)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Another device or type: parameters and locked factors were moved one by one."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._join()
+        return self
 
     @property
     def weight(self) -> Tensor:
@@ -82,23 +109,53 @@ class FactorLayer(nn.Module):
     def outputs(self) -> int:
         return self.shape[0]
 
+    @property
+    def places(self) -> Tensor:
+        """The stick of every score."""
+        return self._joined.places
+
     def set_free(self, a: Tensor, b: Tensor, positions: Tensor) -> None:
-        """Replace the free factors (when the dictionary grows or a selection is fixed)."""
-        self.free_a = nn.Parameter(a.detach().clone().contiguous())
-        self.free_b = nn.Parameter(b.detach().clone().contiguous())
+        """Replace the free factors (when the dictionary grows or a selection is fixed), a row each."""
+        self.free_a, self.free_b = nn.Parameter(a.detach()), nn.Parameter(b.detach())
         self.free_at = positions
+        self._join()
 
     def set_locked(self, a: Tensor, b: Tensor, positions: Tensor) -> None:
         """Keep only some of the locked factors in the computation."""
-        self.locked_a, self.locked_b, self.locked_at = a.contiguous(), b.contiguous(), positions
+        self.locked_a, self.locked_b, self.locked_at = a, b, positions
+        self._join()
 
-    def _parts(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """W_a, W_b and λ of the locked and of the free factors, where there are any. Positions ascend, so as many as
-        there are scores are all of them."""
-        blocks = ((self.locked_a, self.locked_b, self.locked_at), (self.free_a, self.free_b, self.free_at))
-        every = self.scores.shape[-1]
-        chosen = [(a, b, at) for a, b, at in blocks if len(at)]
-        return [(a, b, self.scores if len(at) == every else self.scores.index_select(-1, at)) for a, b, at in chosen]
+    @torch.no_grad()
+    def _join(self) -> None:
+        """Put all factors side by side, and let parameters and locked factors be parts of that."""
+        block = block_on(self.free_a.device)
+        locked, free = len(self.locked_at), len(self.free_at)
+        start = -(-locked // block) * block
+        stop = start - (-free // block) * block
+        a, b = self.free_a.new_zeros(stop, self.inputs), self.free_b.new_zeros(stop, self.outputs)
+        places = self.free_at.new_full((stop,), -1)
+        for whole, first, second in ((a, self.locked_a, self.free_a), (b, self.locked_b, self.free_b)):
+            whole[:locked], whole[start : start + free] = first, second
+        places[:locked], places[start : start + free] = self.locked_at, self.free_at
+        self.locked_a, self.locked_b = a[:locked], b[:locked]
+        self.free_a.data, self.free_b.data = a[start : start + free], b[start : start + free]
+        self._joined = Joined(a, b, slice(start, stop), places)
+
+    def _factors(self) -> Joined:
+        """All factors as they are now. Parameters may have been replaced for one call (`functional_call`)."""
+        joined = self._joined
+        start = joined.free.start
+        for whole, part in ((joined.a, self.free_a), (joined.b, self.free_b)):
+            if part.numel() and part.data_ptr() != whole.data_ptr() + start * whole.stride(0) * whole.element_size():
+                break
+        else:
+            return joined
+        a, b = joined.a.clone(), joined.b.clone()
+        a[start : start + len(self.free_a)], b[start : start + len(self.free_b)] = (
+            self.free_a.detach(),
+            self.free_b.detach(),
+        )
+        return joined._replace(a=a, b=b)
 
     def compose(self) -> Tensor:
         """`W_t = Σ_k λ_k w_a,k ⊗ w_b,k` over locked and free factors, as `J×M` (eq. W_fac_sum).
@@ -110,24 +167,13 @@ class FactorLayer(nn.Module):
         if torch.is_autocast_enabled(device):  # a sum of many products needs all its bits
             with torch.autocast(device, enabled=False):
                 return self.compose()
-        narrow = self.outputs < self.inputs  # λ goes to the side with fewer numbers
-        parts = []
-        for a, b, scores in self._parts():
-            # On a CPU a small copy: torch lays out W_b's gradient as it finds this.
-            rows = b.t() if b.is_cuda else b.t().contiguous()
-            parts.append((rows * scores) @ a.t() if narrow else rows @ (a * scores).t())
-        if not parts:
-            return self.free_a @ self.free_b
-        return (parts[0] if len(parts) == 1 else parts[0] + parts[1]).t()
+        a, b, free, _ = self._factors()
+        return products.weight(self.scores, self.free_a, self.free_b, a, b, free).t()
 
     def through(self, x: Tensor) -> Tensor:
         """`((x W_a) λ) W_b` and the bias, without ever forming W."""
-        out: Tensor | None = None
-        for a, b, scores in self._parts():
-            bias = self.bias if out is None else None
-            part = F.linear(F.linear(x, a.t()) * scores, b.t(), bias)
-            out = part if out is None else out + part
-        return F.linear(x, self.compose().t(), self.bias) if out is None else out
+        a, b, free, _ = self._factors()
+        return products.through(x, self.scores, self.free_a, self.free_b, self.bias, a, b, free)
 
     def extra_repr(self) -> str:
         return f"{self.inputs}×{self.outputs}, locked={len(self.locked_at)}, free={len(self.free_at)}"

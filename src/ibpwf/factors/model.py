@@ -103,7 +103,7 @@ class FactorModel:
         vectors, blocks = {}, {}
         for row, (name, layer) in enumerate(network.factor_layers.items()):
             vectors[name] = network.posterior.vectors(row)
-            blocks[name] = FactorBlock(layer.free_a, layer.free_b, layer.free_at)
+            blocks[name] = FactorBlock(layer.free_a.t(), layer.free_b, layer.free_at)
         selected = {name: chosen.clone() for name, chosen in network.selected.items()}
         task = LearntTask(network.outputs, vectors, selected, network.own_state())
         self.add_task(task, blocks)

@@ -17,6 +17,7 @@ from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.layers import FactorLayer, FactorWeight, factor_layer, xavier
 from ibpwf.factors.posterior import LayerVectors, TaskPosterior, initial_vectors
 from ibpwf.factors.pretrained import continued_vectors, fitted_vectors
+from ibpwf.factors.products import Deal
 from ibpwf.factors.weights import Weight, load_tensors, replace_module, resized
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class TaskNetwork(nn.Module):
         self.strength_std = model.strength_std
         self.dictionaries = model.layers
         self.selected: dict[str, Tensor] = {}
+        self._deal: Deal | None = None
         self._temperature, self._kl_terms = temperature, kl_terms
         self.number = len(model.tasks) + 1
         self._fitted = model.init == "pretrained" and self.number == 1
@@ -102,7 +104,7 @@ class TaskNetwork(nn.Module):
             a, b = xavier(dictionary.inputs, dictionary.outputs, len(free_at), width, generator)
             if model.init == "pretrained" and previous is not None:
                 vectors = continued_vectors(vectors, previous, layer.locked_at)
-        layer.set_free(a, b, free_at)
+        layer.set_free(a.t(), b, free_at)
         return layer, vectors
 
     @cached_property
@@ -116,8 +118,9 @@ class TaskNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
-        for layer, row in zip(self.factor_layers.values(), scores.unbind(), strict=True):  # one gradient for all rows
-            layer.scores = row
+        layers = self.factor_layers.values()
+        for layer, mine in zip(layers, self._dealing([layer.places for layer in layers])(scores), strict=True):
+            layer.scores = mine
         with self._own_random_numbers(x.device):
             if self._lent:
                 weights = {parameter: layer.weight for parameter, layer in self._lent.values()}
@@ -125,6 +128,13 @@ class TaskNetwork(nn.Module):
             else:
                 y = self.network(x)
         return y[:, : self.outputs]
+
+    def _dealing(self, places: list[Tensor]) -> Deal:
+        """How scores go to the layers' factors, made anew when those have changed."""
+        width = self.posterior.logit.shape[1]
+        if self._deal is None or not self._deal.fits(places, width):
+            self._deal = Deal(places, width)
+        return self._deal
 
     @contextlib.contextmanager
     def _own_random_numbers(self, device: torch.device) -> Iterator[None]:
@@ -172,7 +182,7 @@ class TaskNetwork(nn.Module):
                 a, b = xavier(dictionary.inputs, dictionary.outputs, extra, width, self.generator)
                 at = torch.arange(len(vectors), width)
                 layer.set_free(
-                    torch.cat([layer.free_a.detach(), a.to(device)], dim=1),
+                    torch.cat([layer.free_a.detach(), a.t().to(device)]),
                     torch.cat([layer.free_b.detach(), b.to(device)]),
                     torch.cat([layer.free_at, at.to(device)]),
                 )
@@ -206,8 +216,8 @@ class TaskNetwork(nn.Module):
         for row, (name, layer) in enumerate(self.factor_layers.items()):
             chosen = self.posterior.vectors(row).selected(kappa)
             locked, free = chosen[layer.locked_at], chosen[layer.free_at]
-            layer.set_locked(layer.locked_a[:, locked], layer.locked_b[locked], layer.locked_at[locked])
-            layer.set_free(layer.free_a[:, free], layer.free_b[free], layer.free_at[free])
+            layer.set_locked(layer.locked_a[locked], layer.locked_b[locked], layer.locked_at[locked])
+            layer.set_free(layer.free_a[free], layer.free_b[free], layer.free_at[free])
             self.selected[name] = chosen
 
     def own_state(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Adam that clips gradients as it reads them, on a GPU: one kernel a parameter, in Triton.
+"""Adam that clips gradients as it reads them, on a GPU: one kernel for all parameters, in Triton.
 
 Adam's memory traffic sets the pace of wide layers on a GPU. Clipping gradients beforehand, as torch does it, reads
 and writes each of them twice more: 16 bytes a parameter beside the 28 of Adam itself.
@@ -18,16 +18,17 @@ import triton.language as tl
 from torch import Tensor, nn
 
 BLOCK = 1024
+TOGETHER = 16  # parameters in one kernel, of which each is compiled in
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 LOG_BETA1, LOG_BETA2 = (tl.constexpr(math.log(beta)) for beta in BETAS)
 
 
 @triton.jit
-def _adam_kernel(
-    parameter_at, gradient_at, mean_at, square_at, step_at, rate_at, count, clip, decay,
-    BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+def _move(
+    parameter_at, gradient_at, mean_at, square_at, step_at, rate_at, at, count, clip, decay,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """A block of one parameter."""
     inside = at < count
     step = tl.load(step_at)
     first, second = 1 - tl.exp(step * LOG_BETA1), 1 - tl.exp(step * LOG_BETA2)
@@ -47,6 +48,29 @@ def _adam_kernel(
     tl.store(square_at + at, square, mask=inside)
 
 
+@triton.jit
+def _adam_kernel(
+    parameters, gradients, means, squares, steps, rate_at, plan_at, clip, decay,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program p moves a block of the parameter that the plan's row p names: (which, its size, where the block is)."""
+    row = plan_at + 3 * tl.program_id(0)
+    which, count = tl.load(row), tl.load(row + 1)
+    at = tl.load(row + 2) + tl.arange(0, BLOCK)
+    for i in tl.static_range(len(parameters)):
+        if which == i:
+            _move(
+                parameters[i], gradients[i], means[i], squares[i], steps[i], rate_at, at, count, clip, decay,
+                BETA1, BETA2, EPS,
+            )  # fmt: skip
+
+
+def _plan(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """Blocks of all parameters, one after another."""
+    rows = [(which, size, first) for which, size in enumerate(sizes) for first in range(0, size, BLOCK)]
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
 class ClippedAdam(torch.optim.Optimizer):
     """torch's Adam after `clip_grad_value_(clip)`, with the same state; `lr` is a tensor on the device."""
 
@@ -55,11 +79,12 @@ class ClippedAdam(torch.optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr})
         self.clip, self.weight_decay = clip, weight_decay
+        self._plans: dict[tuple[int, ...], Tensor] = {}  # made in the first step: a recorded one cannot
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            moving = [parameter for parameter in group["params"] if parameter.grad is not None]
+            moving = [parameter for parameter in group["params"] if parameter.grad is not None and parameter.numel()]
             for parameter in moving:
                 if not self.state[parameter]:
                     self.state[parameter] = {
@@ -67,12 +92,20 @@ class ClippedAdam(torch.optim.Optimizer):
                         "exp_avg": torch.zeros_like(parameter),
                         "exp_avg_sq": torch.zeros_like(parameter),
                     }
-            torch._foreach_add_([self.state[parameter]["step"] for parameter in moving], 1)
-            for parameter in moving:
-                state, count = self.state[parameter], parameter.numel()
-                if count:
-                    _adam_kernel[(triton.cdiv(count, BLOCK),)](
-                        parameter, parameter.grad.contiguous(), state["exp_avg"], state["exp_avg_sq"], state["step"],
-                        group["lr"], count, self.clip, self.weight_decay,
-                        BETA1=BETAS[0], BETA2=BETAS[1], EPS=EPSILON, BLOCK=BLOCK,
-                    )  # fmt: skip
+            if moving:
+                torch._foreach_add_([self.state[parameter]["step"] for parameter in moving], 1)
+            for first in range(0, len(moving), TOGETHER):
+                self._move(moving[first : first + TOGETHER], group["lr"])
+
+    def _move(self, moving: Sequence[nn.Parameter], rate: Tensor) -> None:
+        states = [self.state[parameter] for parameter in moving]
+        steps, means, squares = (tuple(state[name] for state in states) for name in ("step", "exp_avg", "exp_avg_sq"))
+        sizes = tuple(parameter.numel() for parameter in moving)
+        if sizes not in self._plans:
+            self._plans[sizes] = _plan(sizes, rate.device)
+        plan = self._plans[sizes]
+        gradients = tuple(parameter.grad.contiguous() for parameter in moving if parameter.grad is not None)
+        _adam_kernel[(len(plan),)](
+            tuple(moving), gradients, means, squares, steps, rate, plan, self.clip, self.weight_decay,
+            BETA1=BETAS[0], BETA2=BETAS[1], EPS=EPSILON, BLOCK=BLOCK,
+        )  # fmt: skip
