@@ -202,15 +202,27 @@ def test_a_figure_of_fewer_tasks_is_compared_after_as_many_tasks():
     assert "95.60 ± 0.20 after 5 tasks (ours 96.00)" in comparing.markdown([row], outcomes)
 
 
-def test_methods_trained_for_another_time_than_in_the_paper_are_named() -> None:
-    short = [
-        comparing.Outcome(name, {"note": "6 epochs a task instead of the paper's 160; and more"})
-        for name in ("ewc", "l2")
-    ]
-    assert comparing.lengths(
-        [*short, comparing.Outcome("si", {"note": "found"}), comparing.Outcome("mas", None, "failed")]
-    ) == ("Trained for another time than in the paper: ewc, l2 6 epochs a task instead of the paper's 160.")
-    assert comparing.lengths([comparing.Outcome("si", {"note": ""})]) == ""
+def test_methods_trained_for_another_time_than_in_the_paper_are_named_by_the_settings_they_had() -> None:
+    def outcome(method: str, scenario: str = "split-cifar10", **settings: int) -> comparing.Outcome:
+        note = "7 epochs a task instead of the paper's 160"  # a preset's, which the run may have changed
+        return comparing.Outcome(method, {"scenario": scenario, "method": method, "settings": settings, "note": note})
+
+    short = [outcome(name, epochs=6) for name in ("ewc", "l2")]
+    mine = outcome("ibpwf", epochs=40, finetune_epochs=40)
+    same = outcome("si", epochs=160)
+    elsewhere = outcome("ewc", "split-digits", epochs=3)
+    assert comparing.lengths([*short, same, mine, elsewhere, comparing.Outcome("mas", None, "failed")]) == (
+        "Trained for another time than in the paper: ewc, l2 6 epochs a task instead of the paper's 160; "
+        "ibpwf 40 + 40 epochs a task instead of the paper's 160."
+    )
+    assert comparing.lengths([same]) == ""
+
+
+def test_a_run_says_what_it_changed_of_its_preset() -> None:
+    config = comparing.RunConfig("split-cifar10", preset="default", changes={"epochs": 10})
+    assert config.note().startswith("40 + 40 epochs a task instead of the paper's 160")
+    assert config.note().endswith("changed in this run: epochs=10")
+    assert comparing.RunConfig("split-cifar10", preset="default").note() == config.chosen().note
 
 
 def test_a_finished_run_of_another_network_is_not_the_one_asked_for(tmp_path: Path) -> None:

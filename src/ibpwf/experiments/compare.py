@@ -14,7 +14,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from ibpwf.errors import IBPWFError, InputError
 from ibpwf.evaluation.metrics import spread
 from ibpwf.experiments.network import network_text
 from ibpwf.experiments.paper import Target, target
-from ibpwf.experiments.presets import supports
+from ibpwf.experiments.presets import preset, supports
 from ibpwf.experiments.run import Events, RunConfig, run
 from ibpwf.methods import method_named, methods
 
@@ -153,11 +153,25 @@ def lengths(outcomes: Sequence[Outcome]) -> str:
     """Which methods were trained for another time than the paper says, in words; empty where none was."""
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
-        note = "" if outcome.result is None else str(outcome.result.get("note") or "").partition(";")[0]
-        if "instead of the paper's" in note:
-            found.setdefault(note, []).append(outcome.method)
-    told = "; ".join(f"{', '.join(methods)} {note}" for note, methods in found.items())
+        words = "" if outcome.result is None else _other_length(outcome.result)
+        if words:
+            found.setdefault(words, []).append(outcome.method)
+    told = "; ".join(f"{', '.join(methods)} {words}" for words, methods in found.items())
     return f"Trained for another time than in the paper: {told}." if told else ""
+
+
+def _other_length(result: Mapping[str, Any]) -> str:
+    """By the settings a run had, whatever its preset says."""
+    scenario, method = result["scenario"], result["method"]
+    if target(scenario, "task", method) is None and target(scenario, "class", method) is None:
+        return ""
+    paper = preset(scenario, "paper", method).make_settings(method).to_json()
+    now, then = (
+        [one[name] for name in ("epochs", "finetune_epochs") if one.get(name)] for one in (result["settings"], paper)
+    )
+    if sum(now) == sum(then):
+        return ""
+    return f"{' + '.join(map(str, now))} epochs a task instead of the paper's {' + '.join(map(str, then))}"
 
 
 def reproduces(ours: float, paper: Target) -> bool:

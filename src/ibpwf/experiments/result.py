@@ -61,7 +61,7 @@ def make_result(
         "settings": config.settings().to_json(),
         "settings_for": config.settings_for(),
         "network": config.network_spec(),
-        "note": config.chosen().note,
+        "note": config.note(),
         "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],
         "examples": config.examples,
         "seeds": seeds,

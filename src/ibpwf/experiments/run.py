@@ -110,15 +110,20 @@ class RunConfig:
         hidden = network.get("hidden", getattr(settings, "hidden", ()))
         return builder == "mlp" and max(hidden, default=0) <= NARROW
 
+    def note(self) -> str:
+        """What the preset says of itself, and what this run has otherwise."""
+        said = self.chosen().note
+        changed = ", ".join(f"{name}={value}" for name, value in self.changes.items())
+        return f"{said}; changed in this run: {changed}" if said and changed else said
+
     def to_json(self) -> dict[str, Any]:
-        chosen = self.chosen()
         return {
             **asdict(self),
             "seeds": list(self.seeds),
             "network": self.network_spec(),
             "settings": self.settings().to_json(),
             "settings_for": self.settings_for(),
-            "note": chosen.note,
+            "note": self.note(),
         }
 
 
