@@ -14,6 +14,7 @@ from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.layers import FactorLinear
 from ibpwf.factors.products import Deal
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INPUTS, OUTPUTS = 5, 3
 CASES = [(0, 4, 4), (3, 4, 7), (3, 4, 16), (3, 0, 8), (0, 3, 8)]  # locked, free, rows in all
 
@@ -23,13 +24,13 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64).to(DEVICE)
 
 
 def joined(locked: int, free: int, rows: int, outputs: int) -> tuple[Tensor, Tensor, slice]:
     """Random factors, locked first, and zeros that fill both kinds up to multiples of eight (if there are any)."""
     start = locked if rows == locked + free else -(-locked // 8) * 8
-    a, b = torch.zeros(rows, INPUTS, dtype=torch.float64), torch.zeros(rows, outputs, dtype=torch.float64)
+    a, b = (torch.zeros(rows, width, dtype=torch.float64, device=DEVICE) for width in (INPUTS, outputs))
     for first, count in ((0, locked), (start, free)):
         a[first : first + count] = random(count, INPUTS, seed=first)
         b[first : first + count] = random(count, outputs, seed=first + 1)
@@ -84,14 +85,14 @@ def test_gradients_agree_with_finite_differences(locked: int, free: int, rows: i
 
 
 def test_scores_are_dealt_to_the_factors_of_each_layer_and_slopes_come_back_to_their_sticks() -> None:
-    places = [torch.tensor([2, 0, -1, 3]), torch.tensor([1, -1])]
+    places = [torch.tensor(sticks, device=DEVICE) for sticks in ([2, 0, -1, 3], [1, -1])]
     deal = Deal(places, 5)
     numbers = random(2, 5).requires_grad_()
     first, second = deal(numbers)
     assert torch.equal(first[[0, 1, 3]], numbers[0, [2, 0, 3]])
     assert torch.equal(second[:1], numbers[1, [1]])
     (slope,) = torch.autograd.grad(first[[0, 1, 3]] @ random(3, seed=1) + second[0] * 7, numbers)
-    expected = torch.zeros(2, 5, dtype=torch.float64)
+    expected = torch.zeros(2, 5, dtype=torch.float64, device=DEVICE)
     expected[0, [2, 0, 3]] = random(3, seed=1)
     expected[1, 1] = 7
     assert torch.equal(slope, expected)
@@ -102,7 +103,7 @@ def test_scores_are_dealt_to_the_factors_of_each_layer_and_slopes_come_back_to_t
 
 def test_factors_in_stick_order_need_no_dealing() -> None:
     numbers = random(2, 3)
-    for got, expected in zip(Deal([torch.arange(3)] * 2, 3)(numbers), numbers, strict=True):
+    for got, expected in zip(Deal([torch.arange(3, device=DEVICE)] * 2, 3)(numbers), numbers, strict=True):
         assert torch.equal(got, expected)
         assert got.data_ptr() == expected.data_ptr()
 
@@ -113,11 +114,11 @@ def eights(device: torch.device) -> int:
 
 def test_filled_up_factors_stay_zero_whatever_an_optimiser_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "block_on", eights)
-    locked = FactorBlock(random(INPUTS, 3), random(3, OUTPUTS), torch.tensor([0, 1, 4]))
+    locked = FactorBlock(random(INPUTS, 3), random(3, OUTPUTS), torch.tensor([0, 1, 4], device=DEVICE))
     layer = FactorLinear(nn.Linear(1, 1), locked, torch.empty(OUTPUTS, INPUTS, dtype=torch.float64), None)
-    layer.set_free(random(2, INPUTS), random(2, OUTPUTS), torch.tensor([2, 3]))
+    layer.set_free(random(2, INPUTS), random(2, OUTPUTS), torch.tensor([2, 3], device=DEVICE))
     assert layer.places.tolist() == [0, 1, 4, -1, -1, -1, -1, -1, 2, 3, -1, -1, -1, -1, -1, -1]
-    layer.scores = torch.ones(16, dtype=torch.float64)
+    layer.scores = torch.ones(16, dtype=torch.float64, device=DEVICE)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, weight_decay=0.1)
     before = layer.locked_a.clone()
     for seed in range(3):
