@@ -44,6 +44,13 @@ def _ours(result: dict[str, Any], setting: str) -> dict[str, Any] | None:
     return entry
 
 
+def _otherwise(result: dict[str, Any]) -> str:
+    """What tells a run from the one with the paper's settings; a table may have both."""
+    other = [f"preset {result['preset']}"] if result["preset"] != "paper" else []
+    other += [f"{name}={value}" for name, value in (result.get("changes") or {}).items()]
+    return f" ({', '.join(other)})" if other else ""
+
+
 def read_results(folder: Path, unread: Unread | None = None) -> list[tuple[str, dict[str, Any]]]:
     """All run results in a folder, by file name."""
     found = read_objects(folder.glob("*.json"), unread)
@@ -114,7 +121,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
                 continue
             difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper else ""
             mark = ("✅" if passes(ours["mean"], paper) else "❌") if paper else ""
-            what = f"{result['scenario']}, {result['method']}, {words}"
+            what = f"{result['scenario']}, {result['method']}{_otherwise(result)}, {words}"
             lines.append(
                 f"| {what} | {_spread(ours)} | {_spread(paper)} | {difference} | {mark} "
                 f"| {len(result['seeds'])} | `{result['command']}` |"
