@@ -227,7 +227,7 @@ class GaussianTaskInference:
 
     def _scores_of(self, left: Tensor, phi_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Scores of the groups that are `left` of every row; `phi_of` gives φ of the rows it is asked for."""
-        scores = left.double().log_()
+        scores = torch.full(left.shape, -torch.inf, dtype=torch.float64, device=left.device).masked_fill_(left, 0.0)
         rows = (left.sum(1) > 1).nonzero().flatten()  # a group left alone has probability 1, whatever its score
         if len(rows):
             claimed, phi = left[rows], phi_of(rows)

@@ -54,7 +54,8 @@ class Coordinates:
             return norms
         out = torch.empty(len(row), dtype=torch.float64, device=inside.device)
         for one, at in rows_by_value(group):
-            z = torch.addmm(self.offset[one], inside[row[at]], self.matrix[one])
+            mine = inside if len(at) == len(inside) else inside[row[at]]  # rows of one task alone, in order
+            z = torch.addmm(self.offset[one], mine, self.matrix[one])
             out[at] = torch.linalg.vector_norm(z, dim=1).double()
         return out
 
