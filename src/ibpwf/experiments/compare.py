@@ -24,7 +24,7 @@ from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.evaluation.metrics import spread
 from ibpwf.experiments.network import network_text
-from ibpwf.experiments.paper import Target, target
+from ibpwf.experiments.paper import Target, target, tolerance
 from ibpwf.experiments.presets import preset, supports
 from ibpwf.experiments.run import Events, RunConfig, run
 from ibpwf.methods import method_named, methods
@@ -162,13 +162,13 @@ def lengths(outcomes: Sequence[Outcome]) -> str:
 
 def _other_length(result: Mapping[str, Any]) -> str:
     """By the settings a run had, whatever its preset says."""
-    scenario, method = result["scenario"], result["method"]
+    scenario, method, settings = (result.get(name) for name in ("scenario", "method", "settings"))
+    if not isinstance(settings, Mapping) or scenario is None or method is None:
+        return ""
     if target(scenario, "task", method) is None and target(scenario, "class", method) is None:
         return ""
     paper = preset(scenario, "paper", method).make_settings(method).to_json()
-    now, then = (
-        [one[name] for name in ("epochs", "finetune_epochs") if one.get(name)] for one in (result["settings"], paper)
-    )
+    now, then = ([one[name] for name in ("epochs", "finetune_epochs") if one.get(name)] for one in (settings, paper))
     if sum(now) == sum(then):
         return ""
     return f"{' + '.join(map(str, now))} epochs a task instead of the paper's {' + '.join(map(str, then))}"
@@ -176,7 +176,7 @@ def _other_length(result: Mapping[str, Any]) -> str:
 
 def reproduces(ours: float, paper: Target) -> bool:
     """Within max(1.0, 3 × the paper's standard deviation) of the paper's mean, or better."""
-    return ours >= paper.mean - max(1.0, 3 * (paper.std or 0.0))
+    return ours >= paper.mean - tolerance(paper.std)
 
 
 def floors(result: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -51,3 +51,8 @@ def targets() -> tuple[Target, ...]:
 def target(benchmark: str, setting: str, method: str) -> Target | None:
     """The paper's figure for a benchmark, setting ('task', 'class', 'task-inference') and method, if any."""
     return next((t for t in targets() if (t.benchmark, t.setting, t.method) == (benchmark, setting, method)), None)
+
+
+def tolerance(std: float | None) -> float:
+    """How far below the paper's mean a number may lie that reproduces it: 1 point, or 3 standard deviations."""
+    return max(1.0, 3 * (std or 0.0))

@@ -15,19 +15,13 @@ from ibpwf import store
 from ibpwf.errors import InputError, StoreError, run_program
 from ibpwf.experiments.choosing_page import with_tables
 from ibpwf.experiments.compare import Outcome, lengths, markdown, rows
+from ibpwf.experiments.paper import tolerance
 from ibpwf.experiments.presets import supports
 from ibpwf.experiments.reproduction_page import Unread, read_objects, reproduction_page
 from ibpwf.methods import methods
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
 SETTINGS = (("task", "task given"), ("class", "task inferred"), ("task-inference", "task inference"))
-
-
-def passes(ours: float, paper: dict[str, float | None]) -> bool:
-    """Within max(1.0, 3 × the paper's standard deviation) of the paper's mean, or better."""
-    mean = paper["mean"]
-    assert mean is not None
-    return ours >= mean - max(1.0, 3 * (paper["std"] or 0.0))
 
 
 def _spread(entry: dict[str, Any] | None) -> str:
@@ -120,7 +114,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
             if ours is None:
                 continue
             difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper else ""
-            mark = ("✅" if passes(ours["mean"], paper) else "❌") if paper else ""
+            mark = ("✅" if ours["mean"] >= paper["mean"] - tolerance(paper["std"]) else "❌") if paper else ""
             what = f"{result['scenario']}, {result['method']}{_otherwise(result)}, {words}"
             lines.append(
                 f"| {what} | {_spread(ours)} | {_spread(paper)} | {difference} | {mark} "

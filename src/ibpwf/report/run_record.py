@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.evaluation.metrics import Matrix
+from ibpwf.experiments.paper import tolerance
 
 MEASURES = {
     "task": "accuracy, task given (incremental task)",
@@ -192,11 +193,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def tolerance(paper: Spread) -> float:
-    """How far below the paper's mean still counts as reached, in points."""
-    return max(1.0, 3 * (paper.std or 0.0))
-
-
 def reached(ours: Spread, paper: Spread) -> bool:
     """Our mean is better than the paper's, or below it by no more than the tolerance."""
-    return ours.mean >= paper.mean - tolerance(paper)
+    return ours.mean >= paper.mean - tolerance(paper.std)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ibpwf.experiments.paper import tolerance
 from ibpwf.report.markup import Markup, el, exact, join, text
-from ibpwf.report.run_record import Run, Spread, reached, tolerance
+from ibpwf.report.run_record import Run, Spread, reached
 
 METHOD_NAMES = {"ibpwf": "IBP-WF"}
 
@@ -29,7 +30,7 @@ def verdict(ours: Spread, paper: Spread) -> Markup:
     """✅ or ❌, in words too."""
     within = reached(ours, paper)
     words = "reached" if within else "below"
-    rule = f"within {tolerance(paper):.2f} points of the paper, or better"
+    rule = f"within {tolerance(paper.std):.2f} points of the paper, or better"
     return el(
         "span",
         text("✅ " if within else "❌ "),
