@@ -362,3 +362,18 @@ def test_what_the_user_has_frozen_stays_as_it_is_unless_it_is_factorised_or_a_ta
     assert moved == factors | expected
     model.finish_task(network, KAPPA)
     assert [name for name, p in model.merge(0).named_parameters() if p.requires_grad] == ["0.bias"]
+
+
+def test_nothing_of_a_pass_is_kept_once_it_has_been_run_backwards() -> None:
+    network = learnt(1).start_task(3, seeded(5))
+    network.noise = seeded(6)
+    loss = network(torch.randn(4, 7, generator=seeded(7))).square().sum() + network.kl()
+    before = {name: layer.scores for name, layer in network.factor_layers.items()}
+    assert all(scores.requires_grad for scores in before.values()), (
+        "a network that computes again finds them as they were"
+    )
+    loss.backward()
+    network.release()
+    for name, layer in network.factor_layers.items():
+        assert layer.scores.grad_fn is None
+        assert torch.equal(layer.scores, before[name])

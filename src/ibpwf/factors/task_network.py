@@ -129,6 +129,12 @@ class TaskNetwork(nn.Module):
                 y = self.network(x)
         return y[:, : self.outputs]
 
+    def release(self) -> None:
+        """Let go of the last pass's graph, once it has been run backwards: kept alive, it would tie parameters to the
+        stream it ran on."""
+        for layer in self.factor_layers.values():
+            layer.scores = layer.scores.detach()
+
     def _dealing(self, places: list[Tensor]) -> Deal:
         """How scores go to the layers' factors, made anew when those have changed."""
         width = self.posterior.logit.shape[1]

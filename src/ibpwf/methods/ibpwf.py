@@ -155,6 +155,9 @@ class IBPWF(Method):
         kl = network.kl()
         return negative_elbo(network(x), y, kl, self._examples, self.settings.kl_weight), kl
 
+    def after_backward(self) -> None:
+        self._training.release()
+
     def after_step(self) -> None:
         s = self.settings
         if self._phase == ELBO and s.temperature_start is not None:
