@@ -16,7 +16,8 @@ from ibpwf.errors import InputError
 from ibpwf.experiments import baselines
 from ibpwf.experiments import compare as comparing
 from ibpwf.experiments.paper import Target, targets
-from ibpwf.experiments.run import RunConfig, new_learner
+from ibpwf.experiments.run import new_learner
+from ibpwf.experiments.run_config import RunConfig
 from ibpwf.methods import method_named, methods
 from ibpwf.settings import parse_assignment
 

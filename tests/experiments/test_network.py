@@ -10,7 +10,7 @@ from ibpwf.data.arrays import scenario_from_arrays
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError
 from ibpwf.experiments.network import build_network, network_text, parse_network
-from ibpwf.experiments.run import RunConfig
+from ibpwf.experiments.run_config import RunConfig
 
 
 def test_a_network_is_named_with_its_arguments() -> None:

@@ -9,7 +9,8 @@ import pytest
 from ibpwf import store
 from ibpwf.errors import InputError
 from ibpwf.experiments.rescore import main, rescore
-from ibpwf.experiments.run import RunConfig, run
+from ibpwf.experiments.run import run
+from ibpwf.experiments.run_config import RunConfig
 
 CHANGES = {"epochs": 4, "finetune_epochs": 2}
 

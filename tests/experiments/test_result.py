@@ -12,7 +12,7 @@ import torch
 import ibpwf
 from ibpwf.data.tasks import Scenario
 from ibpwf.experiments.result import commit, environment, make_result
-from ibpwf.experiments.run import RunConfig
+from ibpwf.experiments.run_config import RunConfig
 
 
 def row(given: list[float], inferred: list[float], before: float | None, train: float = 2.0) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ibpwf import Learner, store
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, StoreError
 from ibpwf.experiments import run as experiments
-from ibpwf.experiments.run import RunConfig
+from ibpwf.experiments.run_config import RunConfig
 from ibpwf.experiments.run_folder import remove_run
 from processes import Finished
 

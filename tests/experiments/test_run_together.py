@@ -16,7 +16,8 @@ from ibpwf import store
 from ibpwf.experiments.reproduction import reproduce as engine
 from ibpwf.experiments.reproduction.experiment import Experiment, RunSpec
 from ibpwf.experiments.reproduction.sweeps import sweep
-from ibpwf.experiments.run import Planned, RunConfig, run, run_together
+from ibpwf.experiments.run import Planned, run, run_together
+from ibpwf.experiments.run_config import RunConfig
 
 SHORT = {"epochs": 1, "finetune_epochs": 1}
 TIMES = ("seconds", "samples_per_second", "command")

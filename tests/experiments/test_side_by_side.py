@@ -11,7 +11,8 @@ from ibpwf import store
 from ibpwf.errors import TrainingError
 from ibpwf.experiments import run as runs
 from ibpwf.experiments import side_by_side as workers
-from ibpwf.experiments.run import Events, RunConfig, run
+from ibpwf.experiments.run import Events, run
+from ibpwf.experiments.run_config import RunConfig
 
 CHANGES = {"epochs": 2, "finetune_epochs": 1}
 

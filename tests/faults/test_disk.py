@@ -17,7 +17,8 @@ import torch
 from ibpwf import Learner, store
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import IBPWFError, StoreError
-from ibpwf.experiments.run import RunConfig, run
+from ibpwf.experiments.run import run
+from ibpwf.experiments.run_config import RunConfig
 
 FULL, DENIED = errno.ENOSPC, errno.EACCES
 SENTENCE = {

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ibpwf import Learner, files, store
-from ibpwf.experiments.run import Events, RunConfig, run
+from ibpwf.experiments.run import Events, run
+from ibpwf.experiments.run_config import RunConfig
 from processes import Finished, Started
 
 TIMES = ("seconds", "samples_per_second", "command")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ibpwf.experiments.run import RunConfig, run
+from ibpwf.experiments.run import run
+from ibpwf.experiments.run_config import RunConfig
 
 COMMAND = "ibpwf run split-digits --preset quick --seeds 2 --set epochs=1"
 

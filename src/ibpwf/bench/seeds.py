@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 
 from ibpwf.bench.measure import Row, Setup, milliseconds, ratio, take_turns
 from ibpwf.data import fetching
-from ibpwf.experiments.run import RunConfig, run
+from ibpwf.experiments.run import run
+from ibpwf.experiments.run_config import RunConfig
 
 SEEDS = 5
 

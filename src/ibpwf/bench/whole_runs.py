@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from ibpwf.bench.measure import Row, Setup, milliseconds, ratio, take_turns
 from ibpwf.bench.steps import elbo_step, repeat
 from ibpwf.experiments.presets import preset
-from ibpwf.experiments.run import RunConfig, run
+from ibpwf.experiments.run import run
+from ibpwf.experiments.run_config import RunConfig
 from ibpwf.factors.model import factorize
 from ibpwf.methods.base import TaskData
 from ibpwf.methods.ibpwf import IBPWF

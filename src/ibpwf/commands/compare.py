@@ -60,7 +60,8 @@ def compare_command(
     torch.set_flush_denormal(True)
     from ibpwf.experiments.compare import chosen_methods, compare, write_tables
     from ibpwf.experiments.presets import settings_type
-    from ibpwf.experiments.run import Events, RunConfig
+    from ibpwf.experiments.run import Events
+    from ibpwf.experiments.run_config import RunConfig
 
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; give at least 1.")

@@ -20,7 +20,7 @@ from ibpwf.errors import DataError, InputError
 from ibpwf.settings import parse_assignment
 
 if TYPE_CHECKING:
-    from ibpwf.experiments.run import RunConfig
+    from ibpwf.experiments.run_config import RunConfig
     from ibpwf.training.loop import Progress as EpochProgress
 
 
@@ -76,7 +76,8 @@ def run_command(
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
     from ibpwf.experiments.network import parse_network
-    from ibpwf.experiments.run import Events, RunConfig, run
+    from ibpwf.experiments.run import Events, run
+    from ibpwf.experiments.run_config import RunConfig
     from ibpwf.report import write_report
 
     if seed is not None and seeds is not None:

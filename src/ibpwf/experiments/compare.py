@@ -26,7 +26,8 @@ from ibpwf.evaluation.metrics import spread
 from ibpwf.experiments.network import network_text
 from ibpwf.experiments.paper import Target, target, tolerance
 from ibpwf.experiments.presets import preset, supports
-from ibpwf.experiments.run import Events, RunConfig, run
+from ibpwf.experiments.run import Events, run
+from ibpwf.experiments.run_config import RunConfig
 from ibpwf.methods import method_named, methods
 
 SETTINGS = ("task", "class")

@@ -20,7 +20,7 @@ from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, run_program
 from ibpwf.evaluation.evaluate import score
 from ibpwf.experiments.result import commit, environment, make_result
-from ibpwf.experiments.run import RunConfig
+from ibpwf.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.methods.ibpwf import IBPWF
 from ibpwf.settings import Settings, parse_assignment

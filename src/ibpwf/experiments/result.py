@@ -24,7 +24,7 @@ from ibpwf.evaluation.metrics import (
 from ibpwf.experiments.paper import target
 
 if TYPE_CHECKING:
-    from ibpwf.experiments.run import RunConfig
+    from ibpwf.experiments.run_config import RunConfig
 
 SCHEMA = 1
 

@@ -165,7 +165,8 @@ def main() -> None:
     """A worker: do jobs until the run closes its input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is interrupted, and closes our input
     torch.set_flush_denormal(True)
-    from ibpwf.experiments.run import RunConfig, train_on
+    from ibpwf.experiments.run import train_on
+    from ibpwf.experiments.run_config import RunConfig
 
     parent = _Parent()
     while True:

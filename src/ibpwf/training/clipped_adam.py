@@ -95,9 +95,9 @@ class ClippedAdam(torch.optim.Optimizer):
             if moving:
                 torch._foreach_add_([self.state[parameter]["step"] for parameter in moving], 1)
             for first in range(0, len(moving), TOGETHER):
-                self._move(moving[first : first + TOGETHER], group["lr"])
+                self._launch(moving[first : first + TOGETHER], group["lr"])
 
-    def _move(self, moving: Sequence[nn.Parameter], rate: Tensor) -> None:
+    def _launch(self, moving: Sequence[nn.Parameter], rate: Tensor) -> None:
         states = [self.state[parameter] for parameter in moving]
         steps, means, squares = (tuple(state[name] for state in states) for name in ("step", "exp_avg", "exp_avg_sq"))
         sizes = tuple(parameter.numel() for parameter in moving)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, unknown
-from ibpwf.experiments.run import RunConfig
+from ibpwf.experiments.run_config import RunConfig
 
 Budget = Literal["quick", "full"]
 BUDGETS: tuple[Budget, ...] = ("quick", "full")

@@ -30,7 +30,8 @@ from ibpwf.experiments.reproduction.experiment import (
     shortened_note,
 )
 from ibpwf.experiments.result import commit, environment
-from ibpwf.experiments.run import Events, Planned, RunConfig, run, run_together
+from ibpwf.experiments.run import Events, Planned, run, run_together
+from ibpwf.experiments.run_config import RunConfig
 from ibpwf.learner import choose_device
 
 KIND = "reproduction"
