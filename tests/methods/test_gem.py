@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
@@ -116,11 +116,13 @@ def test_one_task_gives_the_textbook_projection():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 30), st.floats(0, 2))
+@example(1333, 6, 6, 0.0)  # gradients that are nearly, and in float32 quite, in one plane
+@example(2, 7, 7, 0.0)
 @settings(max_examples=100, deadline=None)
 def test_the_dual_solution_meets_its_optimality_conditions(seed, tasks, size, margin):
     gradient, old = gradients(seed, tasks, size)
     gram, products = old @ old.T, old @ gradient
-    v = dual(gram, products, margin)
+    v = dual(gram, products, margin, gradient.dtype)
     slope = gram @ v + products
     scale = float(gram.abs().max() * (1 + v.abs().max()) + products.abs().max())
     assert bool((v >= margin).all())

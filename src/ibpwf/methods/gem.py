@@ -149,14 +149,14 @@ def turning_weights(gram: Tensor, products: Tensor, margin: float) -> Tensor | N
     return dual(gram, products, margin)
 
 
-def dual(gram: Tensor, products: Tensor, margin: float) -> Tensor:
+def dual(gram: Tensor, products: Tensor, margin: float, precision: torch.dtype = torch.float32) -> Tensor:
     """The v ≥ γ that minimises ½ vᵀ GGᵀ v + gᵀGᵀ v, from GGᵀ and Gg.
 
     With v = γ + u and any R with RᵀR = GGᵀ this is a non-negative least squares problem, min over u ≥ 0 of
     ‖Ru + R⁻ᵀ(Gg + γ GGᵀ1)‖². SciPy's `nnls` (Lawson and Hanson's active set method) solves it exactly in a finite
     number of steps and comes with scikit-learn, so no QP solver need be installed. Gradients are first brought to
     length 1, as those of two tasks may differ by many orders, and R is taken from eigenvalues, less those that come
-    from rounding the gradients, as two may well be parallel."""
+    from rounding the gradients, of this `precision`, as two may well be parallel."""
     exact = gram.double().cpu()
     aim = products.double().cpu() + margin * exact.sum(1)
     length = exact.diagonal().sqrt()
@@ -166,7 +166,7 @@ def dual(gram: Tensor, products: Tensor, margin: float) -> Tensor:
         return v
     length = length[real]
     sizes, basis = torch.linalg.eigh(exact[real][:, real] / torch.outer(length, length))
-    sound = sizes > len(sizes) * torch.finfo(torch.float32).eps
+    sound = sizes > len(sizes) * torch.finfo(precision).eps
     root, basis = sizes[sound].sqrt(), basis[:, sound]
     u, _ = nnls((basis * root).T.numpy(), -((aim[real] / length @ basis) / root).numpy())
     v[real] += torch.from_numpy(u) / length
