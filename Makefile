@@ -54,12 +54,12 @@ bench: $(STAMP)
 	$(BIN)/ibpwf bench --profile --out docs/results/bench
 
 results: $(STAMP)
-	$(BIN)/python -m ibpwf.experiments.results_page docs README.md
+	$(BIN)/python -m ibpwf.lab.experiments.results_page docs README.md
 	$(MAKE) report
 
 report: $(STAMP)
-	$(BIN)/python -m ibpwf.report.readme_figure docs/results -o docs/images/method.svg
-	$(BIN)/python -m ibpwf.report.readme_comparison docs/results/compare-split-mnist -o docs/images/comparison.svg
+	$(BIN)/python -m ibpwf.lab.report.readme_figure docs/results -o docs/images/method.svg
+	$(BIN)/python -m ibpwf.lab.report.readme_comparison docs/results/compare-split-mnist -o docs/images/comparison.svg
 	$(BIN)/ibpwf report docs/results -o docs/results/report.html
 
 docs: $(STAMP)

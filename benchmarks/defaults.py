@@ -25,10 +25,11 @@ import sklearn
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.model_selection import train_test_split
 
-from ibpwf import ContinualClassifier, store
-from ibpwf import scenario as load_scenario
+from ibpwf import ContinualClassifier
 from ibpwf.errors import IBPWFError, InputError
-from ibpwf.experiments.result import commit, environment
+from ibpwf.lab import scenario as load_scenario
+from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.storage import folder as store
 
 Array = np.ndarray[Any, Any]
 GIVEN, INFERRED = "task given", "task inferred"

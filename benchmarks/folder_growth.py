@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from sklearn.datasets import load_digits
 
-from ibpwf import Learner, Settings, files, store
-from ibpwf.experiments.result import commit, environment
+from ibpwf import Learner, Settings
+from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.models import mlp
+from ibpwf.storage import files
+from ibpwf.storage import folder as store
 
 TASKS = 50
 SEED = 0

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import ibpwf
+import ibpwf.lab
 import processes
 from ibpwf import Learner, Settings, models
-from ibpwf.data.tasks import Scenario
+from ibpwf.lab.data.tasks import Scenario
 
 # One thread per process: tests run beside others, and threads that wait for each other cost most of the time.
 torch.set_num_threads(1)
@@ -35,7 +36,7 @@ SMALL = Settings(epochs=4, finetune_epochs=2, learning_rate=0.01, alpha=16.0, ba
 @pytest.fixture(scope="session")
 def digits() -> Scenario:
     """Split digits: five tasks of two classes, 64 values an example."""
-    return ibpwf.scenario("split-digits")
+    return ibpwf.lab.scenario("split-digits")
 
 
 @pytest.fixture

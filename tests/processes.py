@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_RUN = ["ibpwf.experiments.run", "ibpwf.commands.run", "torch._dynamo", "sklearn.datasets"]
+_RUN = ["ibpwf.lab.experiments.run", "ibpwf.lab.commands.run", "torch._dynamo", "sklearn.datasets"]
 _OWN = ["ibpwf.own_data.learning", "ibpwf.own_data.scoring", "ibpwf.own_data.answering", "pandas"]
 _context.set_forkserver_preload([*_RUN, *_OWN])
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import ibpwf
 from ibpwf import cli
-from ibpwf.commands.run import Display
+from ibpwf.lab.commands.run import Display
 from ibpwf.training.loop import Progress
 from processes import Finished
 
@@ -159,7 +159,7 @@ def test_an_error_of_the_system_is_a_sentence_too(main: Main, monkeypatch: pytes
     def denied(*words: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied", "runs/x")
 
-    monkeypatch.setattr("ibpwf.experiments.run.run", denied)
+    monkeypatch.setattr("ibpwf.lab.experiments.run.run", denied)
     code, _, err = main("run", "split-digits")
     assert code == 2
     assert err == "error: 'runs/x': Permission denied. Check the path, its rights and the disk.\n"
@@ -212,7 +212,7 @@ def test_tables_of_ten_tasks_and_two_seeds_fit_the_terminal(command: Command, tm
 
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
-    from ibpwf.commands.run import summary
+    from ibpwf.lab.commands.run import summary
 
     spread = {"mean": 99.5, "std": 0.25, "per_seed": [99.25, 99.75]}
     matrix = {"task": [[99.0, None], [99.0, 98.0]], "class": [[99.0, None], [97.0, 96.0]]}

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import ibpwf
+import ibpwf.lab
 import processes
 from ibpwf import Learner, Settings, models
-from ibpwf.data.tasks import Scenario
 from ibpwf.errors import StoreError
+from ibpwf.lab.data.tasks import Scenario
 
 
 def accuracy(labels: Tensor, truth: Tensor) -> float:
@@ -76,7 +77,7 @@ def test_the_readme_example_runs_as_printed(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_few_lines_learn_five_tasks_and_forget_none() -> None:
-    scenario = ibpwf.scenario("split-digits")
+    scenario = ibpwf.lab.scenario("split-digits")
     torch.manual_seed(0)
     learner = Learner(models.mlp(64, [100], 10), Settings(epochs=20, finetune_epochs=10, learning_rate=3e-3))
     right_after = []
@@ -301,7 +302,7 @@ def go_on(folder: str, tasks: tuple[int, ...]) -> None:
     """Load a learner, learn further tasks of digits, save it. Runs in another process."""
     torch.set_num_threads(1)
     learner = Learner.load(folder)
-    scenario = ibpwf.scenario("split-digits")
+    scenario = ibpwf.lab.scenario("split-digits")
     for task in [scenario[number] for number in tasks]:
         learner.learn(task.train.x, task.train.y, name=task.name)
     learner.save(folder)

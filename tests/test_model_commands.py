@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ibpwf import Learner, Settings
-from ibpwf.data.tasks import Scenario
-from ibpwf.inspection import inspect_model
+from ibpwf.lab.data.tasks import Scenario
+from ibpwf.storage.inspection import inspect_model
 from processes import Finished
 
 Command = Callable[..., Finished]
@@ -118,11 +118,11 @@ def test_old_folders_folders_with_a_forgotten_task_and_other_methods_can_be_insp
     uses = [{layer: vars(use) for layer, use in task.factors.items()} for task in report.tasks]
     assert uses == [learner.method.use(number) for number in range(2)]
     assert report.layers == {name: dictionary.locked for name, dictionary in learner.model.layers.items()}
-    old = inspect_model(Path(__file__).parent / "data" / "model-folders" / "v1" / "mlp-shared-head")
+    old = inspect_model(Path(__file__).parent / "storage" / "model-folders" / "v1" / "mlp-shared-head")
     assert [sum(use.new for use in task.factors.values()) for task in old.tasks] == [8, 2, 3]
+    from ibpwf.lab.methods import method_named
+    from ibpwf.lab.methods.dense import Problem
     from ibpwf.learner import TaskLearner
-    from ibpwf.methods import method_named
-    from ibpwf.methods.dense import Problem
 
     other = TaskLearner(method_named("sgd")(Problem((64,), 10, "task")))  # type: ignore[call-arg]
     other.learn(digits[0].train.x[:64], digits[0].train.y[:64], name="0/1")

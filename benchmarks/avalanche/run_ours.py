@@ -6,9 +6,9 @@ from measure import Answer, Clock, Job, Task, main
 from settings import ENTRIES, Training
 
 import ibpwf
+from ibpwf.lab.methods import method_named
+from ibpwf.lab.methods.dense import DenseMethod, Problem
 from ibpwf.learner import TaskLearner
-from ibpwf.methods import method_named
-from ibpwf.methods.dense import DenseMethod, Problem
 
 
 def learn(job: Job, tasks: list[Task], training: Training, clock: Clock) -> Answer:

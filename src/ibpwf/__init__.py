@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from ibpwf.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ibpwf.data.scenarios import scenario
+    from ibpwf.core.model import factorize
     from ibpwf.errors import IBPWFError
     from ibpwf.estimator import ContinualClassifier
     from ibpwf.exporting import export
-    from ibpwf.factors.model import factorize
     from ibpwf.inference.prediction import Prediction
     from ibpwf.learner import Learner, load, open_model
     from ibpwf.settings import Settings
@@ -28,7 +27,6 @@ __all__ = [
     "factorize",
     "load",
     "open_model",
-    "scenario",
 ]
 
 __getattr__ = lazy_names(
@@ -40,9 +38,8 @@ __getattr__ = lazy_names(
         "Prediction": "ibpwf.inference.prediction",
         "Settings": "ibpwf.settings",
         "export": "ibpwf.exporting",
-        "factorize": "ibpwf.factors.model",
+        "factorize": "ibpwf.core.model",
         "load": "ibpwf.learner",
         "open_model": "ibpwf.learner",
-        "scenario": "ibpwf.data.scenarios",
     },
 )

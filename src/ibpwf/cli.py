@@ -39,7 +39,8 @@ def add_commands() -> None:
     """All commands, each module imported only now: `import ibpwf.cli` stays quick."""
     if app.registered_commands:
         return
-    from ibpwf.commands import bench, compare, data, evaluate, export, learn, model, predict, report, reproduce, run
+    from ibpwf.commands import evaluate, export, learn, model, predict
+    from ibpwf.lab.commands import bench, compare, data, report, reproduce, run
 
     app.command("learn")(learn.learn_command)
     app.command("predict")(predict.predict_command)

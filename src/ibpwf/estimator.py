@@ -23,7 +23,7 @@ from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction
 from ibpwf.labels import LabelBook
 from ibpwf.learner import Learner
-from ibpwf.methods.ibpwf import IBPWF
+from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings

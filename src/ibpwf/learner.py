@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ibpwf import store
-from ibpwf.architecture import build, check_same, describe, signature
+from ibpwf.core.model import FactorModel, factorize
+from ibpwf.core.weights import load_tensors
 from ibpwf.errors import InputError, StoreError
-from ibpwf.factors.model import FactorModel, factorize
-from ibpwf.factors.weights import load_tensors
-from ibpwf.methods.ibpwf import IBPWF
-from ibpwf.model_folder import KIND, SCHEMA
+from ibpwf.method import IBPWF
 from ibpwf.settings import Settings
+from ibpwf.storage import folder as store
+from ibpwf.storage.architecture import build, check_same, describe, signature
+from ibpwf.storage.model_folder import KIND, SCHEMA
 from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
 from ibpwf.training.checkpoint import discard_finished
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.architecture import builder
 from ibpwf.errors import InputError, unknown
+from ibpwf.storage.architecture import builder
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibpwf import __version__, store
+from ibpwf import __version__
+from ibpwf.core.forgetting import Forgotten
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
-from ibpwf.factors.forgetting import Forgotten
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels, from_dataset
-from ibpwf.methods import method_named
-from ibpwf.methods.base import Method, TaskData
-from ibpwf.model_folder import KIND, SCHEMA, SavedParts
+from ibpwf.lab.methods import method_named
 from ibpwf.settings import FrozenSettings
+from ibpwf.storage import folder as store
+from ibpwf.storage.model_folder import KIND, SCHEMA, SavedParts
 from ibpwf.training.checkpoint import Checkpoint, Identity, digest_of, discard_finished
 from ibpwf.training.loop import Progress, task_steps
+from ibpwf.training.method import Method, TaskData
 
 Data = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 TaskChoice = int | str | Sequence[int] | Sequence[str] | Tensor | None

@@ -16,8 +16,8 @@ from sklearn.model_selection import train_test_split
 
 from ibpwf import ContinualClassifier, Learner, models
 from ibpwf.commands.model import forget_command
-from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError, StoreError
+from ibpwf.lab.data.tasks import Scenario
 
 NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
 QUICK: dict[str, Any] = {

@@ -16,9 +16,9 @@ import ibpwf
 from ibpwf import ContinualClassifier, IBPWFError, Learner, Settings
 from ibpwf.errors import InputError
 from ibpwf.exporting import writing
+from ibpwf.lab.methods import method_named
+from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner
-from ibpwf.methods import method_named
-from ibpwf.methods.dense import Problem
 from processes import Finished
 
 

@@ -19,10 +19,10 @@ from torch import nn
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, Settings, models
-from ibpwf.architecture import build
 from ibpwf.exporting.source import Source
 from ibpwf.exporting.writing import script
-from ibpwf.userdata.layout import Column, Layout
+from ibpwf.files.layout import Column, Layout
+from ibpwf.storage.architecture import build
 
 pytest.importorskip("onnxscript")
 runtime = pytest.importorskip("onnxruntime")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ibpwf import Learner, Settings, factorize, models, scenario
-from ibpwf.data.tasks import Scenario
+from ibpwf import Learner, Settings, factorize, method, models
 from ibpwf.errors import IBPWFError, InputError, TrainingError
-from ibpwf.methods import ibpwf as method
+from ibpwf.lab import scenario
+from ibpwf.lab.data.tasks import Scenario
 
 X, Y = torch.randn(20, 64, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
 

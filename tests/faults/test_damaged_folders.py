@@ -18,10 +18,11 @@ from killed_learner import TASKS, examples, fresh
 from torch import Tensor
 
 import ibpwf
-from ibpwf import ContinualClassifier, Learner, store
+from ibpwf import ContinualClassifier, Learner
 from ibpwf.errors import StoreError
 from ibpwf.estimator import KIND
-from ibpwf.model_folder import verify_model
+from ibpwf.storage import folder as store
+from ibpwf.storage.model_folder import verify_model
 
 X = torch.cat([examples(number)[0][:4] for number in range(TASKS)])
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from ibpwf import Learner, store
-from ibpwf.data.tasks import Scenario
+from ibpwf import Learner
 from ibpwf.errors import IBPWFError, StoreError
-from ibpwf.experiments.run import run
-from ibpwf.experiments.run_config import RunConfig
+from ibpwf.lab.data.tasks import Scenario
+from ibpwf.lab.experiments.run import run
+from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.storage import folder as store
 
 FULL, DENIED = errno.ENOSPC, errno.EACCES
 SENTENCE = {

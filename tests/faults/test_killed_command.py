@@ -13,8 +13,9 @@ import pytest
 from killed_command import TASKS, learn_all, write_files
 
 import processes
-from ibpwf import ContinualClassifier, store
-from ibpwf.model_folder import verify_model
+from ibpwf import ContinualClassifier
+from ibpwf.storage import folder as store
+from ibpwf.storage.model_folder import verify_model
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

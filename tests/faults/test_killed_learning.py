@@ -13,10 +13,11 @@ from killed_learner import TASKS, examples, fresh, hold, learn_all
 from torch import Tensor
 
 import processes
-from ibpwf import Learner, store
+from ibpwf import Learner
 from ibpwf.errors import StoreError
 from ibpwf.learner import open_model
-from ibpwf.model_folder import verify_model
+from ibpwf.storage import folder as store
+from ibpwf.storage.model_folder import verify_model
 
 X = torch.cat([examples(number)[0][:8] for number in range(TASKS)])
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from ibpwf import Learner, files, store
-from ibpwf.experiments.run import Events, run
-from ibpwf.experiments.run_config import RunConfig
+from ibpwf import Learner
+from ibpwf.lab.experiments.run import Events, run
+from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.storage import files
+from ibpwf.storage import folder as store
 from processes import Finished, Started
 
 TIMES = ("seconds", "samples_per_second", "command")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ibpwf import Learner, Settings
 from ibpwf.errors import InputError
-from ibpwf.inference.features import check_layers, features, first_layer
+from ibpwf.inference.features.layer import check_layers, features, first_layer
 
 
 class Net(nn.Module):

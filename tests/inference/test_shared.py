@@ -11,11 +11,11 @@ from sklearn.datasets import load_iris
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from ibpwf import Learner, Settings, models
-from ibpwf.data.tasks import Scenario
 from ibpwf.errors import InputError
+from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import MomentAccumulator
-from ibpwf.inference.random_features import RandomFeatures
 from ibpwf.inference.shared import SharedGaussianInference, class_moments
+from ibpwf.lab.data.tasks import Scenario
 
 
 def test_each_class_as_a_task_gives_scikit_learns_posterior() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ibpwf
-from ibpwf import Learner, Settings, store
+from ibpwf import Learner, Settings
 from ibpwf.errors import InputError
-from ibpwf.inference.features import unread_by
+from ibpwf.inference.features.layer import unread_by
+from ibpwf.storage import folder as store
 
 CLASSES = (2, 3, 2, 4)
 SHAPE = (1, 4, 4)
@@ -242,9 +243,9 @@ def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
 
 @pytest.mark.parametrize("method", ["ewc", "separate", "const-wf"])
 def test_a_method_whose_tasks_share_weights_says_that_it_cannot(method: str) -> None:
+    from ibpwf.lab.methods import method_named
+    from ibpwf.lab.methods.dense import Problem
     from ibpwf.learner import TaskLearner
-    from ibpwf.methods import method_named
-    from ibpwf.methods.dense import Problem
 
     learner = TaskLearner(method_named(method)(Problem((16,), 4, "task")))  # type: ignore[call-arg]
     learner.tasks.append(ibpwf.learner.TaskInfo("a", 0, (0, 1), 4))

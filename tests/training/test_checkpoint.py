@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ibpwf import Learner, Settings, store
+from ibpwf import Learner, Settings
+from ibpwf.core.dictionary import Dictionary
 from ibpwf.errors import InputError, StoreError
-from ibpwf.factors.dictionary import Dictionary
+from ibpwf.lab.methods import method_named
+from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner
-from ibpwf.methods import method_named
-from ibpwf.methods.dense import Problem
+from ibpwf.storage import folder as store
 from ibpwf.training.checkpoint import IN_PROGRESS, task_in_progress
 from ibpwf.training.loop import Progress
 

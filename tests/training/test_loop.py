@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.data.tasks import Scenario
 from ibpwf.errors import TrainingError
-from ibpwf.methods.base import Method, TaskData
+from ibpwf.lab.data.tasks import Scenario
+from ibpwf.lab.experiments.replicas import take_turns
 from ibpwf.training.loop import Progress, check_finite, epoch_steps, task_steps
+from ibpwf.training.method import Method, TaskData
 from ibpwf.training.phase import Phase, learning_rate_at, make_optimizer
-from ibpwf.training.replicas import take_turns
 from ibpwf.training.step import Step
 
 

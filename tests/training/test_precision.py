@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ibpwf import Learner, Settings
+from ibpwf.core.dictionary import FactorBlock
+from ibpwf.core.layers import FactorConv
 from ibpwf.errors import InputError
-from ibpwf.factors.dictionary import FactorBlock
-from ibpwf.factors.layers import FactorConv
 from ibpwf.training.phase import Phase
 from ibpwf.training.step import Step
 

@@ -35,10 +35,10 @@ def evaluate_command(
     device: Device = "auto",
 ) -> None:
     """Compare the answers with a file's labels: accuracy with the task given and inferred, class by class."""
-    from ibpwf.files import write_text
+    from ibpwf.files import read_batches
     from ibpwf.own_data.model import ROWS_AT_ONCE, FileModel
     from ibpwf.own_data.scoring import score_rows
-    from ibpwf.userdata import read_batches
+    from ibpwf.storage.files import write_text
 
     with options_named():
         known = FileModel.load(model, device)

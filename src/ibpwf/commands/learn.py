@@ -35,9 +35,9 @@ from ibpwf.settings import parse_assignment
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
+    from ibpwf.files import Examples, Layout
     from ibpwf.own_data.learning import Learnt
     from ibpwf.training.loop import Progress as EpochProgress
-    from ibpwf.userdata import Examples, Layout
 
 
 def learn_command(
@@ -130,9 +130,9 @@ def learn_command(
 
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
+    from ibpwf.files import read_examples
     from ibpwf.own_data.learning import How, learn_file
     from ibpwf.training.checkpoint import task_in_progress
-    from ibpwf.userdata import read_examples
 
     console = Console(stderr=json_)
     sides = pixels(size)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ibpwf.inspection import ModelReport
+    from ibpwf.storage.inspection import ModelReport
 
 DAMAGED = 1
 """The exit code of `verify` for a folder that is not whole; 2 is every command's for an error."""
@@ -23,8 +23,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 
 def verify_command(model: Model, json_: AsJson = False) -> None:
     """Check every file of a model folder against its digest. Exit code 0: whole, 1: damaged, 2: cannot be checked."""
-    from ibpwf import store
-    from ibpwf.model_folder import verify_model
+    from ibpwf.storage import folder as store
+    from ibpwf.storage.model_folder import verify_model
 
     if not model.is_dir():
         store.open_folder(model)  # says so
@@ -49,7 +49,7 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
 
 def inspect_command(model: Model, json_: AsJson = False) -> None:
     """Show what a model folder holds: tasks, factors per layer, bytes and history."""
-    from ibpwf.inspection import inspect_model
+    from ibpwf.storage.inspection import inspect_model
 
     report = inspect_model(model)
     if json_:

@@ -45,10 +45,10 @@ def predict_command(
 
     A label column is not needed, and not looked at. The entropy and the mutual information are in nats.
     """
+    from ibpwf.files import read_batches
     from ibpwf.own_data.answering import Asked, answer_rows
     from ibpwf.own_data.model import ROWS_AT_ONCE, FileModel
     from ibpwf.own_data.rows_file import check_output, rows_file
-    from ibpwf.userdata import read_batches
 
     with options_named(), contextlib.ExitStack() as held:
         if out is not None:

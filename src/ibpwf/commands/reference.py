@@ -19,7 +19,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from ibpwf import cli
-from ibpwf.files import write_text
+from ibpwf.storage.files import write_text
 
 HEAD = """\
 # The command line

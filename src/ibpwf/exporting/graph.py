@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.errors import InputError
+from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.inference.random_features import RandomFeatures
 from ibpwf.inference.shared import SharedGaussianInference
-from ibpwf.methods.ibpwf import IBPWF
+from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO, Standardizer
 
 

@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ibpwf import __version__, store
-from ibpwf.architecture import describe, signature
-from ibpwf.data.catalog import DATA_SETS
+from ibpwf import __version__
 from ibpwf.errors import InputError, StoreError, unknown
 from ibpwf.estimator import KIND, ContinualClassifier
 from ibpwf.exporting.graph import TaskGraph, WholeGraph, prepare
+from ibpwf.files.layout import Layout
+from ibpwf.lab.data.catalog import DATA_SETS
 from ibpwf.learner import load
-from ibpwf.methods.ibpwf import IBPWF
+from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO
+from ibpwf.storage import folder as store
+from ibpwf.storage.architecture import describe, signature
 from ibpwf.task_learner import TaskLearner
-from ibpwf.userdata.layout import Layout
 
 SCHEMA = 1
 WHOLE = "all"

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from ibpwf.errors import InputError, unknown
 from ibpwf.exporting.formats import TOLERANCE, as_onnx, as_pt2, difference, need_packages
 from ibpwf.exporting.source import Model, Source
-from ibpwf.files import encode, encode_tensors, plain_errors, read_bytes, write_bytes
+from ibpwf.storage.files import encode, encode_tensors, plain_errors, read_bytes, write_bytes
 
 Format = Literal["onnx", "pt2", "safetensors"]
 SCRIPT = "predict.py"

@@ -17,9 +17,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ibpwf.accel.folding import Fold, LinearFeatures
+from ibpwf.accel.screening import Screen, rows_by_value
 from ibpwf.errors import InputError
-from ibpwf.inference.folding import Fold, LinearFeatures
-from ibpwf.inference.screening import Screen, rows_by_value
 
 SCREEN_FROM = 4
 """With fewer groups than this, looking at a few coordinates first costs more than it saves."""

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ibpwf.accel.screening import Screen
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
-from ibpwf.inference.screening import Screen
 
 
 def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> list[Moments]:

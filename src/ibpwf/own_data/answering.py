@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ibpwf.errors import InputError
+from ibpwf.files import Examples
 from ibpwf.own_data.model import FileModel
-from ibpwf.userdata import Examples
 
 Row = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ibpwf.errors import DataError, InputError
-from ibpwf.userdata import Examples
+from ibpwf.files import Examples
 
 
 def held_out(examples: Examples, share: float) -> tuple[Examples, Examples]:

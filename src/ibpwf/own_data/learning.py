@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ibpwf import store
 from ibpwf.errors import IBPWFError, InputError, StoreError
 from ibpwf.estimator import ContinualClassifier
+from ibpwf.files import Examples, Layout
 from ibpwf.own_data.holding_out import held_out
 from ibpwf.own_data.model import FileModel, rows_of
+from ibpwf.storage import folder as store
 from ibpwf.training.checkpoint import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.training.loop import Progress
-from ibpwf.userdata import Examples, Layout
 
 Read = Callable[[Layout | None], Examples]
 """Reads the file like an earlier one, or as the first."""

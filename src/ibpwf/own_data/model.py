@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ibpwf.errors import StoreError
 from ibpwf.estimator import Answers, ContinualClassifier
-from ibpwf.userdata import Examples, Layout
+from ibpwf.files import Examples, Layout
 
 ROWS_AT_ONCE = 2048
 

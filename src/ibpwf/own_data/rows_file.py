@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ibpwf.errors import InputError
-from ibpwf.files import replacing
+from ibpwf.storage.files import replacing
 
 Rows = list[dict[str, Any]]
 Write = Callable[[Rows], None]

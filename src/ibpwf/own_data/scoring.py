@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ibpwf.errors import InputError
+from ibpwf.files import Examples
 from ibpwf.own_data.model import FileModel
-from ibpwf.userdata import Examples
 
 
 @dataclass

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ibpwf import store
 from ibpwf.errors import InputError, StoreError
+from ibpwf.storage import folder as store
 
 if TYPE_CHECKING:
-    from ibpwf.methods.base import Method
+    from ibpwf.training.method import Method
     from ibpwf.training.step import Step
 
 IN_PROGRESS = ".in-progress"

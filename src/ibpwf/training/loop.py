@@ -21,7 +21,7 @@ from ibpwf.training.phase import learning_rate_at, set_learning_rate
 from ibpwf.training.step import Step
 
 if TYPE_CHECKING:
-    from ibpwf.methods.base import Method, TaskData
+    from ibpwf.training.method import Method, TaskData
 
 
 @dataclass(frozen=True)

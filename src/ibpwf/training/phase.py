@@ -34,7 +34,7 @@ def make_optimizer(phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.op
     plain = all(parameter.is_contiguous() for parameter in parameters)
     if phase.optimizer == "adam" and cuda and plain and phase.clip is not None:
         try:
-            from ibpwf.training.clipped_adam import ClippedAdam
+            from ibpwf.accel.clipped_adam import ClippedAdam
         except ImportError:  # torch without Triton
             pass
         else:

@@ -1,0 +1,67 @@
+"""Starting from trained weights: the truncated singular value decomposition of a layer as its first factors.
+
+    W = U diag(s) Vᵀ ≈ Σ_{k≤F} (√s_k u_k) ⊗ (√s_k v_k),   r_k = 1
+
+No other F factors come nearer to W (Eckart–Young): ‖W − W_F‖² = Σ_{k>F} s_k². The largest singular value takes the
+first stick, because the prior holds early sticks to be the likeliest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ibpwf.core.posterior import LayerVectors
+
+CERTAINTY = 0.99
+"""The least π̄ a fitted factor starts with: nearly always on, and still free to be switched off."""
+
+NEGLIGIBLE = 1e-3
+"""The share of the largest singular value below which a direction counts as unused."""
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """How well the factors of one layer give its trained weight back: ‖W − W_F‖ / ‖W‖ in the Frobenius norm."""
+
+    factors: int
+    rank: int
+    relative_error: float
+
+
+def singular_factors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The first `count` factors of a J×M matrix, J×F and F×M; calculated on the CPU in float64.
+
+    Where s_k is as good as 0 (a layer that starts at zero, a pruned one), √s_k on both sides would leave no gradient
+    to learn from: the factor then keeps its length in `a`, and s_k goes to `b`.
+    """
+    u, s, vh = torch.linalg.svd(matrix.detach().cpu().double(), full_matrices=False)
+    u, s, vh = u[:, :count], s[:count], vh[:count]
+    least = float(s[0]) * NEGLIGIBLE if len(s) and float(s[0]) > 0 else 1.0
+    length = s.clamp(min=least).sqrt()
+    return (u * length).float(), ((s / length).unsqueeze(1) * vh).float()
+
+
+def fit_of(matrix: Tensor, a: Tensor, b: Tensor) -> LayerFit:
+    """The error of `a @ b` as an approximation of `matrix`."""
+    given = matrix.detach().cpu().double()
+    norm = float(given.norm())
+    error = float((given - a.double() @ b.double()).norm())
+    return LayerFit(a.shape[1], min(given.shape), error / norm if norm else error)
+
+
+def fitted_vectors(start: LayerVectors) -> LayerVectors:
+    """Where the first task starts: every fitted factor at strength 1 and all but certain to be selected."""
+    certain = math.log(CERTAINTY) - math.log1p(-CERTAINTY)
+    return LayerVectors(torch.ones_like(start.strength), start.logit.clamp(min=certain), start.c, start.d)
+
+
+def continued_vectors(start: LayerVectors, previous: LayerVectors, locked_at: Tensor) -> LayerVectors:
+    """Where a later task starts: the strengths of the task before on locked factors, 0 on new ones."""
+    strength = torch.zeros_like(start.strength)
+    at = locked_at.cpu()
+    strength[at] = previous.strength.cpu()[at]
+    return LayerVectors(strength, start.logit, start.c, start.d)

@@ -1,0 +1,264 @@
+"""The network a task trains: the user's network with factor layers in place of the factorised ones."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ibpwf.accel.products import Deal
+from ibpwf.core.dictionary import FactorBlock
+from ibpwf.core.layers import FactorLayer, FactorWeight, factor_layer, xavier
+from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
+from ibpwf.core.pretrained import continued_vectors, fitted_vectors
+from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
+
+if TYPE_CHECKING:
+    from ibpwf.core.model import FactorModel
+
+FACTOR_STATE = ("free_a", "free_b")
+
+
+class TaskNetwork(nn.Module):
+    """Locked factors as constants, free factors and the task's own parameters to train, and its posterior.
+
+    A factor layer stands in for each plain Linear or convolution layer. Every other factorised weight is composed
+    before the forward pass and lent to the module that owns it, which runs as it is.
+
+    In the ELBO phase every forward pass uses a fresh sample of the selection; after `fix_selection` the
+    selection is what it is and only the selected factors are multiplied.
+    """
+
+    def __init__(
+        self,
+        model: FactorModel,
+        outputs: int,
+        previous: Mapping[str, LayerVectors],
+        generator: torch.Generator,
+        temperature: float,
+        kl_terms: int | None,
+    ) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.generator = generator  # on the CPU: initial values do not depend on the device
+        self.noise: torch.Generator | None = None
+        self.dropout: Tensor | None = None  # the state of torch's own random numbers, which dropout draws from
+        self.strength_std = model.strength_std
+        self.dictionaries = model.layers
+        self.selected: dict[str, Tensor] = {}
+        self._deal: Deal | None = None
+        self._temperature, self._kl_terms = temperature, kl_terms
+        self.number = len(model.tasks) + 1
+        self._fitted = model.init == "pretrained" and self.number == 1
+        self._layer_names = list(model.layers)
+        net = copy.deepcopy(model.net).train()
+        if model.init == "pretrained" and model.tasks:
+            _continue_from(net, model.tasks[-1].own, model.head if model.heads == "per-task" else None)
+        model.thawed(net)
+        if model.heads == "per-task":
+            if not (self._fitted and outputs == model.head_width):
+                replace_module(net, model.head, _dense_head(net.get_submodule(model.head), outputs, generator))
+            net.get_submodule(model.head).requires_grad_(True)
+        self.lent = nn.ModuleList()
+        self._lent: dict[str, tuple[str, FactorWeight]] = {}
+        start = []
+        for name in model.layers:
+            layer, vectors = self._started(model, net, name, previous.get(name), generator)
+            start.append(vectors)
+            if isinstance(layer, FactorWeight):
+                self._lent[name] = (model.weights[name].parameter, layer)
+                self.lent.append(layer)
+            else:
+                replace_module(net, name, layer)
+        self.network = net
+        self.posterior = TaskPosterior(start, start, temperature, kl_terms)
+        self.to(model.device)
+
+    def _started(
+        self,
+        model: FactorModel,
+        net: nn.Module,
+        name: str,
+        previous: LayerVectors | None,
+        generator: torch.Generator,
+    ) -> tuple[FactorLayer, LayerVectors]:
+        """A layer's factors and vectors as the task finds them."""
+        dictionary = model.layers[name]
+        layer = _layer_of(net, model.weights[name], dictionary.gathered())
+        fitted = model.fitted_factors(name) if self._fitted else None
+        width = dictionary.room_for(self.number) if fitted is None else fitted[0].shape[1]
+        vectors = initial_vectors(dictionary.alpha, width, previous, self.strength_std, generator)
+        taken = set(layer.locked_at.tolist())
+        free_at = torch.tensor([k for k in range(width) if k not in taken], dtype=torch.long)
+        if fitted is not None:
+            a, b = fitted
+            vectors = fitted_vectors(vectors)
+        else:
+            a, b = xavier(dictionary.inputs, dictionary.outputs, len(free_at), width, generator)
+            if model.init == "pretrained" and previous is not None:
+                vectors = continued_vectors(vectors, previous, layer.locked_at)
+        layer.set_free(a.t(), b, free_at)
+        return layer, vectors
+
+    @cached_property
+    def factor_layers(self) -> dict[str, FactorLayer]:
+        layers = {}
+        for name in self._layer_names:
+            layer = self._lent[name][1] if name in self._lent else self.network.get_submodule(name)
+            assert isinstance(layer, FactorLayer)
+            layers[name] = layer
+        return layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
+        layers = self.factor_layers.values()
+        for layer, mine in zip(layers, self._dealing([layer.places for layer in layers])(scores), strict=True):
+            layer.scores = mine
+        with self._own_random_numbers(x.device):
+            if self._lent:
+                weights = {parameter: layer.weight for parameter, layer in self._lent.values()}
+                y: Tensor = functional_call(self.network, weights, (x,), tie_weights=False)
+            else:
+                y = self.network(x)
+        return y[:, : self.outputs]
+
+    def release(self) -> None:
+        """Let go of the last pass's graph, once it has been run backwards: kept alive, it would tie parameters to the
+        stream it ran on."""
+        for layer in self.factor_layers.values():
+            layer.scores = layer.scores.detach()
+
+    def _dealing(self, places: list[Tensor]) -> Deal:
+        """How scores go to the layers' factors, made anew when those have changed."""
+        width = self.posterior.logit.shape[1]
+        if self._deal is None or not self._deal.fits(places, width):
+            self._deal = Deal(places, width)
+        return self._deal
+
+    @contextlib.contextmanager
+    def _own_random_numbers(self, device: torch.device) -> Iterator[None]:
+        """Let dropout draw from the task's own stream on the CPU, so that the same seed gives the same bits whatever
+        else has drawn from torch's. (A GPU's stream belongs to the recorded graph and is left alone.)"""
+        if self.dropout is None or device.type != "cpu":
+            yield
+            return
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self.dropout)
+        try:
+            yield
+            self.dropout = torch.get_rng_state()
+        finally:
+            torch.set_rng_state(outside)
+
+    def kl(self) -> Tensor:
+        return self.posterior.kl(self.noise)
+
+    def active(self, kappa: float) -> dict[str, tuple[int, int]]:
+        """Per layer: factors with π̄ ≥ κ, and how many of them are new."""
+        counts = {}
+        for row, (name, layer) in enumerate(self.factor_layers.items()):
+            chosen = self.posterior.vectors(row).selected(kappa)
+            counts[name] = (int(chosen.sum()), int(chosen[layer.free_at].sum()))
+        return counts
+
+    def grow(self, kappa: float) -> int:
+        """Add sticks to every layer that has used up the free factors it was offered; how many were added. Factors
+        that were fitted to trained weights are all in use from the start, and are not added to."""
+        if self.selected or self._fitted:
+            return 0
+        added = 0
+        start, prior = [], []
+        device = self.posterior.logit.device
+        for row, (name, layer) in enumerate(self.factor_layers.items()):
+            dictionary = self.dictionaries[name]
+            vectors = self.posterior.vectors(row).to("cpu")
+            prior_vectors = self.posterior.prior_vectors(row).to("cpu")
+            active = int(vectors.selected(kappa)[layer.free_at.cpu()].sum())
+            extra = dictionary.shortage(active, len(layer.free_at))
+            if extra:
+                width = len(vectors) + extra
+                fresh = initial_vectors(dictionary.alpha, width, vectors, self.strength_std, self.generator)
+                a, b = xavier(dictionary.inputs, dictionary.outputs, extra, width, self.generator)
+                at = torch.arange(len(vectors), width)
+                layer.set_free(
+                    torch.cat([layer.free_a.detach(), a.t().to(device)]),
+                    torch.cat([layer.free_b.detach(), b.to(device)]),
+                    torch.cat([layer.free_at, at.to(device)]),
+                )
+                strength = torch.cat([vectors.strength, fresh.strength[len(vectors) :]])
+                tail = LayerVectors(strength, fresh.logit, fresh.c, fresh.d)
+                alpha_c = torch.full((extra,), dictionary.alpha)
+                prior_vectors = LayerVectors(
+                    torch.zeros(width),
+                    torch.zeros(width),
+                    torch.cat([prior_vectors.c, alpha_c]),
+                    torch.cat([prior_vectors.d, torch.ones(extra)]),
+                )
+                vectors = tail
+                added += extra
+            start.append(vectors)
+            prior.append(prior_vectors)
+        if added:
+            grown = self.posterior_like(start, prior).to(device)
+            grown.carry_over(self.posterior)
+            self.posterior = grown
+        return added
+
+    def posterior_like(self, start: list[LayerVectors], prior: list[LayerVectors]) -> TaskPosterior:
+        """A posterior of this task from other vectors."""
+        return TaskPosterior(start, prior, float(self.posterior.temperature), self._kl_terms)
+
+    def fix_selection(self, kappa: float) -> None:
+        """Keep the factors with π̄ ≥ κ, drop the others from the computation. Idempotent."""
+        if self.selected:
+            return
+        for row, (name, layer) in enumerate(self.factor_layers.items()):
+            chosen = self.posterior.vectors(row).selected(kappa)
+            locked, free = chosen[layer.locked_at], chosen[layer.free_at]
+            layer.set_locked(layer.locked_a[locked], layer.locked_b[locked], layer.locked_at[locked])
+            layer.set_free(layer.free_a[free], layer.free_b[free], layer.free_at[free])
+            self.selected[name] = chosen
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Parameters and buffers that belong to the task alone, by their names in the user's network."""
+        factor = {f"{name}.{part}" for name in self._layer_names for part in FACTOR_STATE}
+        factor |= {parameter for parameter, _ in self._lent.values()}
+        state = self.network.state_dict()
+        own = {name: value for name, value in state.items() if name not in factor and isinstance(value, Tensor)}
+        return {name: tensor.detach().clone() for name, tensor in own.items()}
+
+    def trainable(self, *, posterior: bool) -> list[nn.Parameter]:
+        """What the optimiser moves; without the posterior only r of it (the fine-tune phase)."""
+        inner = list(self.posterior.parameters()) if posterior else [self.posterior.strength]
+        outer = [*self.network.parameters(), *self.lent.parameters()]
+        return [p for p in [*outer, *inner] if p.requires_grad and p.numel()]
+
+
+def _layer_of(net: nn.Module, weight: Weight, locked: FactorBlock) -> FactorLayer:
+    """The factor layer of a weight; the module's own parameter, if it stays, is not trained."""
+    if weight.replaceable:
+        return factor_layer(net.get_submodule(weight.layer), locked)
+    owner, _, _ = weight.parameter.rpartition(".")
+    parameter = net.get_parameter(weight.parameter).requires_grad_(False)
+    return FactorWeight(net.get_submodule(owner), locked, parameter)
+
+
+def _continue_from(net: nn.Module, own: Mapping[str, Tensor], but: str | None) -> None:
+    """Take over the parameters and buffers of the task before, save those of a dense head."""
+    load_tensors(net, {name: value for name, value in own.items() if but is None or not name.startswith(f"{but}.")})
+
+
+def _dense_head(original: nn.Module, outputs: int, generator: torch.Generator) -> nn.Module:
+    head = resized(original, outputs)
+    bound = 1 / math.sqrt(math.prod(original.get_parameter("weight").shape[1:]))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * bound)
+    return head

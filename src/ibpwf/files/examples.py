@@ -1,0 +1,149 @@
+"""Examples in memory, with where each one came from."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ibpwf.errors import DataError
+from ibpwf.files.layout import Layout
+from ibpwf.files.opening import quoted, shown
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one example came from. As text: `iris.csv, line 7`."""
+
+    file: str
+    unit: str = ""
+    number: int | None = None
+
+    def __str__(self) -> str:
+        return shown(self.file) if self.number is None else f"{shown(self.file)}, {self.unit} {self.number}"
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The origin of every example, without an object for each: one file and numbers, or many files."""
+
+    files: Sequence[str]
+    unit: str = ""
+    numbers: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.files) if self.numbers is None else len(self.numbers)
+
+    def part(self, start: int, end: int) -> Origins:
+        if self.numbers is None:
+            return replace(self, files=self.files[start:end])
+        return replace(self, numbers=self.numbers[start:end])
+
+    def rows(self, chosen: Sequence[int]) -> Origins:
+        if self.numbers is None:
+            return replace(self, files=[self.files[number] for number in chosen])
+        return replace(self, numbers=[self.numbers[number] for number in chosen])
+
+    def __getitem__(self, index: int) -> Origin:
+        if self.numbers is None:
+            return Origin(self.files[index])
+        return Origin(self.files[0], self.unit, int(self.numbers[index]))
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """What a file holds: `x` float32, one example per row, and `y`, a label per example or None.
+
+    `layout` reads the next file the same way (`read_examples(..., like=layout)`); `where(i)` is the file and
+    the line, row or number of example i.
+    """
+
+    path: str
+    x: Floats
+    y: list[str] | None
+    layout: Layout
+    origins: Origins
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.layout.shape))
+        labels = "no labels" if self.y is None else f"{len(self.classes)} classes"
+        return f"Examples({shown(self.path)}: {len(self):,} of {shape}, {labels})"
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """The name of every feature of a table; None for images and arrays."""
+        return self.layout.feature_names
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels there are: numbers by size first, then words by alphabet."""
+        return tuple(sorted(set(self.y or ()), key=_place))
+
+    def where(self, index: int) -> Origin:
+        """The file and the line, row or number of an example."""
+        return self.origins[index]
+
+    def part(self, start: int, end: int) -> Examples:
+        """The examples from `start` up to `end`, without copying them."""
+        y = None if self.y is None else self.y[start:end]
+        return replace(self, x=self.x[start:end], y=y, origins=self.origins.part(start, end))
+
+    def rows(self, chosen: npt.NDArray[np.intp]) -> Examples:
+        """The examples with these numbers."""
+        numbers = chosen.tolist()
+        y = None if self.y is None else [self.y[number] for number in numbers]
+        return replace(self, x=self.x[chosen], y=y, origins=self.origins.rows(numbers))
+
+    def check_learnable(self, at_least: int = 2) -> None:
+        """Refuses examples from which nothing can be learnt: fewer than two classes, or a class with too few."""
+        if self.y is None:
+            raise DataError(f"{shown(self.path)} has no labels; learning needs a label for every example.")
+        counts = Counter(self.y)
+        if len(counts) < 2:
+            only = quoted(self.y[0])
+            raise DataError(
+                f"{shown(self.path)} has one class only, {only}; learning needs at least two to tell apart."
+            )
+        if len(counts) > 20 and len(counts) > len(self) / 2:
+            column = "its labels" if self.layout.label is None else f"column {quoted(self.layout.label)}"
+            raise DataError(
+                f"{shown(self.path)}: {column} has {len(counts):,} different values in {len(self):,} examples; it "
+                "looks like a measurement or an identifier. Choose the column that holds the class."
+            )
+        rare = next((label for label in self.y if counts[label] < at_least), None)
+        if rare is not None:
+            have = f"{counts[rare]} example" + "s" * (counts[rare] != 1)
+            raise DataError(
+                f"{self.where(self.y.index(rare))}: class {quoted(rare)} has {have}; learning needs at least "
+                f"{at_least} of each class. Add more, or remove that class."
+            )
+
+
+def _place(label: str) -> tuple[bool, float, str]:
+    try:
+        return False, float(label), label
+    except ValueError:
+        return True, 0.0, label
+
+
+def finite(x: Floats, origins: Origins, path: str | os.PathLike[str]) -> Floats:
+    """The same numbers, if all of them are finite; the first row that is not is named."""
+    ok = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    if not ok.all():
+        row = int(np.flatnonzero(~ok)[0])
+        values = x[row].ravel()
+        value = float(values[~np.isfinite(values)][0])
+        raise DataError(
+            f"{origins[row]}: it holds {value}, which is not a finite number that fits float32; "
+            "replace it or remove that example."
+        )
+    return x

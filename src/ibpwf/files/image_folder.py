@@ -1,0 +1,179 @@
+"""Folders of images: one folder per class, or images alone where there is nothing to learn from them.
+
+Nothing outside the folder is read: links that lead out of it, and links to folders, are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ibpwf.errors import DataError, InputError
+from ibpwf.files.examples import Examples, Origins
+from ibpwf.files.image_file import SUFFIXES, read_image, with_channels
+from ibpwf.files.labels import check_alike, clean_label
+from ibpwf.files.layout import Layout, spelled
+from ibpwf.files.opening import check_room, quoted, shown, whole_file
+from ibpwf.files.request import Request
+
+_JUNK = {"thumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"}
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+def is_junk(name: str) -> bool:
+    """Hidden files, and those that systems leave behind in folders of pictures."""
+    return name.startswith(".") or name.lower() in _JUNK
+
+
+def read_image_folder(request: Request) -> Examples:
+    """The images in a folder, in the order of their names; their folders are their labels."""
+    files, y = _images(request)
+    return _read(files, y, request)
+
+
+def image_batches(request: Request, rows: int) -> Iterator[Examples]:
+    """The same, `rows` images at a time."""
+    files, y = _images(request)
+    for start in range(0, len(files), rows):
+        here = slice(start, start + rows)
+        yield _read(files[here], None if y is None else y[here], request)
+
+
+def _images(request: Request) -> tuple[list[Path], list[str] | None]:
+    """The files to read, and their labels if they have any."""
+    request.expect("images", pictures=True)
+    folder = request.path
+    root = folder.resolve()
+    classes, loose = _entries(folder, root)
+    if classes and loose:
+        raise DataError(
+            f"{request.file} holds folders and, beside them, {shown(loose[0].name)}; put every image into the "
+            "folder of its class, and remove other files."
+        )
+    if not classes and not loose:
+        raise DataError(f"{request.file} is empty; give a folder of images, or of a folder per class.")
+    if loose:
+        _check_suffix(loose)
+        if request.needs_labels:
+            raise DataError(
+                f"{request.file} holds images but no folders; put them into a folder per class, such as "
+                f"cat/{shown(loose[0].name)}."
+            )
+        return loose, None
+    files: list[Path] = []
+    y: list[str] = []
+    for one in classes:
+        inside, images = _entries(one, root)
+        if inside:
+            raise DataError(
+                f"{shown(one)} holds the folder {quoted(inside[0].name)}; give the folder whose folders are the "
+                "classes, with images in them."
+            )
+        if not images:
+            raise DataError(f"{shown(one)} holds no images; add some, or remove the folder.")
+        _check_suffix(images)
+        files += images
+        y += [_class_name(one)] * len(images)
+    first = {clean_label(one.name): place for place, one in enumerate(classes)}
+    check_alike(first, Origins([str(one) for one in classes]), letters=False)
+    return files, y if request.wants_labels else None
+
+
+def read_one_image(request: Request) -> Examples:
+    """A single image file, which has no label."""
+    request.expect("images", pictures=True)
+    if request.needs_labels:
+        raise InputError(
+            f"{request.file} is one image without a label; give a folder with a folder of images per class."
+        )
+    return _read([request.path], None, request)
+
+
+def _entries(folder: Path, root: Path) -> tuple[list[Path], list[Path]]:
+    """The folders and the files in a folder, by name, without junk."""
+    folders: list[Path] = []
+    files: list[Path] = []
+    with os.scandir(folder) as entries:
+        found = sorted((entry for entry in entries if not is_junk(entry.name)), key=lambda entry: entry.name)
+    for entry in found:
+        path = folder / entry.name
+        if entry.is_symlink():
+            try:
+                target = path.resolve(strict=True)
+            except (OSError, RuntimeError):  # Python before 3.13 calls a loop a RuntimeError
+                raise DataError(f"{shown(path)} is a link that leads nowhere or in a loop; remove it.") from None
+            if target.is_dir() or not target.is_relative_to(root):
+                raise DataError(
+                    f"{shown(path)} is a link to {shown(target)}, and links to folders or out of {shown(root)} are "
+                    "not followed; copy what it links to."
+                )
+        (folders if entry.is_dir() else files).append(path)
+    return folders, files
+
+
+def _check_suffix(files: list[Path]) -> None:
+    for path in files:
+        if path.suffix.lower() not in SUFFIXES:
+            raise DataError(
+                f"{shown(path)} is no image by its name; remove it, or convert it to one of {', '.join(SUFFIXES)}."
+            )
+
+
+def _class_name(folder: Path) -> str:
+    name = clean_label(folder.name)
+    try:
+        folder.name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{shown(folder)}: the folder's name is not UTF-8; rename it.") from None
+    if not name or not name.isprintable():
+        raise DataError(f"{shown(folder)}: the folder's name is no class name; rename it.")
+    if _DEVICE.fullmatch(name):
+        raise DataError(f"{shown(folder)} has a name that Windows keeps for a device; rename the class.")
+    return name
+
+
+def _read(files: list[Path], y: list[str] | None, request: Request) -> Examples:
+    """All images, brought to one shape or refused: the first file's, the earlier files', or what was asked for."""
+    like = request.like
+    shape = like.shape if like else None
+    size, channels = request.size, request.channels
+    if like is not None and len(like.shape) == 3:
+        size = size or ((like.shape[1], like.shape[2]) if like.resize else None)
+        channels = channels or (like.shape[0] if like.convert else None)
+    x = None
+    for row, path in enumerate(files):
+        pixels = read_image(whole_file(path), shown(path), size)
+        if channels is not None:
+            pixels = with_channels(pixels, channels)
+        if shape is None:
+            shape = pixels.shape
+        if pixels.shape != shape:
+            raise _odd_one(path, pixels.shape, shape, "earlier images are" if like else f"{shown(files[0])} is")
+        if x is None:
+            check_room(request.path, (len(files), *shape))
+            x = np.empty((len(files), *shape), dtype=np.float32)
+        np.divide(pixels, np.float32(255), out=x[row], dtype=np.float32)
+    assert x is not None  # there is at least one file
+    assert shape is not None
+    layout = like or Layout("images", shape, resize=size is not None, convert=channels is not None)
+    return Examples(str(request.path), x, y, layout, Origins([str(path) for path in files]))
+
+
+def _odd_one(path: Path, shape: tuple[int, ...], expected: tuple[int, ...], others: str) -> DataError:
+    if shape[1:] != expected[1:]:
+        here, there = spelled(shape[1:]), spelled(expected[1:])
+        wanted = f"({expected[1]}, {expected[2]})"
+        return DataError(
+            f"{shown(path)} is {here} pixels (height×width), {others} {there}; make all images one size, or give "
+            f"the option size {wanted} to resize them."
+        )
+    kinds = {1: "greyscale", 3: "colour"}
+    here, there = kinds.get(shape[0], f"{shape[0]} channels"), kinds.get(expected[0], f"{expected[0]} channels")
+    return DataError(
+        f"{shown(path)} is {here}, {others} {there}; convert it, or give the option channels {expected[0]} to "
+        "convert all images."
+    )

@@ -1,0 +1,61 @@
+"""Labels as text: cleaned the same way whatever file they come from."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from ibpwf.errors import DataError
+from ibpwf.files.examples import Origins
+from ibpwf.files.opening import quoted
+
+_WHOLE = re.compile(r"([+-]?\d+)\.0*")
+
+
+def clean_label(text: str) -> str:
+    """The label without blanks around it, in one Unicode form; 3.0 is 3, since files with gaps say so."""
+    label = unicodedata.normalize("NFC", text.strip())
+    whole = _WHOLE.fullmatch(label)
+    return whole[1] if whole else label
+
+
+def clean_labels(given: Sequence[str], origins: Origins, column: str | None = None) -> list[str]:
+    """Every label cleaned; a missing one, or two that only a typing slip tells apart, are refused by row."""
+    place = "" if column is None else f", column {quoted(column)}"
+    cleaned: dict[str, str] = {}
+    first: dict[str, int] = {}
+    labels = []
+    for row, text in enumerate(given):
+        label = cleaned.get(text)
+        if label is None:
+            label = cleaned[text] = clean_label(text)
+            if not label:
+                raise DataError(f"{origins[row]}{place}: the label is missing; fill it in or remove the example.")
+            if not label.isprintable():
+                raise DataError(
+                    f"{origins[row]}{place}: the label {quoted(label)} holds control characters; remove them."
+                )
+            first.setdefault(label, row)
+        labels.append(label)
+    check_alike(first, origins)
+    return labels
+
+
+def check_alike(first: dict[str, int], origins: Origins, *, letters: bool = True) -> None:
+    """Refuses two labels that differ by case or blanks alone; `first` is where each was seen first.
+
+    With `letters`, single letters may differ by case: they are the classes of letter recognition.
+    """
+    seen: dict[str, str] = {}
+    for label, row in first.items():
+        other = seen.setdefault(folded(label), label)
+        if other != label and not (letters and len(label) == 1):
+            raise DataError(
+                f"{origins[row]}: class {quoted(label)} and class {quoted(other)} ({origins[first[other]]}) differ "
+                "only by case or blanks; write them alike, or rename one."
+            )
+
+
+def folded(label: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", label).casefold().split())

@@ -1,0 +1,75 @@
+"""Opening what the user names: plain files only, nothing larger than memory, every failure in words."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from ibpwf.errors import DataError, StoreError
+from ibpwf.storage.files import plain_errors
+
+LARGEST = 1 << 30
+"""The most numbers one file may hold, 4 GiB as float32. A forged header may announce far more than there is."""
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path as it can stand in a sentence: one line, also for names with line breaks or broken encoding."""
+    text = os.fspath(path)
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def quoted(value: str, longest: int = 40) -> str:
+    """A value of the user's in quotes, cut where it is long."""
+    return repr(value if len(value) <= longest else value[: longest - 1] + "…")
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Names in quotes with commas, and how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(quoted(name) for name in names[:most]) + rest
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """The system's refusal to read, as an error that names the path and the remedy."""
+    try:
+        with plain_errors("read", path):
+            raise error
+    except StoreError as told:
+        return DataError(str(told))
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file opened for reading. A folder, a pipe or a device is refused: reading one may never end."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise DataError(f"{shown(path)} is a pipe or a device; give the path of a plain file.")
+        return open(path, "rb")
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def whole_file(path: Path, most: int = LARGEST) -> bytes:
+    """The bytes of a file that fits into memory."""
+    with open_plain(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise DataError(f"{shown(path)} is larger than {most:,} bytes; make it smaller.")
+    return data
+
+
+def check_room(path: Path, shape: Sequence[int]) -> None:
+    """Refuses an array that is too large, before anything is allocated for it."""
+    if math.prod(map(int, shape)) > LARGEST:
+        size = "×".join(f"{int(extent):,}" for extent in shape)
+        raise DataError(
+            f"{shown(path)} announces {size} numbers, more than the {LARGEST:,} that are read at once; "
+            "split it into smaller files."
+        )

@@ -1,0 +1,128 @@
+"""`ibpwf bench`: how fast everything is, as ratios measured in one run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ibpwf.lab.bench import NAMES
+from ibpwf.lab.bench.page import joined, mark, markdown, number, spread, target
+
+if TYPE_CHECKING:
+    import torch
+
+
+def bench_command(
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help=f"One of {', '.join(NAMES)}; may be given several times."),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also say where a step's time goes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and tasks: about a minute on a CPU.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Write bench.json and README.md there, beside what was measured before."
+        ),
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", metavar="DIR", help="Keep the whole runs' folders there.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Measure speed and memory side by side, in turns, and show the ratios beside their targets."""
+    import torch
+
+    from ibpwf import __version__
+    from ibpwf.lab.bench.measure import Setup
+    from ibpwf.lab.bench.registry import chosen, measured, runs_on
+    from ibpwf.lab.experiments.result import commit, environment
+    from ibpwf.learner import choose_device
+    from ibpwf.storage import folder as store
+
+    console = Console()
+    setup = Setup(choose_device(device), quick, runs)
+    wanted = chosen(only)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had should not show after minutes
+    content: dict[str, Any] = {
+        "command": "ibpwf " + shlex.join(sys.argv[1:]),
+        "commit": commit(),
+        "versions": {"ibpwf": __version__, "python": platform.python_version(), "torch": torch.__version__},
+        "machine": {"words": machine_in_words(setup.device), **environment(setup.device.type)},
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "quick": quick,
+        "measurements": [],
+    }
+    before = store.read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
+    joined(before, content)  # a folder of another machine is refused before anything is measured
+    console.print(content["machine"]["words"], style="dim", highlight=False, markup=False)
+    for measurement in wanted:
+        if runs_on(measurement, setup.device):
+            console.print(f"measuring {measurement.name}: {measurement.summary}", style="dim", highlight=False)
+        stamp = {key: content[key] for key in ("command", "commit")}
+        content["measurements"].append({**measured(measurement, setup), **stamp})
+        if out is not None:  # each as it comes: whole runs take minutes
+            store.write_json(out / "bench.json", joined(before, content))
+    if profile:
+        from ibpwf.lab.bench.profile import step_profile
+
+        content["profile"] = step_profile(setup)
+    content = joined(before, content)
+    show(console, content)
+    if out is not None:
+        store.write_json(out / "bench.json", content)
+        store.write_text(out / "README.md", markdown(content))
+        console.print(f"Written: {out / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def machine_in_words(device: torch.device) -> str:
+    """The processor (or GPU) by its name, its cores, and what else matters for a time."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = f"{models[0]}, {len(models)} cores" if models else name
+    if device.type == "cuda":
+        import torch
+
+        return f"{torch.cuda.get_device_name(device)}; host {name}"
+    return name
+
+
+def show(console: Console, content: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for head in ("measurement", "what"):
+        table.add_column(head, overflow="fold")
+    for head in ("median", "middle half", "target", ""):
+        table.add_column(head, justify="right", no_wrap=True)
+    for entry in content["measurements"]:
+        if "skipped" in entry:
+            table.add_row(entry["name"], entry["summary"], "–", "", entry["skipped"], "")
+        for row in entry["rows"]:
+            table.add_row(
+                row["name"], row["what"], number(row["value"], row["unit"]), spread(row), target(row), mark(row)
+            )
+    console.print()
+    console.print(table)
+    found = content.get("profile")
+    if found:
+        for title, numbers in (
+            ("part of a step, timed alone", "parts"),
+            ("operation, in the profiler", "operations"),
+        ):
+            parts = Table(box=None, pad_edge=False)
+            parts.add_column(title)
+            parts.add_column("ms", justify="right")
+            for name, spent in found[numbers].items():
+                parts.add_row(name, f"{spent:.3f}")
+            console.print()
+            console.print(parts)

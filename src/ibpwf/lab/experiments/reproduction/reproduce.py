@@ -1,0 +1,209 @@
+"""Run an experiment of the paper: what has not been run yet, then the measure, then its claims.
+
+    DIR/runs/NAME/             the run folders, shared by all experiments
+    DIR/EXPERIMENT/result.json what was measured, the claims, and every run's command
+
+A finished run is not run again, and an interrupted one goes on after its last finished task where its models are
+kept, so an interruption costs at most the run in progress. On a GPU the runs of a figure train together, as many
+learners as `MOST_LEARNERS`; then an interruption costs at most the task in progress.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ibpwf.errors import IBPWFError, InputError
+from ibpwf.lab.experiments.compare import finished, run_command_line
+from ibpwf.lab.experiments.reproduction.experiment import (
+    QUICK_NOTE,
+    Budget,
+    Conditions,
+    Experiment,
+    FinishedRun,
+    RunSpec,
+    shortened_note,
+)
+from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.run import Events, Planned, run, run_together
+from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.learner import choose_device
+from ibpwf.storage import folder as store
+
+KIND = "reproduction"
+SCHEMA = 1
+MOST_LEARNERS = 24
+"""Learners (seeds of all runs) that train together on a GPU."""
+
+ASKED = ("tasks", "accuracy", "task_inference", "matrix", "factors", "seconds", "environment", "command", "commit")
+"""What measures read in the result of a run."""
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of an experiment: what to run, with which seeds, and where."""
+
+    spec: RunSpec
+    config: RunConfig
+    folder: Path
+
+    @property
+    def command(self) -> str:
+        return "ibpwf " + shlex.join(run_command_line(self.config, self.folder))
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result in its folder, if that is of this run with at least these seeds, and has the models asked for.
+
+        More seeds than asked for are as good: another experiment wanted them.
+        """
+        found = finished(self.folder, self.config, more_seeds=True)
+        if found is None or (found.get("scenario"), found.get("method")) != (self.spec.scenario, self.spec.method):
+            return None
+        if not all(name in found for name in ASKED):
+            return None
+        kept = all((self.folder / f"seed-{seed}" / "model" / store.MANIFEST).exists() for seed in found["seeds"])
+        return found if kept or not self.spec.models else None
+
+
+def jobs_of(experiment: Experiment, out: Path, budget: Budget, seeds: int | None, device: str) -> list[Job]:
+    """Every run of an experiment."""
+    return [
+        Job(spec, spec.config(experiment.chosen_seeds(budget, seeds, spec), device), out / "runs" / spec.name)
+        for spec in experiment.runs[budget]
+    ]
+
+
+def check_runs(jobs: Sequence[Job]) -> None:
+    """Refuse, before anything runs, folders that hold an unfinished or different run."""
+    for job in jobs:
+        if (job.folder / "config.json").exists() and job.finished() is None:
+            raise InputError(
+                f"{job.folder} holds an unfinished or different run; add --resume, or choose another --out."
+            )
+
+
+def finished_run(job: Job, events: Events | None = None) -> FinishedRun:
+    """Run a job unless it has been run."""
+    result = job.finished()
+    if result is None:
+        result = run(job.config, job.folder, command=job.command, events=events, resume=True)
+    return FinishedRun(job.spec, result, job.folder)
+
+
+def groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that have yet to run, in groups that train together."""
+    made: list[list[Job]] = []
+    learners = 0
+    for job in jobs:
+        if job.finished() is not None:
+            continue
+        mine = len(job.config.seeds)
+        if not made or learners + mine > MOST_LEARNERS:
+            made.append([])
+            learners = 0
+        made[-1].append(job)
+        learners += mine
+    return made
+
+
+def train_together(jobs: Sequence[Job], events: Events | None) -> None:
+    """Train a group of runs, their learners taking turns."""
+    run_together([Planned(job.config, job.folder, job.command) for job in jobs], events=events, resume=True)
+
+
+def reproduce(
+    experiment: Experiment,
+    out: Path,
+    *,
+    budget: Budget,
+    seeds: int | None = None,
+    device: str = "auto",
+    command: str = "",
+    resume: bool = False,
+    told: Told = lambda text: None,
+    events: Events | None = None,
+    together: bool | None = None,
+) -> dict[str, Any]:
+    """All runs of an experiment, its measure and its claims, written to `out/NAME/result.json`.
+
+    In a table a run that fails is left out and named in the result; a figure needs all of them, so on a GPU they
+    train together (`together` says otherwise).
+    """
+    own = out / experiment.name
+    conditions = Conditions(budget, experiment.chosen_seeds(budget, seeds), device, command, own)
+    jobs = jobs_of(experiment, out, budget, seeds, device)
+    if not resume:
+        check_runs(jobs)
+    runs, failed = [], []
+    if together is None:
+        together = choose_device(device).type == "cuda" and experiment.shows != "table"
+    for group in groups(jobs) if together else []:
+        told(f"{experiment.name}: {len(group)} runs at once: {', '.join(job.spec.name for job in group)}")
+        train_together(group, events)
+    for number, job in enumerate(jobs, start=1):
+        told(f"{experiment.name}: run {number} of {len(jobs)}: {job.spec.name}")
+        try:
+            runs.append(finished_run(job, events))
+        except IBPWFError as error:
+            failed.append({"name": job.spec.name, "error": str(error)})
+            told(f"{job.spec.name} failed: {error}")
+    if not runs:
+        raise InputError(f"{experiment.name}: every run failed. {failed[0]['error']}")
+    if failed and experiment.shows != "table":
+        raise InputError(
+            f"{experiment.name} needs all its runs, and {failed[0]['name']} failed: {failed[0]['error']} "
+            f"The finished runs are kept; remove {out / 'runs' / failed[0]['name']} to run this one anew."
+        )
+    told(f"{experiment.name}: measuring")
+    own.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    measured = experiment.measure(runs, conditions)
+    result = {
+        "schema": SCHEMA,
+        "kind": KIND,
+        "name": experiment.name,
+        "title": experiment.title,
+        "paper": experiment.found,
+        "shows": experiment.shows,
+        "budget": budget,
+        "note": QUICK_NOTE if budget == "quick" else shortened_note(experiment.runs[budget]),
+        "seeds": sorted(set.intersection(*(set(one.result["seeds"]) for one in runs))),
+        "measured": measured,
+        "claims": [claim(measured).to_json() for claim in experiment.claims],
+        "runs": [_described(one, out) for one in runs],
+        "failed": failed,
+        "seconds": {
+            "train": sum(one.result["seconds"]["train"] for one in runs),
+            "measure": time.perf_counter() - started,
+        },
+        "environment": environment(device),
+        "command": command,
+        "commit": commit(),
+    }
+    store.write_json(own / "result.json", result)
+    return result
+
+
+def _described(one: FinishedRun, out: Path) -> dict[str, Any]:
+    result = one.result
+    return {
+        "name": one.spec.name,
+        "folder": one.folder.relative_to(out).as_posix(),
+        "scenario": one.spec.scenario,
+        "stands_for": one.spec.stands_for,
+        "method": one.spec.method,
+        "preset": one.spec.preset,
+        "changes": dict(one.spec.changes),
+        "seeds": result["seeds"],
+        "accuracy": result["accuracy"],
+        "task_inference": result["task_inference"],
+        "command": result["command"],
+        "commit": result["commit"],
+        "device": result["environment"]["device"],
+    }

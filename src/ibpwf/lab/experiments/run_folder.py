@@ -1,0 +1,75 @@
+"""The folder of a run: whether it may be used, and what of it may be removed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ibpwf.errors import InputError
+from ibpwf.storage import folder as store
+
+
+def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that a run with the configuration `wanted` may not use. Nothing is written or removed."""
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite were both given; choose one.")
+    if not out.exists() or (overwrite and (out / "config.json").exists()):
+        return
+    if not out.is_dir():
+        raise InputError(f"{out} is a file; choose a folder as --out.")
+    if not (out / "config.json").exists():
+        if any(path.name != store.LOCK for path in out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no run; choose another --out.")
+        return
+    if not resume:
+        raise InputError(
+            f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
+        )
+    for key, was, now in _differences(store.read_json(out / "config.json"), wanted):
+        raise InputError(
+            f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "
+            "resume with the same choices or use another --out."
+        )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What must stay the same in a resumed run and does not; more seeds may be added."""
+    for key in ("scenario", "method", "preset", "tasks", "examples", "network"):
+        if old.get(key) != new[key]:
+            yield key, old.get(key), new[key]
+    before = old.get("settings", {})
+    for key, now in new["settings"].items():
+        if before.get(key) != now:
+            yield key, before.get(key), now
+    if old.get("settings_for", {}) != new["settings_for"]:
+        yield "settings_for", old.get("settings_for", {}), new["settings_for"]
+
+
+OURS = (
+    *("config.json", "result.json", "metrics.jsonl", "report.html", "tensorboard/events.out.tfevents.*"),
+    "seed-[0-9]*/rows.json",
+)
+# The manifest goes first: without it a half-removed folder is no model.
+MODELS = tuple(f"seed-[0-9]*/model/{name}" for name in (store.MANIFEST, "*.safetensors", store.LOCK))
+
+
+def remove_run(out: Path) -> None:
+    """Remove the files of an old run, and nothing a user may have put beside them."""
+    _remove(out, (*OURS, *MODELS), ("seed-[0-9]*/model", "seed-[0-9]*", "tensorboard"))
+
+
+def remove_models(out: Path) -> None:
+    """Remove the models of a run; its rows and result stay."""
+    _remove(out, MODELS, ("seed-[0-9]*/model",))
+
+
+def _remove(out: Path, files: Sequence[str], folders: Sequence[str]) -> None:
+    for pattern in files:
+        for path in out.glob(pattern):
+            path.unlink()
+    for pattern in folders:
+        for folder in out.glob(pattern):
+            with contextlib.suppress(OSError):  # something of the user's is in it
+                folder.rmdir()

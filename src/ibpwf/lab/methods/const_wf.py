@@ -1,0 +1,135 @@
+"""Const-WF: weight factors without the Indian buffet process (Mehta et al., 2021, section 'IBP Ablation Study').
+
+    W_t = W_a diag(r_t) W_b over all ν + (t − 1) ω factors so far
+
+The first task brings ν factors per layer, each later one ω more. A task reads every factor there is through its
+own strengths r_t; only its new factors are trained. Task inference is IBP-WF's, so one training answers both
+settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ibpwf.core.dictionary import Dictionary
+from ibpwf.core.model import factorize
+from ibpwf.lab.methods.dense import DenseSettings, Problem, seeded
+from ibpwf.method import IBPWF
+from ibpwf.models import mlp
+from ibpwf.settings import Settings, require
+from ibpwf.training.method import TaskData
+from ibpwf.training.phase import Phase
+
+CERTAIN = 30.0
+"""The logit of a factor that every task reads: its probability rounds to 1 in float32."""
+
+
+@dataclass(frozen=True)
+class ConstWFSettings(DenseSettings):
+    """`nu` and `omega` count factors per layer; the others are IBP-WF's, its 10 + 5 epochs in one."""
+
+    hidden: tuple[int, ...] = (400,)
+    epochs: int = 15
+    batch_size: int = 32
+    nu: int = 200
+    omega: int = 40
+    heads: Literal["shared", "per-task"] = "shared"
+    strength_std: float = 0.316
+    gaussians: Literal["task", "class"] = "task"
+    ridge: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.nu >= 1, "nu", self.nu, "give the first task at least 1 factor")
+        require(self.omega >= 0, "omega", self.omega, "it cannot be negative")
+        for name in ("strength_std", "ridge"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "it must be above 0")
+
+
+class ConstantDictionary(Dictionary):
+    """Grows by the same number of factors with every task."""
+
+    def __init__(self, inputs: int, outputs: int, nu: int, omega: int) -> None:
+        super().__init__(inputs, outputs, alpha=nu)
+        self.nu, self.omega = nu, omega
+
+    def room_for(self, task_number: int) -> int:
+        return self.nu + (task_number - 1) * self.omega
+
+
+class ConstWF(IBPWF):
+    """IBP-WF with nothing to infer: the selection is all factors from the start, so there is no ELBO phase."""
+
+    name: ClassVar[str] = "const-wf"
+    summary: ClassVar[str] = "weight factors without the IBP: a fixed number of new ones per task"
+    stores: ClassVar[str] = "all factors, each task's strengths, feature means and covariances"
+    settings_type: ClassVar[type[DenseSettings]] = ConstWFSettings
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: ConstWFSettings | None = None,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        chosen = settings or ConstWFSettings()
+        require(chosen.network == "mlp", "network", chosen.network, "const-wf trains: mlp")
+        with seeded(seed):
+            net = mlp(problem.inputs, chosen.hidden, problem.outputs)
+        model = factorize(net, heads=chosen.heads, strength_std=chosen.strength_std).to(device)
+        model.layers = {
+            name: ConstantDictionary(layer.inputs, layer.outputs, chosen.nu, chosen.omega)
+            for name, layer in model.layers.items()
+        }
+        super().__init__(model, Settings(gaussians=chosen.gaussians, ridge=chosen.ridge))
+        self.problem, self.chosen, self.seed = problem, chosen, seed
+
+    def begin_task(self, data: TaskData) -> Sequence[Phase]:
+        network = self.model.start_task(len(data.classes), data.generator("init"))
+        with torch.no_grad():
+            network.posterior.logit.fill_(CERTAIN)
+        network.fix_selection(self.settings.kappa)
+        self.network = network
+        s = self.chosen
+        return [Phase("train", s.epochs, s.batch_size, s.learning_rate, s.optimizer)]
+
+    def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
+        """The new factors, the task's strengths and biases."""
+        return self._training.trainable(posterior=False)
+
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss = F.cross_entropy(self._training(x), y)
+        return loss, torch.zeros_like(loss)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes kept between tasks, by kind."""
+        sizes = dict.fromkeys(("factors", "strengths", "own", "moments"), 0)
+        kinds = {"posterior": "strengths"}
+        for tensors in self.state()[1].values():
+            for name, tensor in tensors.items():
+                kind = name.partition("/")[0]
+                sizes[kinds.get(kind, kind)] += tensor.numel() * tensor.element_size()
+        return sizes
+
+    def configuration(self) -> dict[str, Any]:
+        """What `create` needs to make the same untrained method again."""
+        return {
+            "input_shape": list(self.problem.input_shape),
+            "outputs": self.problem.outputs,
+            "setting": self.problem.setting,
+            "settings": self.chosen.to_json(),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
+        problem = Problem(tuple(configuration["input_shape"]), configuration["outputs"], configuration["setting"])
+        settings = ConstWFSettings.from_json(configuration["settings"])
+        return cls(problem, settings, seed=configuration["seed"], device=device)

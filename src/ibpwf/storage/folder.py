@@ -1,0 +1,326 @@
+"""The model folder: what a learner keeps on disk, and how it survives a crash at any moment.
+
+A model folder holds `manifest.json` and one safetensors file per part. Part `task-0003` lies in
+`task-0003.<first 12 hex digits of its SHA-256>.safetensors`, so a changed part gets a new file name and
+no file is ever overwritten with other content. A save writes the new parts, then renames the manifest
+into place, then removes what nobody names any more: killed at any moment, it leaves the old model or the
+new one. Nothing here unpickles anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ibpwf.errors import StoreError
+from ibpwf.storage.files import (
+    RESTORE,
+    StrPath,
+    append_jsonl,
+    decode_tensors,
+    encode,
+    encode_lines,
+    encode_tensors,
+    plain_errors,
+    read_bytes,
+    read_json,
+    read_jsonl,
+    read_tensors,
+    sync_folder,
+    write_bytes,
+    write_json,
+    write_tensors,
+    write_text,
+)
+
+__all__ = [
+    "LOCK",
+    "MANIFEST",
+    "Entry",
+    "Opened",
+    "Problem",
+    "append_jsonl",
+    "encode",
+    "is_ours",
+    "lock_folder",
+    "open_folder",
+    "plain_errors",
+    "read_bytes",
+    "read_json",
+    "read_jsonl",
+    "read_tensors",
+    "save_folder",
+    "strangers",
+    "verify_folder",
+    "write_bytes",
+    "write_json",
+    "write_tensors",
+    "write_text",
+]
+
+SCHEMA = 2  # the newest layout of a folder that this version writes and reads
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+
+# Lower case only: on a file system that ignores case, two parts must not fall on one file.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+# What a save may delete: only names that this module itself gives, never a user's own file.
+_OURS = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}\.[0-9a-f]{12}\.safetensors")
+_LEFTOVER = re.compile(r".*\.tmp-[0-9a-f]{16}")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+
+
+class Problem(NamedTuple):
+    """One thing wrong with a folder: the file, a sentence, and whether the file is there."""
+
+    file: str
+    message: str
+    kind: str = "damaged"
+
+
+class Entry(NamedTuple):
+    """What the manifest says of one part."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A folder whose manifest has been read and checked; the tensors are read when asked for."""
+
+    path: Path
+    kind: str
+    schema: int
+    content: dict[str, Any]
+    files: dict[str, Entry]
+
+    def tensors(self, name: str, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+        """The tensors of one part, after its size and digest have been checked."""
+        if name not in self.files:
+            known = ", ".join(self.files) or "none"
+            raise StoreError(f"{str(self.path)!r} has no part '{name}'. It has: {known}.")
+        entry = self.files[name]
+        path = self.path / entry.file
+        if not os.path.lexists(path):
+            hint = "If the folder was saved anew meanwhile, open it again; if not, restore it from a copy."
+            raise StoreError(f"{str(path)!r} is missing. {hint}")
+        data = read_bytes(path)
+        if len(data) != entry.bytes:
+            raise StoreError(f"{str(path)!r} has {len(data)} bytes instead of {entry.bytes}. {RESTORE}")
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise StoreError(f"{str(path)!r} is damaged: its SHA-256 is not the manifest's. {RESTORE}")
+        return decode_tensors(data, path, device)
+
+
+_held: dict[str, tuple[int, int]] = {}  # folders locked by this process: which process and thread holds each
+
+
+@contextlib.contextmanager
+def lock_folder(path: StrPath) -> Iterator[None]:
+    """Holds the folder (made if need be) for one writer; a second one gets a `StoreError` at once.
+
+    The same thread may take it again, so a long training can hold it around its saves. The system drops
+    the lock when the process ends, however it ends.
+    """
+    me = (os.getpid(), threading.get_ident())
+    with plain_errors("lock", path):
+        key = os.path.realpath(path)
+    if _held.get(key) == me:
+        yield
+        return
+    with plain_errors("make the folder", path):
+        if not os.path.isdir(path):
+            os.makedirs(path, exist_ok=True)
+            sync_folder(Path(path).parent)
+    with plain_errors("lock", path):
+        handle = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(handle, path)
+        _held[key] = me
+        yield
+    finally:
+        if _held.get(key) == me:
+            del _held[key]
+            _lock(handle, path, take=False)
+        os.close(handle)
+
+
+def _lock(handle: int, path: StrPath, take: bool = True) -> None:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK if take else msvcrt.LK_UNLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if take else fcntl.LOCK_UN)
+    except OSError as error:
+        if not take:
+            return  # closing the file drops the lock as well
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+            remedy = "Wait for it, or save to another folder."
+            raise StoreError(f"{os.fspath(path)!r} is being written by another process. {remedy}") from error
+        warnings.warn(f"{os.fspath(path)!r}: this disk has no locks; run one writer only", stacklevel=4)
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """A digest over the manifest itself: without it, one flipped digit in the content would pass."""
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(encode(body, MANIFEST)).hexdigest()
+
+
+def save_folder(
+    path: StrPath,
+    *,
+    kind: str,
+    content: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Tensor]],
+    schema: int = SCHEMA,
+    keep: Iterable[str] = (),
+    unchanged: Mapping[str, Entry] | None = None,
+) -> Opened:
+    """Saves `content` and the parts in `files`, and returns the folder as opened.
+
+    Parts named in `keep` stay as the folder has them, unread; parts named nowhere are dropped. A part whose
+    content is already there is not written again. What the caller knows to be `unchanged` since it was stored as
+    that entry is not even encoded, so that a save costs what is new and not what there is; should its file be
+    lost or cut, it is put back from `files`.
+    """
+    unchanged = unchanged or {}
+    folder = Path(path)
+    with lock_folder(folder):
+        old = open_folder(folder, kind=kind, newest=schema) if os.path.lexists(folder / MANIFEST) else None
+        entries: dict[str, Entry] = {}
+        for name in keep:
+            if old is None or name not in old.files:
+                raise StoreError(f"{str(folder)!r} has no part '{name}' to keep. Pass its tensors in files.")
+            entries[name] = old.files[name]
+        plain = json.loads(encode(content, "content"))  # refused before anything is written
+        for name, tensors in files.items():
+            known = unchanged.get(name)
+            if known is not None and old is not None and old.files.get(name) == known and _is_there(folder, known):
+                entries[name] = known
+                continue
+            if not _NAME.fullmatch(name):
+                remedy = "Use a-z, 0-9, '.', '_', '-', at most 100 of them."
+                raise StoreError(f"{name!r} cannot name a part of {str(folder)!r}. {remedy}")
+            data = encode_tensors(tensors, name)
+            digest = hashlib.sha256(data).hexdigest()
+            entry = Entry(f"{name}.{digest[:12]}.safetensors", digest, len(data))
+            same = old is not None and old.files.get(name) == entry
+            if not (same and _is_there(folder, entry)):  # a part that was lost or cut is put back
+                write_bytes(folder / entry.file, data)
+            entries[name] = entry
+        listed = {name: entries[name]._asdict() for name in sorted(entries)}
+        manifest = {"schema": schema, "kind": kind, "files": listed, "content": plain}
+        write_bytes(folder / MANIFEST, encode_lines({**manifest, "sha256": _seal(manifest)}, MANIFEST))
+        _sweep(folder, {entry.file for entry in entries.values()})
+    return Opened(folder, kind, schema, plain, {name: entries[name] for name in listed})
+
+
+def _is_there(folder: Path, entry: Entry) -> bool:
+    """Whether the file of a part is there and as long as it should be; its content is not read."""
+    path = folder / entry.file
+    try:
+        return path.is_file() and path.stat().st_size == entry.bytes
+    except OSError:
+        return False
+
+
+def _sweep(folder: Path, wanted: set[str]) -> None:
+    """Removes our files that the manifest no longer names, and what crashed saves left behind."""
+    with contextlib.suppress(OSError):  # the save is done; what stays behind goes next time
+        for name in os.listdir(folder):
+            if (_OURS.fullmatch(name) and name not in wanted) or _LEFTOVER.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    os.unlink(folder / name)
+
+
+def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA) -> Opened:
+    """Reads and checks the manifest of a folder; `kind=None` accepts any kind."""
+    folder = Path(path)
+    where = str(folder / MANIFEST)
+    with plain_errors("open", folder):
+        os.listdir(folder)
+    if not os.path.lexists(where):
+        raise StoreError(f"{str(folder)!r} is not a model folder: it has no {MANIFEST}. Check the path.")
+    manifest = read_json(where)
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged; {RESTORE}")
+
+    need(isinstance(manifest, dict), f"it holds a {type(manifest).__name__} instead of an object")
+    schema = manifest.get("schema")
+    need(type(schema) is int and schema >= 1, f"field 'schema' is {schema!r} instead of a version number")
+    if schema > newest:  # said before anything else is looked at: a newer layout may differ everywhere
+        versions = f"schema version {schema}, and this ibpwf reads up to {newest}"
+        raise StoreError(f"{where!r} has {versions}: written by a newer ibpwf; upgrade ibpwf to read it.")
+    expected = {"schema", "kind", "files", "content", "sha256"}
+    need(expected <= set(manifest), f"missing fields: {', '.join(sorted(expected - set(manifest)))}")
+    need(set(manifest) <= expected, f"unknown fields: {', '.join(sorted(set(manifest) - expected))}")
+    for key, type_ in (("kind", str), ("content", dict), ("files", dict)):
+        need(isinstance(manifest[key], type_), f"field '{key}' is not a {type_.__name__}")
+    entries: dict[str, Entry] = {}
+    for name, item in manifest["files"].items():
+        place = f"field 'files.{name}'"
+        need(isinstance(item, dict) and set(item) == {"file", "sha256", "bytes"}, f"{place} is malformed")
+        file, digest, size = item["file"], item["sha256"], item["bytes"]
+        need(isinstance(digest, str) and bool(_HEX64.fullmatch(digest)), f"{place}.sha256 is no digest")
+        need(type(size) is int and size >= 0, f"{place}.bytes is not a size")
+        # The name follows from the digest, so a manifest cannot point outside its folder.
+        fits = bool(_NAME.fullmatch(name)) and file == f"{name}.{digest[:12]}.safetensors"
+        need(fits, f"{place}.file is {file!r}, which is not a file name of this folder; it is refused")
+        entries[name] = Entry(file, digest, size)
+    need(manifest["sha256"] == _seal(manifest), "its content does not match its own SHA-256")
+    if kind is not None and manifest["kind"] != kind:
+        remedy = f"Give the path of a '{kind}'."
+        raise StoreError(f"{where!r} holds a '{manifest['kind']}', not a '{kind}'. {remedy}")
+    return Opened(folder, manifest["kind"], schema, manifest["content"], entries)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file is called as those of a folder are, and those that a killed save leaves behind."""
+    return name in (MANIFEST, LOCK) or bool(_OURS.fullmatch(name) or _LEFTOVER.fullmatch(name))
+
+
+def strangers(path: StrPath) -> list[str]:
+    """What lies in a folder and is not part of the model: a user's own files, and what a killed save has left
+    (the next save removes that). None of it is ever read."""
+    opened = open_folder(path)
+    ours = {MANIFEST, LOCK, *(entry.file for entry in opened.files.values())}
+    return sorted(name for name in os.listdir(opened.path) if name not in ours)
+
+
+def verify_folder(path: StrPath, *, newest: int = SCHEMA) -> list[Problem]:
+    """Everything that is wrong with a folder; an empty list says that it is whole."""
+    try:
+        opened = open_folder(path, newest=newest)
+    except StoreError as error:
+        kind = "damaged" if os.path.lexists(Path(path) / MANIFEST) else "missing"
+        return [Problem(MANIFEST, str(error), kind)]
+    problems = []
+    for name, entry in opened.files.items():
+        try:
+            opened.tensors(name)
+        except StoreError as error:
+            kind = "damaged" if os.path.lexists(opened.path / entry.file) else "missing"
+            problems.append(Problem(entry.file, str(error), kind))
+    return problems

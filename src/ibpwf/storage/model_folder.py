@@ -1,0 +1,99 @@
+"""The model folder as a learner sees it: what it has stored there already, and whether that is still so.
+
+The format itself is described in docs/model-format.md, its files are written by `store`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ibpwf.errors import StoreError
+from ibpwf.storage import folder as store
+from ibpwf.training.checkpoint import IN_PROGRESS
+
+KIND = "ibpwf-model"
+SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `verify_model` found. `foreign` files are no part of the model; they are left alone and never read."""
+
+    problems: list[store.Problem]
+    foreign: list[str]
+    files: int
+    bytes: int
+
+
+def verify_model(path: str | Path) -> Checked:
+    """Compare every file of a model folder with its digest, those of a task in progress too."""
+    problems = store.verify_folder(path)
+    unfinished = Path(path) / IN_PROGRESS
+    if os.path.lexists(unfinished / store.MANIFEST):
+        problems += [
+            problem._replace(file=f"{IN_PROGRESS}/{problem.file}") for problem in store.verify_folder(unfinished)
+        ]
+    try:
+        opened = store.open_folder(path, kind=KIND)
+    except StoreError as error:
+        return Checked(problems or [store.Problem(store.MANIFEST, str(error))], [], 0, 0)
+    foreign = [name for name in store.strangers(path) if name != IN_PROGRESS]
+    sizes = [entry.bytes for entry in opened.files.values()]
+    return Checked(problems, foreign, len(sizes) + 1, sum(sizes) + (opened.path / store.MANIFEST).stat().st_size)
+
+
+class SavedParts:
+    """Which tensors lie in which file of the folder that a learner was read from or saved to last.
+
+    A part whose tensors are still the very same ones (not equal ones: the same memory, never written to since) need
+    not be encoded or hashed to know that its file is right. Only for methods that lock what they have stored.
+    """
+
+    def __init__(self) -> None:
+        self._opened: store.Opened | None = None
+        self._place = ""
+        self._tensors: dict[str, dict[str, tuple[Tensor, object]]] = {}
+
+    def remember(self, opened: store.Opened, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._opened, self._place = opened, os.path.realpath(opened.path)
+        # The tensors themselves are kept too, so that their memory is not given to others.
+        self._tensors = {
+            name: {key: (tensor, _identity(tensor)) for key, tensor in part.items()} for name, part in files.items()
+        }
+
+    def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, store.Entry]:
+        """The entries of those parts that need not be looked at again when saving to `path`."""
+        if self._opened is None or os.path.realpath(path) != self._place:
+            return {}
+        return {name: self._opened.files[name] for name, part in files.items() if self._is_same(name, part)}
+
+    def _is_same(self, name: str, part: Mapping[str, Tensor]) -> bool:
+        known = self._tensors.get(name)
+        if known is None or self._opened is None or name not in self._opened.files or known.keys() != part.keys():
+            return False
+        return all(known[key][1] == _identity(tensor) is not None for key, tensor in part.items())
+
+    def check_unchanged_by_others(self, path: str | Path) -> None:
+        """Refuse to save over what another process has saved since: its tasks would be lost."""
+        if self._opened is None or os.path.realpath(path) != self._place:
+            return
+        if not os.path.lexists(Path(path) / store.MANIFEST):
+            return  # removed by its owner; saved anew
+        now = store.open_folder(path, kind=KIND)
+        if (now.files, now.content) != (self._opened.files, self._opened.content):
+            raise StoreError(
+                f"{str(path)!r} was saved by another process since this learner read or saved it; nothing was "
+                "written. Load it again and learn the task there, or save to another folder."
+            )
+
+
+def _identity(tensor: Tensor) -> object:
+    """The same memory, read the same way, not written to since; None where torch does not count writes."""
+    if tensor.is_inference():
+        return None
+    return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, tensor.device

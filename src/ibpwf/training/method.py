@@ -1,0 +1,193 @@
+"""What every continual-learning method is to the rest of the program.
+
+A method learns one task at a time: `begin_task` names the phases to train, the loop in `training/` then calls
+`parameters` and `loss`, and `end_task` stores what is to be kept. Nothing of a task counts before `end_task`
+has returned, so training may be broken off anywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from ibpwf.core.forgetting import Forgotten
+from ibpwf.errors import InputError
+from ibpwf.inference.prediction import Prediction
+from ibpwf.settings import FrozenSettings
+from ibpwf.training.phase import Phase
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """One task's training data on the training device; `y` counts the task's classes from 0."""
+
+    name: str
+    index: int
+    classes: tuple[int, ...]
+    x: Tensor
+    y: Tensor
+    seed: int
+    serial: int | None = None  # its number among all tasks ever learnt, where that is not `index`
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """A stream of random numbers that depends on seed, task and purpose alone: a learner that was stored
+        and loaded draws the same numbers as one that never stopped."""
+        key = f"{self.seed}/{self.index if self.serial is None else self.serial}/{purpose}".encode()
+        number = 1469598103934665603
+        for byte in key:
+            number = ((number ^ byte) * 1099511628211) % (1 << 63)
+        return torch.Generator(device).manual_seed(number)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Factors in use while a task trains; zero for methods without factors."""
+
+    active: int = 0
+    new: int = 0
+
+    @property
+    def reused(self) -> int:
+        return self.active - self.new
+
+
+class Method(ABC):
+    """A way to learn task after task."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line for `ibpwf methods`
+    stores: ClassVar[str]  # what is kept between tasks
+    serves_both: ClassVar[bool] = False  # whether one training answers with the task given and inferred
+    settings_type: ClassVar[type[FrozenSettings]] = FrozenSettings
+    answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
+    capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
+    tf32: bool = True  # whether products rounded to 10 bits are precise enough to train with on CUDA
+    bfloat16: bool = False  # whether they may be rounded to 8, as settings may say with `precision`
+    resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
+    decides_on_host: ClassVar[bool] = False  # whether `on_host` has something to do
+    locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @abstractmethod
+    def begin_task(self, data: TaskData) -> Sequence[Phase]:
+        """Prepare for a task and say what to train."""
+
+    def examples_to_train(self, data: TaskData) -> tuple[Tensor, Tensor]:
+        """The rows that mini-batches are made of; asked for after `begin_task`."""
+        return data.x, data.y
+
+    @abstractmethod
+    def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
+        """What moves in this phase; asked for again after `after_epoch` returns True."""
+
+    @abstractmethod
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The mini-batch loss, and a term worth showing beside it (a KL, a penalty)."""
+
+    def generators(self) -> Sequence[torch.Generator]:
+        """Random streams the loss draws from (a captured CUDA graph must know them)."""
+        return ()
+
+    def buffers(self) -> Sequence[Tensor]:
+        """State the loss changes besides parameters, such as running statistics."""
+        return ()
+
+    def after_backward(self) -> None:  # noqa: B027
+        """Called between the backward pass and the optimiser's step; may change gradients."""
+
+    def on_host(self) -> None:  # noqa: B027
+        """Called after `after_backward` for what must be decided on the CPU; never part of a recorded step."""
+
+    def after_step(self) -> None:  # noqa: B027 (most methods have nothing to do here)
+        """Called after every optimiser step."""
+
+    def after_epoch(self, phase: Phase, epoch: int) -> bool:
+        """Called after every epoch; True when the parameters to train are new ones."""
+        return False
+
+    def counts(self) -> Counts:
+        return Counts()
+
+    def check_resumable(self) -> None:
+        """Refuse checkpoints of a task in progress where the method cannot give its training state."""
+        if not self.resumable:
+            raise self._not_resumable()
+
+    def _not_resumable(self) -> InputError:
+        remedy = "leave checkpoint out and save after each task"
+        return InputError(f"method '{self.name}' cannot be resumed inside a task; {remedy}.")
+
+    def training_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The task in progress as JSON and tensors: all that training has changed since `begin_task`."""
+        raise self._not_resumable()
+
+    def load_training_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `training_state`, on a method that has just begun the same task."""
+        raise self._not_resumable()
+
+    @abstractmethod
+    def end_task(self, data: TaskData) -> None:
+        """Keep what the task taught; the only place where a method's lasting state changes."""
+
+    @abstractmethod
+    def trial(self, x: Tensor) -> object:
+        """What the network gives for one example, to see that its shape fits."""
+
+    @abstractmethod
+    def logits(self, x: Tensor, task: int) -> Tensor:
+        """A task's raw outputs, a column per class of the task."""
+
+    def serial(self, task: int) -> int:
+        """A task's number among all that were ever learnt, of the next task too. Forgetting changes numbers, not
+        serials: files and random streams go by them."""
+        return task
+
+    def forget(self, task: int) -> Forgotten:
+        """Remove one task and leave the others' answers as they are."""
+        raise InputError(
+            f"method '{self.name}' cannot forget one task, because its tasks share weights; train again without it."
+        )
+
+    def use(self, task: int) -> dict[str, dict[str, int]]:
+        """Factors per layer as they were when a task ended; empty for methods without factors."""
+        return {}
+
+    @abstractmethod
+    def memory(self) -> dict[str, int]:
+        """Bytes kept between tasks, by kind."""
+
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Numbers the method stores to answer with, after the tasks so far."""
+
+    @abstractmethod
+    def configuration(self) -> dict[str, Any]:
+        """JSON from which `create` makes the same untrained method again."""
+
+    @classmethod
+    @abstractmethod
+    def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
+        """An untrained method from its configuration."""
+
+    def abandon_task(self) -> None:  # noqa: B027
+        """Called when a task breaks off: be as before `begin_task`."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+        """Answer inputs, for a task per row, or inferring it when `task` is None."""
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """What to store: JSON, and named files of tensors (one per task where it can be)."""
+
+    @abstractmethod
+    def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """The inverse of `state`, on a fresh method."""

@@ -1,0 +1,71 @@
+"""Presets are sound, hold the paper's numbers, and mistyped names are answered with the right ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from ibpwf.errors import InputError
+from ibpwf.lab.data.scenarios import scenario_names
+from ibpwf.lab.experiments.paper import target, targets
+from ibpwf.lab.experiments.presets import FAMILIES, PRESETS, preset
+
+WITH_PRESETS = [name for key, family in FAMILIES.items() for name in (key, *family.also)]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("scenario", WITH_PRESETS)
+def test_every_preset_makes_settings_and_names_a_network(scenario: str, name: str) -> None:
+    chosen = preset(scenario, name)
+    settings = chosen.make_settings()
+    assert scenario in scenario_names()
+    assert {key: getattr(settings, key) for key in chosen.settings} == chosen.settings
+    assert chosen.network["builder"] in ("mlp", "resnet20")
+
+
+def test_the_papers_experiments_have_the_papers_numbers() -> None:
+    split, permuted = (preset(name, "paper") for name in ("split-mnist", "permuted-mnist"))
+    assert split.network["hidden"] == [400]
+    assert permuted.network["hidden"] == [1000, 1000]
+    one, other = split.make_settings(), permuted.make_settings()
+    assert (one.alpha, one.max_factors, one.epochs, one.finetune_epochs, one.batch_size) == (200, 400, 10, 5, 32)
+    assert (other.alpha, other.max_factors, other.finetune_epochs, other.batch_size) == (700, None, 5, 64)
+    assert (one.heads, other.heads) == ("shared", "per-task")
+    assert one.learning_rate == other.learning_rate == 1e-3
+    assert one.kl_terms == other.kl_terms == 10
+    assert one.gaussians == other.gaussians == "task"
+
+
+def test_a_preset_that_departs_from_the_papers_text_says_so() -> None:
+    assert "200" in preset("split-mnist", "paper").note
+    assert "kappa 0.6" in preset("permuted-mnist", "paper").note
+
+
+def test_mistyped_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(
+        InputError, match=r"unknown preset 'papre'\. Did you mean 'paper'\? Known: paper, default, quick"
+    ):
+        preset("split-mnist", "papre")
+    with pytest.raises(InputError, match=r"unknown scenario 'split-minst'\. Did you mean 'split-mnist'\?"):
+        preset("split-minst", "paper")
+
+
+def test_a_scenario_without_presets_is_told_apart_from_one_that_does_not_exist() -> None:
+    for name in sorted(set(scenario_names()) - set(WITH_PRESETS)):
+        with pytest.raises(InputError, match=rf"scenario '{name}' has no preset yet.*presets exist for split-mnist"):
+            preset(name, "paper")
+
+
+def test_the_papers_tables_are_read_as_printed() -> None:
+    found = target("split-mnist", "task-inference", "ibpwf")
+    assert found is not None
+    assert found.mean == 92.63
+    assert target("split-mnist", "task", "no-such-method") is None
+    assert len({(t.table, t.benchmark, t.setting, t.method, t.note) for t in targets()}) == len(targets())
+
+
+def test_baselines_on_cifar_have_the_papers_length_and_a_short_one_that_says_so() -> None:
+    paper, short = (preset("split-cifar10", name, "ewc") for name in ("paper", "default"))
+    assert paper.make_settings("ewc").epochs == 160
+    assert short.make_settings("ewc").epochs == 20
+    assert "instead of the paper's 160" in short.note
+    assert paper.make_settings("ewc").coefficient == short.make_settings("ewc").coefficient

@@ -1,0 +1,138 @@
+"""Runs that train together: each as if alone, and none lost when all are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ibpwf.lab.experiments.reproduction import reproduce as engine
+from ibpwf.lab.experiments.reproduction.experiment import Experiment, RunSpec
+from ibpwf.lab.experiments.reproduction.sweeps import sweep
+from ibpwf.lab.experiments.run import Planned, run, run_together
+from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.storage import folder as store
+
+SHORT = {"epochs": 1, "finetune_epochs": 1}
+TIMES = ("seconds", "samples_per_second", "command")
+
+
+def config(alpha: float, tasks: int = 3, **more: Any) -> RunConfig:
+    changes = {**SHORT, "alpha": alpha}
+    return RunConfig("split-digits", "ibpwf", "quick", (0, 1), changes, tasks, "cpu", **more)
+
+
+def timeless(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key not in TIMES}
+
+
+def test_each_gives_what_it_gives_alone_and_keeps_the_models_that_were_asked_for(tmp_path: Path) -> None:
+    chosen = [config(16.0), config(8.0, tasks=2, models=False)]
+    planned = [Planned(one, tmp_path / str(i), f"command {i}") for i, one in enumerate(chosen)]
+    results = run_together(planned)
+    for one, plan, result in zip(chosen, planned, results, strict=True):
+        assert store.read_json(plan.out / "result.json") == result
+        assert result["command"] == plan.command
+        assert timeless(run(one, tmp_path / f"alone-{plan.out.name}", command="c")) == timeless(result)
+    assert (tmp_path / "0" / "seed-1" / "model" / store.MANIFEST).exists()
+    assert not (tmp_path / "1" / "seed-1" / "model").exists()
+    assert (tmp_path / "1" / "seed-1" / "rows.json").exists()
+
+
+def specs(*alphas: float) -> tuple[RunSpec, ...]:
+    return tuple(RunSpec("split-digits", preset="quick", changes={**SHORT, "alpha": a}, tasks=2) for a in alphas)
+
+
+def sweep_of(runs: tuple[RunSpec, ...]) -> Experiment:
+    return Experiment("figure-alpha", "α", "", "sweep", {"quick": runs, "full": runs}, sweep("alpha"))
+
+
+def jobs_of(figure: Experiment, out: Path, seeds: int | None = None) -> list[engine.Job]:
+    return engine.jobs_of(figure, out, "quick", seeds, "cpu")
+
+
+def test_groups_hold_what_has_not_run_yet_and_no_more_learners_than_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "MOST_LEARNERS", 5)
+    jobs = jobs_of(sweep_of(specs(8.0, 10.0, 12.0, 14.0)), tmp_path, seeds=2)
+    engine.train_together(jobs[:1], None)
+    assert engine.groups(jobs) == [[jobs[1], jobs[2]], [jobs[3]]]
+
+
+def test_a_figure_trained_together_measures_what_it_does_one_by_one(tmp_path: Path) -> None:
+    figure = sweep_of(specs(8.0, 16.0))
+    made = [
+        engine.reproduce(figure, tmp_path / str(t), budget="full", seeds=1, device="cpu", together=t)
+        for t in (True, False)
+    ]
+    accuracies = [
+        [(p["value"], p["task"], p["class"]) for p in one["measured"]["panels"][0]["points"]] for one in made
+    ]
+    assert accuracies[0] == accuracies[1]
+    assert made[0]["note"].startswith("shortened: ibpwf on split-digits: the first 2 tasks, 1 + 1 epochs")
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_run_together import figure_to_kill
+from ibpwf.lab.experiments.reproduction.reproduce import reproduce
+reproduce(figure_to_kill(), Path({out!r}), budget="quick", device="cpu", together={together})
+"""
+
+
+def figure_to_kill() -> Experiment:
+    long = {"epochs": 12, "finetune_epochs": 3}
+    runs = tuple(
+        RunSpec("split-digits", preset="quick", changes={**changes, "alpha": a}, tasks=3)
+        for a, changes in ((8.0, SHORT), (16.0, long))
+    )
+    return sweep_of(runs)
+
+
+def started(out: Path, together: bool) -> subprocess.Popen[bytes]:
+    script = SCRIPT.format(here=str(Path(__file__).parent), out=str(out), together=together)
+    return subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def killed_once(out: Path, there: Path, together: bool) -> None:
+    process = started(out, together)
+    until = time.monotonic() + 120
+    while not there.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (out / "figure-alpha").exists()
+
+
+def test_killed_one_by_one_it_loses_the_run_in_progress_alone(tmp_path: Path) -> None:
+    figure = figure_to_kill()
+    first = jobs_of(figure, tmp_path)[0].folder / "result.json"
+    killed_once(tmp_path, first, together=False)
+    stamp = first.stat().st_mtime_ns
+    result = engine.reproduce(figure, tmp_path, budget="quick", device="cpu", resume=True)
+    assert first.stat().st_mtime_ns == stamp
+    whole = engine.reproduce(figure, tmp_path / "whole", budget="quick", device="cpu")
+    assert [r["accuracy"] for r in result["runs"]] == [r["accuracy"] for r in whole["runs"]]
+
+
+def test_killed_together_all_go_on_after_the_last_finished_task(tmp_path: Path) -> None:
+    figure = figure_to_kill()
+    folders = [job.folder for job in jobs_of(figure, tmp_path)]
+    killed_once(tmp_path, folders[1] / "seed-0" / "model" / store.MANIFEST, together=True)
+    kept = [store.read_json(folder / "seed-0" / "rows.json")["rows"] for folder in folders]
+    assert [len(rows) for rows in kept] == [1, 1]
+    result = engine.reproduce(figure, tmp_path, budget="quick", device="cpu", resume=True, together=True)
+    for folder, rows in zip(folders, kept, strict=True):
+        assert store.read_json(folder / "seed-0" / "rows.json")["rows"][:1] == rows  # with its seconds: not run again
+        assert not (folder / "seed-0" / "model").exists()
+    whole = engine.reproduce(figure, tmp_path / "whole", budget="quick", device="cpu")
+    assert [r["accuracy"] for r in result["runs"]] == [r["accuracy"] for r in whole["runs"]]

@@ -1,0 +1,184 @@
+"""The bounds: one network per task, and one network on all data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.nn import functional as F
+
+from ibpwf import models
+from ibpwf.errors import InputError
+from ibpwf.lab.data.tasks import Scenario, Task
+from ibpwf.lab.methods.bounds import Joint, Separate
+from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Problem
+from ibpwf.training.loop import task_steps
+from ibpwf.training.method import TaskData
+
+SMALL = DenseSettings(hidden=(24,), epochs=3, batch_size=16, learning_rate=0.01)
+KINDS = [(Separate, "task"), (Joint, "task"), (Joint, "class")]
+
+
+def data_of(task: Task, rows: int | None = None) -> TaskData:
+    classes, y = torch.unique(task.train.y, return_inverse=True)
+    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x[:rows], y[:rows], seed=5)
+
+
+def train(method: DenseMethod, *tasks: TaskData) -> DenseMethod:
+    for data in tasks:
+        for _ in task_steps(method, data):
+            pass
+    return method
+
+
+def learn(method: DenseMethod, tasks: Sequence[Task]) -> DenseMethod:
+    return train(method, *map(data_of, tasks))
+
+
+def fresh(kind: type[DenseMethod], setting: str) -> DenseMethod:
+    return kind(Problem((64,), 10, setting), SMALL, seed=5)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
+def taught(request: pytest.FixtureRequest, digits: Scenario) -> DenseMethod:
+    return learn(fresh(*request.param), digits[:3])
+
+
+def reloaded(method: DenseMethod) -> DenseMethod:
+    """Through JSON and safetensors into a method made from its configuration alone."""
+    content, files = method.state()
+    new = type(method).create(json.loads(json.dumps(method.configuration())))
+    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
+    return new
+
+
+def same_state(one: DenseMethod, other: DenseMethod) -> bool:
+    (content, files), (content_too, files_too) = one.state(), other.state()
+    pairs = [(files[f], files_too[f]) for f in files]
+    return (
+        content == content_too
+        and files.keys() == files_too.keys()
+        and all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
+    )
+
+
+def test_every_task_is_still_known_at_the_end(taught: DenseMethod, digits: Scenario) -> None:
+    for task in digits[:3]:
+        t = torch.full((len(task.test.y),), task.index) if taught.problem.setting == "task" else None
+        labels = taught.predict(task.test.x, t, marginal=False, draws=0, seed=0).labels
+        assert (labels == task.test.y).double().mean() > 0.9
+
+
+def test_a_separate_network_owes_nothing_to_the_tasks_before_it(digits: Scenario) -> None:
+    one, other = fresh(Separate, "task"), fresh(Separate, "task")
+    train(one, data_of(digits[0]), data_of(digits[1]))
+    train(other, TaskData("noise", 0, (0, 1), torch.randn(64, 64), torch.arange(64) % 2, seed=5), data_of(digits[1]))
+    assert torch.equal(one.logits(digits[1].test.x, 1), other.logits(digits[1].test.x, 1))
+    assert not torch.equal(one.logits(digits[0].test.x, 0), other.logits(digits[0].test.x, 0))
+
+
+def test_a_separate_network_does_not_change_once_its_task_is_over(digits: Scenario) -> None:
+    method = learn(fresh(Separate, "task"), digits[:1])
+    before = method.logits(digits[0].test.x, 0)
+    learn(method, [digits[1]])
+    assert torch.equal(method.logits(digits[0].test.x, 0), before)
+
+
+def test_separate_networks_grow_by_a_network_a_task(digits: Scenario) -> None:
+    method = learn(fresh(Separate, "task"), digits[:3])
+    assert isinstance(method, Separate)
+    one = (64 * 24 + 24) + (24 * 2 + 2)
+    assert [method.parameters_after(task) for task in range(3)] == [one, 2 * one, 3 * one]
+    assert method.memory() == {"network": 4 * 3 * one}
+
+
+def plain_training(tasks: Sequence[TaskData], setting: str) -> dict[str, Tensor]:
+    """An ordinary loop over the union of the tasks, written out."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        net = models.mlp(64, SMALL.hidden, 10)
+    x = torch.cat([data.x for data in tasks])
+    y = torch.cat([data.y + 2 * data.index for data in tasks])
+    optimizer = torch.optim.Adam(net.parameters(), lr=SMALL.learning_rate, fused=True)
+    shuffle = tasks[-1].generator("shuffle")
+    for _ in range(SMALL.epochs):
+        order = torch.randperm(len(y), generator=shuffle)
+        for rows in torch.split(order, SMALL.batch_size):
+            logits, labels = net(x[rows])[:, : 2 * len(tasks)], y[rows]
+            if setting == "task":
+                pair = 2 * torch.div(labels, 2, rounding_mode="floor")
+                logits = torch.stack([logits.gather(1, (pair + k).unsqueeze(1)).squeeze(1) for k in (0, 1)], 1)
+                labels = labels - pair
+            optimizer.zero_grad()
+            F.cross_entropy(logits, labels).backward()
+            optimizer.step()
+    return net.state_dict()
+
+
+@pytest.mark.parametrize("setting", ["task", "class"])
+def test_joint_is_a_plain_training_on_the_union_of_all_data(setting: str, digits: Scenario) -> None:
+    tasks = [data_of(task, rows=160) for task in digits[:3]]  # ten batches each, so that all steps are whole
+    method = train(fresh(Joint, setting), *tasks)
+    expected = plain_training(tasks, setting)
+    for name, tensor in method.net.state_dict().items():
+        if setting == "class":
+            assert torch.equal(tensor, expected[name])
+        else:  # another order of additions in the softmax
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_joint_takes_its_passes_over_the_union_whatever_the_newest_task_is(digits: Scenario) -> None:
+    method = train(fresh(Joint, "class"), data_of(digits[0], rows=200))
+    steps = sum(1 for _ in task_steps(method, data_of(digits[1], rows=40)))
+    assert steps == SMALL.epochs * (240 // 16)
+
+
+def test_joint_stores_each_tasks_examples_once(digits: Scenario) -> None:
+    one = learn(fresh(Joint, "class"), digits[:1])
+    two = learn(reloaded(one), [digits[1]])
+    assert torch.equal(one.state()[1]["examples-0"]["x"], two.state()[1]["examples-0"]["x"])
+    assert set(two.state()[1]) - set(one.state()[1]) == {"examples-1"}
+
+
+def test_joint_keeps_every_example_and_says_so(digits: Scenario) -> None:
+    method = learn(fresh(Joint, "class"), digits[:2])
+    assert isinstance(method, Joint)
+    for (x, _), task in zip(method.examples, digits[:2], strict=True):
+        assert torch.equal(x, task.train.x)
+    rows = len(digits[0].train) + len(digits[1].train)
+    assert method.memory()["examples"] == rows * (64 * 4 + 8)
+
+
+def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: DenseMethod, digits: Scenario) -> None:
+    copy = reloaded(taught)
+    assert same_state(copy, taught)
+    never_stopped = learn(fresh(type(taught), taught.problem.setting), digits[:4])
+    assert same_state(learn(copy, [digits[3]]), never_stopped)
+
+
+def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: DenseMethod, digits: Scenario) -> None:
+    method, untouched = reloaded(taught), reloaded(taught)
+    steps = task_steps(method, data_of(digits[3]))
+    for _ in range(20):
+        next(steps)
+    steps.close()
+    assert same_state(method, untouched)
+    assert same_state(learn(method, [digits[3]]), learn(untouched, [digits[3]]))
+
+
+def test_separate_networks_have_no_class_setting() -> None:
+    with pytest.raises(InputError, match="answers: task"):
+        Separate(Problem((64,), 10, "class"))
+
+
+def test_more_classes_than_outputs_are_refused_and_nothing_is_kept(digits: Scenario) -> None:
+    for kind in (Separate, Joint):
+        method = learn(kind(Problem((64,), 3, "task"), SMALL), digits[:1])
+        untouched = reloaded(method)
+        with pytest.raises(InputError, match="more classes than the 3"):
+            learn(method, [digits[1]])
+        assert same_state(method, untouched)

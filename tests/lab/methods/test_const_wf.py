@@ -1,0 +1,181 @@
+"""Const-WF: ν factors for the first task, ω more for each next, all of them read, the old ones never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ibpwf.errors import InputError
+from ibpwf.lab.data.tasks import Scenario, Task
+from ibpwf.lab.methods.const_wf import ConstWF, ConstWFSettings
+from ibpwf.lab.methods.dense import Problem
+from ibpwf.training.loop import task_steps
+from ibpwf.training.method import TaskData
+
+NU, OMEGA = 12, 5
+SMALL = ConstWFSettings(hidden=(32,), nu=NU, omega=OMEGA, epochs=4, learning_rate=0.01)
+
+
+def data_of(task: Task) -> TaskData:
+    classes, y = torch.unique(task.train.y, return_inverse=True)
+    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed=5)
+
+
+def learn(method: ConstWF, tasks: Sequence[Task]) -> ConstWF:
+    for task in tasks:
+        for _ in task_steps(method, data_of(task)):
+            pass
+    return method
+
+
+def fresh(settings: ConstWFSettings = SMALL) -> ConstWF:
+    return ConstWF(Problem((64,), 10, "class"), settings, seed=5)
+
+
+def reloaded(method: ConstWF) -> ConstWF:
+    """Through JSON and safetensors into a method made from its configuration alone."""
+    content, files = method.state()
+    new = ConstWF.create(json.loads(json.dumps(method.configuration())))
+    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
+    return new
+
+
+def answer(method: ConstWF, task: Task, *, known: bool) -> Tensor:
+    t = torch.full((len(task.test.y),), task.index) if known else None
+    return method.predict(task.test.x, t, marginal=not known, draws=0, seed=0).probabilities
+
+
+def accuracy(method: ConstWF, tasks: Sequence[Task], *, known: bool) -> float:
+    right = []
+    for task in tasks:
+        t = torch.full((len(task.test.y),), task.index) if known else None
+        right.append(method.predict(task.test.x, t, marginal=False, draws=0, seed=0).labels == task.test.y)
+    return torch.cat(right).double().mean().item()
+
+
+def same_state(one: ConstWF, other: ConstWF) -> bool:
+    (content, files), (content_too, files_too) = one.state(), other.state()
+    same = (torch.equal(tensor, files_too[file][name]) for file in files for name, tensor in files[file].items())
+    return content == content_too and files.keys() == files_too.keys() and all(same)
+
+
+@pytest.fixture(scope="module")
+def taught(digits: Scenario) -> ConstWF:
+    return learn(fresh(), digits[:3])
+
+
+def test_every_layer_has_nu_factors_and_omega_more_with_each_next_task(taught: ConstWF) -> None:
+    for number in range(3):
+        for use in taught.model.use(number).values():
+            assert use.total == NU + number * OMEGA
+            assert use.active == use.total, "a task reads all factors there are"
+            assert use.new == (OMEGA if number else NU)
+
+
+def test_a_task_answers_with_the_sum_of_all_its_factors_weighted_by_its_strengths(
+    taught: ConstWF, digits: Scenario
+) -> None:
+    task = taught.model.tasks[1]
+    h = digits[1].test.x.double().numpy()
+    for name in ("hidden1", "head"):
+        blocks = taught.model.layers[name].blocks[:2]
+        weight = np.zeros((h.shape[1], blocks[0].b.shape[1]))
+        for block in blocks:
+            for k, position in enumerate(block.positions.tolist()):
+                strength = task.vectors[name].strength[position].item()
+                weight += strength * np.outer(block.a[:, k].double().numpy(), block.b[k].double().numpy())
+        h = h @ weight + task.own[f"{name}.bias"].double().numpy()
+        if name == "hidden1":
+            h = np.maximum(h, 0)
+    own = np.exp(h[:, :2]) / np.exp(h[:, :2]).sum(1, keepdims=True)
+    np.testing.assert_allclose(answer(taught, digits[1], known=True)[:, 2:4].numpy(), own, atol=1e-5)
+
+
+def test_later_tasks_leave_factors_and_answers_of_earlier_ones_as_they_are_to_the_bit(digits: Scenario) -> None:
+    method = learn(fresh(), digits[:1])
+    layers = method.model.layers
+    before = {name: (d.blocks[0].a.clone(), d.blocks[0].b.clone()) for name, d in layers.items()}
+    answered = answer(method, digits[0], known=True)
+    right = accuracy(method, digits[:1], known=True)
+    learn(method, digits[1:3])
+    for name, (a, b) in before.items():
+        assert torch.equal(layers[name].blocks[0].a, a)
+        assert torch.equal(layers[name].blocks[0].b, b)
+    assert torch.equal(answer(method, digits[0], known=True)[:, :2], answered)
+    assert accuracy(method, digits[:1], known=True) == right
+
+
+def test_one_training_answers_both_settings(taught: ConstWF, digits: Scenario) -> None:
+    assert accuracy(taught, digits[:3], known=True) > 0.95
+    assert accuracy(taught, digits[:3], known=False) > 0.8
+
+
+def test_without_the_buffet_there_is_nothing_uncertain_about_the_selection(taught: ConstWF, digits: Scenario) -> None:
+    t = torch.zeros(len(digits[0].test.y), dtype=torch.long)
+    drawn = taught.predict(digits[0].test.x, t, marginal=False, draws=5, seed=1)
+    np.testing.assert_allclose(drawn.probabilities, answer(taught, digits[0], known=True), atol=1e-5)
+
+
+def test_with_no_new_factors_a_task_learns_by_its_strengths_alone(digits: Scenario) -> None:
+    method = learn(fresh(SMALL.replace(nu=40, omega=0, epochs=8)), digits[:2])
+    assert all(use.new == 0 and use.total == 40 for use in method.model.use(1).values())
+    assert accuracy(method, [digits[1]], known=True) > 0.85
+
+
+def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: ConstWF, digits: Scenario) -> None:
+    copy = reloaded(taught)
+    assert same_state(copy, taught)
+    went_on = learn(reloaded(taught), [digits[3]])
+    assert same_state(learn(copy, [digits[3]]), went_on)
+    assert same_state(learn(fresh(), digits[:4]), went_on), "and as one that never stopped"
+
+
+def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: ConstWF, digits: Scenario) -> None:
+    method, untouched = reloaded(taught), reloaded(taught)
+    steps = task_steps(method, data_of(digits[3]))
+    for _ in range(30):
+        next(steps)
+    steps.close()
+    assert same_state(method, untouched)
+    assert same_state(learn(method, [digits[3]]), learn(untouched, [digits[3]]))
+
+
+def test_another_seed_gives_other_factors(digits: Scenario) -> None:
+    quick = SMALL.replace(epochs=1)
+    one, other = (ConstWF(Problem((64,), 10, "class"), quick, seed=seed) for seed in (1, 2))
+    data = data_of(digits[0])
+    for method, seed in ((one, 1), (other, 2)):
+        own = TaskData(data.name, data.index, data.classes, data.x, data.y, seed)
+        for _ in task_steps(method, own):
+            pass
+    assert not torch.equal(one.model.layers["head"].blocks[0].a, other.model.layers["head"].blocks[0].a)
+
+
+def test_memory_counts_the_bytes_that_are_stored_by_kind(taught: ConstWF) -> None:
+    memory = taught.memory()
+    factors = NU + 2 * OMEGA
+    assert memory["factors"] == factors * (4 * (64 + 32) + 8) + factors * (4 * (32 + 10) + 8)
+    assert memory["moments"] == 3 * 8 * (32 + 32 * 32)
+    assert sum(memory.values()) == sum(t.nbytes for file in taught.state()[1].values() for t in file.values())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("nu", 0), ("omega", -1), ("ridge", 0.0), ("strength_std", -1.0), ("heads", "own")]
+)
+def test_settings_that_make_no_sense_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=field):
+        SMALL.replace(**{field: value})
+
+
+def test_a_task_with_more_classes_than_the_shared_head_is_refused_and_forgotten(digits: Scenario) -> None:
+    method = ConstWF(Problem((64,), 1, "class"), SMALL)
+    with pytest.raises(InputError, match="heads='per-task'"):
+        learn(method, digits[:1])
+    assert method.network is None
+    assert method.classes == []

@@ -1,0 +1,202 @@
+"""Progressive networks and side-tuning: what they compute, what they add with a task, and that old tasks stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from ibpwf.errors import InputError
+from ibpwf.lab.data.tasks import Scenario, Task
+from ibpwf.lab.methods.bounds import Separate
+from ibpwf.lab.methods.dense import Problem
+from ibpwf.lab.methods.pnn import PNN, Column, PNNSettings
+from ibpwf.lab.methods.side_tuning import Branch, SideTuning, SideTuningSettings
+from ibpwf.training.loop import task_steps
+from ibpwf.training.method import TaskData
+
+PROBLEM = Problem((64,), 10, "task")
+PNN_SMALL = PNNSettings(hidden=(16, 12), adapter=6, epochs=3, batch_size=16, learning_rate=0.01)
+SIDE_SMALL = SideTuningSettings(hidden=(20, 16), side_hidden=(4,), epochs=4, batch_size=16, learning_rate=0.01)
+BOTH = pytest.mark.parametrize("kind", ["pnn", "side-tuning"])
+
+
+def fresh(kind: str) -> Separate:
+    if kind == "pnn":
+        return PNN(PROBLEM, PNN_SMALL, seed=5)
+    return SideTuning(PROBLEM, SIDE_SMALL, seed=5)
+
+
+def data_of(task: Task) -> TaskData:
+    classes, y = torch.unique(task.train.y, return_inverse=True)
+    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed=5)
+
+
+def learn(method: Separate, tasks: Sequence[Task]) -> Separate:
+    for task in tasks:
+        for _ in task_steps(method, data_of(task)):
+            pass
+    return method
+
+
+@pytest.fixture(scope="module", params=["pnn", "side-tuning"])
+def taught(request: pytest.FixtureRequest, digits: Scenario) -> Separate:
+    return learn(fresh(request.param), digits[:3])
+
+
+def answer(method: Separate, task: Task) -> Tensor:
+    t = torch.full((len(task.test.y),), task.index)
+    return method.predict(task.test.x, t, marginal=False, draws=0, seed=0).probabilities
+
+
+def reloaded(method: Separate) -> Separate:
+    """Through JSON and safetensors into a method made from its configuration alone."""
+    content, files = method.state()
+    new = type(method).create(json.loads(json.dumps(method.configuration())))
+    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
+    return new
+
+
+def same_state(one: Separate, other: Separate) -> bool:
+    a, b = one.net.state_dict(), other.net.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) and one.classes == other.classes
+
+
+def linear(layer: nn.Module, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    state = {name: value.double().numpy() for name, value in layer.state_dict().items()}
+    return x @ state["weight"].T + state.get("bias", 0.0)
+
+
+def relu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.maximum(x, 0)
+
+
+def test_every_task_is_learnt(taught: Separate, digits: Scenario) -> None:
+    for task in digits[:3]:
+        first = 2 * task.index
+        own = answer(taught, task)[:, first : first + 2].argmax(1)
+        assert (torch.tensor(task.classes)[own] == task.test.y).double().mean() > 0.9
+
+
+@BOTH
+def test_new_tasks_leave_the_answers_for_old_ones_as_they_are_to_the_bit(kind: str, digits: Scenario) -> None:
+    method = learn(fresh(kind), digits[:2])
+    before = [answer(method, task)[:, :4] for task in digits[:2]]
+    learn(method, [digits[2], digits[3]])
+    for task, old in zip(digits[:2], before, strict=True):
+        assert torch.equal(answer(method, task)[:, :4], old)
+
+
+def test_a_column_reads_the_layers_below_it_in_all_earlier_columns(digits: Scenario) -> None:
+    method = learn(fresh("pnn"), digits[:3])
+    x = digits[2].test.x.double().numpy()
+    given: list[list[NDArray[np.float64]]] = []
+    for column in method.net:
+        assert isinstance(column, Column)
+        layers: list[NDArray[np.float64]] = []
+        for i in range(3):
+            z = linear(column.own[i], layers[-1] if layers else x)
+            if given and i > 0:
+                below = np.concatenate([earlier[i - 1] for earlier in given], 1) * column.scale[i - 1].item()
+                z = z + linear(column.up[i - 1], relu(linear(column.down[i - 1], below)))
+            layers.append(relu(z) if i < 2 else z)
+        given.append(layers)
+    np.testing.assert_allclose(method.logits(digits[2].test.x, 2).numpy(), given[2][2], atol=1e-4)
+
+
+def test_the_lateral_connections_of_a_later_column_are_trained_and_matter(digits: Scenario) -> None:
+    method = learn(fresh("pnn"), digits[:2])
+    before = answer(method, digits[1])
+    column = method.net[1]
+    assert isinstance(column, Column)
+    assert (column.scale != 0.1).all()
+    for up in column.up:
+        assert isinstance(up, nn.Linear)
+        up.weight.data.zero_()
+    assert (answer(method, digits[1]) - before).abs().max() > 0.01
+
+
+def test_a_columns_size_grows_with_the_columns_it_reads() -> None:
+    hidden = (64 * 16 + 16) + (16 * 12 + 12) + (12 * 2 + 2)
+
+    def lateral(earlier: int) -> int:
+        return (earlier * 16 * 6 + 6 + 6 * 12) + (earlier * 12 * 6 + 6 + 6 * 2) + 2
+
+    method = PNN(PROBLEM, PNN_SMALL)
+    sizes = [sum(p.numel() for p in method.module(task, 2).parameters()) for task in range(3)]
+    assert sizes == [hidden, hidden + lateral(1), hidden + lateral(2)]
+
+
+def test_parameters_after_a_task_counts_what_all_tasks_up_to_it_brought(taught: Separate) -> None:
+    counts = [taught.parameters_after(task) for task in range(3)]
+    assert counts[0] < counts[1] < counts[2]
+    assert 4 * counts[2] == taught.memory()["network"]
+
+
+def test_side_tuning_blends_the_first_tasks_features_with_the_side_networks(digits: Scenario) -> None:
+    method = learn(fresh("side-tuning"), digits[:2])
+    x = digits[1].test.x.double().numpy()
+    base, side = method.net[0], method.net[1]
+    assert isinstance(base, Branch)
+    assert isinstance(side, Branch)
+
+    def features(branch: Branch) -> NDArray[np.float64]:
+        h = x
+        for layer in branch.features:
+            h = linear(layer, h) if isinstance(layer, nn.Linear) else relu(h)
+        return h
+
+    alpha = 1 / (1 + np.exp(-side.blend.item()))
+    assert abs(alpha - 0.5) > 1e-3, "the blend is learnt"
+    expected = linear(side.head, alpha * features(base) + (1 - alpha) * features(side))
+    np.testing.assert_allclose(method.logits(digits[1].test.x, 1).numpy(), expected, atol=1e-4)
+    assert base.blend.item() == 0, "the base is alone in its own task"
+
+
+def test_a_side_network_is_small_beside_the_base() -> None:
+    method = SideTuning(Problem((784,), 10, "task"))
+    base, side = (sum(p.numel() for p in method.module(task, 2).parameters()) for task in (0, 1))
+    assert side < base / 5
+
+
+def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: Separate, digits: Scenario) -> None:
+    copy = reloaded(taught)
+    assert same_state(copy, taught)
+    assert torch.equal(answer(copy, digits[1]), answer(taught, digits[1]))
+    never_stopped = learn(fresh(taught.name), digits[:4])
+    assert same_state(learn(copy, [digits[3]]), never_stopped)
+
+
+def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: Separate, digits: Scenario) -> None:
+    method, untouched = reloaded(taught), reloaded(taught)
+    steps = task_steps(method, data_of(digits[3]))
+    for _ in range(20):
+        next(steps)
+    steps.close()
+    assert same_state(method, untouched)
+    assert same_state(learn(method, [digits[3]]), learn(untouched, [digits[3]]))
+
+
+@BOTH
+def test_the_class_setting_is_refused_with_what_there_is(kind: str) -> None:
+    method = {"pnn": PNN, "side-tuning": SideTuning}[kind]
+    with pytest.raises(InputError, match="answers: task"):
+        method(Problem((64,), 10, "class"))
+
+
+def test_an_unknown_task_is_refused(taught: Separate, digits: Scenario) -> None:
+    with pytest.raises(InputError, match="task="):
+        taught.predict(digits[0].test.x, None, marginal=False, draws=0, seed=0)
+
+
+def test_settings_that_make_no_sense_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="adapter is 0"):
+        PNNSettings(adapter=0)
+    with pytest.raises(InputError, match="side_hidden"):
+        SideTuningSettings(side_hidden=(50, 0))

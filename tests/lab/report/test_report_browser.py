@@ -1,0 +1,107 @@
+"""The page in a real browser: no complaints, nothing fetched, nothing cut off, figures that answer the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser
+
+from ibpwf.lab.report import write_report
+from ibpwf.lab.report.pdf import find_browser
+
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome on the PATH")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([finished], tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 768, 1440])
+def test_it_fits_and_nothing_complains(browser: Browser, page: Path, width: int, dark: bool) -> None:
+    browser.open(page, width, dark=dark)
+    assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+    boxes = browser.value(
+        "[...document.querySelectorAll('figure svg')].map(s => [s.getBoundingClientRect().width,"
+        " s.getBoundingClientRect().height])"
+    )
+    assert len(boxes) == 8
+    assert all(w > 200 and h > 100 for w, h in boxes)
+    assert browser.complaints() == []
+    assert browser.requests() == [page.resolve().as_uri()]
+
+
+def test_no_text_of_a_figure_is_cut_off(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    outside = browser.value(
+        "[...document.querySelectorAll('figure svg text')].filter(t => { const a = t.getBoundingClientRect(),"
+        " b = t.ownerSVGElement.getBoundingClientRect();"
+        " return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;"
+        " }).map(t => t.textContent)"
+    )
+    assert outside == []
+
+
+def test_text_can_be_read_on_a_phone(browser: Browser, page: Path) -> None:
+    browser.open(page, 390)
+    smallest = browser.value(
+        "Math.min(...[...document.querySelectorAll('figure svg text')].map(t =>"
+        " parseFloat(getComputedStyle(t).fontSize) * (m => Math.hypot(m.a, m.b))(t.getScreenCTM())))"
+    )
+    assert smallest >= 9
+
+
+def test_arrow_keys_read_a_figures_numbers(browser: Browser, page: Path) -> None:
+    browser.open(page, 1440)
+    browser.value("document.querySelector('figure svg').focus()")
+    tip = "document.getElementById('tip')"
+    browser.key("ArrowRight")
+    first = browser.value(f"{tip}.textContent")
+    assert first.startswith("task 0/1 after learning task 0/1: ")
+    browser.key("ArrowDown")
+    assert browser.value(f"{tip}.textContent").startswith("task 0/1 after learning task 2/3: ")
+    browser.key("ArrowRight")
+    assert browser.value(f"{tip}.textContent").startswith("task 2/3 after learning task 2/3: ")
+    assert browser.value(f"{tip}.hidden") is False
+    browser.key("Escape")
+    assert browser.value(f"{tip}.hidden") is True
+
+
+def test_a_tap_shows_a_bars_numbers_inside_the_window(browser: Browser, page: Path) -> None:
+    browser.open(page, 390)
+    browser.value("document.querySelector('#run1-factors svg').scrollIntoView({block: 'center'})")
+    box = browser.value(
+        "(b => [b.left + b.width / 2, b.top + b.height / 2])"
+        "(document.querySelector('#run1-factors svg .mark').getBoundingClientRect())"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+    shown = browser.value(
+        "(t => [t.textContent, t.hidden, t.getBoundingClientRect().left, t.getBoundingClientRect().right])"
+        "(document.getElementById('tip'))"
+    )
+    assert "reused" in shown[0]
+    assert shown[1] is False
+    assert shown[2] >= 0
+    assert shown[3] <= 390
+    assert browser.complaints() == []
+
+
+def test_titles_remain_where_scripts_do_not_run(browser: Browser, page: Path) -> None:
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(page, 1440)
+        root = browser.call("DOM.getDocument")["root"]["nodeId"]
+        found = browser.call("DOM.querySelectorAll", nodeId=root, selector=".mark > title")["nodeIds"]
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert len(found) > 20

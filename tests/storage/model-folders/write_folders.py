@@ -1,0 +1,65 @@
+"""Writes tiny model folders of the current schema version, with the answers they give, to be read by all later ones.
+
+Run once per schema version, with the code that introduced it: `python write_folders.py v2`. Old ones are never
+written anew: that they still load is the point.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ibpwf import Learner, Settings
+from ibpwf.storage import folder as store
+
+SETTINGS = Settings(epochs=40, finetune_epochs=2, alpha=3.0, batch_size=16, learning_rate=0.03, kappa=0.3)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+
+
+def examples(task: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(task)
+    y = torch.arange(48) % (2 + task % 2)
+    centres = 2 * torch.randn(3, *shape, generator=generator) + 3 * torch.randn(shape, generator=generator)
+    return torch.randn(48, *shape, generator=generator) + centres[y], y + 10 * task
+
+
+def write(
+    folder: Path, net: nn.Module, shape: tuple[int, ...], settings: Settings, forget: int | None = None
+) -> None:
+    learner = Learner(net, settings, seed=7, device="cpu")
+    tasks = 3 if forget is None else 4
+    for task in range(tasks):
+        learner.learn(*examples(task, shape), name=f"task {task}")
+    if forget is not None:
+        learner.forget(forget)
+    learner.save(folder, extra={"written by": folder.parent.name})
+    (folder / store.LOCK).unlink()
+    x = torch.cat([examples(task, shape)[0][:4] for task in range(tasks)])
+    told = learner.predict(x)
+    answers = {f"logits/{task.number}": learner.logits(x, task.number) for task in learner.tasks}
+    answers |= {"x": x, "labels": told.labels, "probabilities": told.probabilities}
+    answers["task_probabilities"] = told.task_probabilities
+    answers["drawn"] = learner.predict(x, task=1, draws=5, seed=1).probabilities
+    store.write_tensors(folder / "answers.safetensors", answers)
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    write(out / "mlp-shared-head", mlp(), (8,), SETTINGS.replace(gaussians="class"))
+    write(out / "convolution-head-per-task", convolution(), (1, 4, 4), SETTINGS.replace(heads="per-task"))
+    write(out / "first-task-forgotten", mlp(), (8,), SETTINGS, forget=0)
+
+
+if __name__ == "__main__":
+    main(Path(__file__).parent / sys.argv[1])

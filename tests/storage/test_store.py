@@ -1,0 +1,342 @@
+"""Folders keep what they were given, through crashes, full disks and damaged files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from disk_faults import Killed, calls_of, fault
+from ibpwf.errors import StoreError
+from ibpwf.storage import folder as store
+
+KIND = "model"
+OLD = {"base": {"w": torch.arange(6.0).reshape(2, 3)}, "task-0001": {"s": torch.tensor(1.5)}}
+NEW = {
+    "base": {"w": torch.arange(6.0).reshape(2, 3) + 1},  # a part that changes
+    "task-0002": {"s": torch.tensor(2.5), "none": torch.zeros(0, 4)},  # one that comes; task-0001 goes
+}
+
+
+def save(path: Path, parts: Any, tasks: int) -> None:
+    store.save_folder(path, kind=KIND, content={"tasks": tasks}, files=parts)
+
+
+def whole(path: Path) -> tuple[int, dict[str, dict[str, torch.Tensor]]]:
+    """What a reader gets, every part read and checked."""
+    opened = store.open_folder(path, kind=KIND)
+    return opened.content["tasks"], {name: opened.tensors(name) for name in opened.files}
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {item.name: item.read_bytes() for item in path.iterdir() if item.name != store.LOCK}
+
+
+# -------------------------------------------------------------------------------------- injected faults
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_save_killed_at_any_call_leaves_the_old_or_the_new_model(tmp_path: Path, after: bool) -> None:
+    save(tmp_path / "count", OLD, 1)
+    calls = calls_of(lambda: save(tmp_path / "count", NEW, 2))
+    assert calls > 15
+    seen = set()
+    for at in range(1, calls + 1):
+        path = tmp_path / str(at)
+        save(path, OLD, 1)
+        with contextlib.suppress(Killed), fault(at, Killed, True, after):
+            save(path, NEW, 2)
+        tasks, parts = whole(path)
+        assert same(parts, OLD if tasks == 1 else NEW)
+        assert store.verify_folder(path) == []
+        seen.add(tasks)
+        save(path, NEW, 2)  # and the next save works, and clears what the killed one left
+        assert same(whole(path)[1], NEW)
+        assert len(files_of(path)) == 3
+    assert seen == {1, 2}
+
+
+def test_a_first_save_killed_at_any_call_can_be_done_again(tmp_path: Path) -> None:
+    calls = calls_of(lambda: save(tmp_path / "count", OLD, 1))
+    for at in range(1, calls + 1):
+        path = tmp_path / str(at)
+        with contextlib.suppress(Killed), fault(at, Killed, True):
+            save(path, OLD, 1)
+        save(path, OLD, 1)
+        assert same(whole(path)[1], OLD)
+        assert len(files_of(path)) == 3
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "permission")])
+def test_a_system_error_at_any_call_is_a_store_error_and_loses_nothing(
+    tmp_path: Path, number: int, words: str
+) -> None:
+    save(tmp_path / "count", OLD, 1)
+    calls = calls_of(lambda: save(tmp_path / "count", NEW, 2))
+    refused = 0
+    for at in range(1, calls + 1):
+        path = tmp_path / str(at)
+        save(path, OLD, 1)
+        message = None
+        try:
+            with fault(at, lambda: OSError(number, os.strerror(number)), False):
+                save(path, NEW, 2)
+        except StoreError as error:
+            message = str(error)
+        tasks, parts = whole(path)
+        assert same(parts, OLD if tasks == 1 else NEW)
+        if message is not None:
+            assert words in message
+            assert str(path) in message
+            assert not [name for name in files_of(path) if ".tmp-" in name]
+            refused += 1
+    assert refused > calls // 2
+
+
+def test_paths_that_cannot_be_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    cases = [
+        (store.read_json, tmp_path / "none.json", "no such file"),
+        (store.read_json, tmp_path, "it is a folder"),
+        (store.read_json, tmp_path / "pipe", "not a plain file"),
+        (store.read_json, tmp_path / "file" / "x", "is a file, not a folder"),
+        (store.read_json, "a\0b", "null"),
+        (lambda path: store.write_text(path, ""), tmp_path, "it is a folder"),
+        (lambda path: store.write_text(path, ""), tmp_path / ("x" * 300), "too long"),
+        (lambda path: store.write_text(path, ""), tmp_path / "no" / "x", "no such file or folder"),
+        (lambda path: store.append_jsonl(path, {}), tmp_path / "no" / "x", "no such file or folder"),
+        (lambda path: save(path, OLD, 1), tmp_path / "file", "in the way"),
+        (lambda path: save(path, OLD, 1), tmp_path / "file" / "x", "is a file, not a folder"),
+        (store.open_folder, tmp_path / "none", "no such file or folder"),
+        (store.open_folder, tmp_path / "file", "is a file, not a folder"),
+        (store.open_folder, tmp_path, "not a model folder"),
+    ]
+    for call, path, words in cases:
+        with pytest.raises(StoreError, match=words):
+            call(path)  # type: ignore[operator]
+
+
+def test_a_file_that_may_not_be_read_is_a_store_error(tmp_path: Path) -> None:
+    save(tmp_path, OLD, 1)
+    opened = store.open_folder(tmp_path, kind=KIND)
+    for read in (lambda: store.open_folder(tmp_path, kind=KIND), lambda: opened.tensors("base")):
+        with (
+            fault(1, lambda: PermissionError(errno.EACCES, "denied"), True),
+            pytest.raises(StoreError, match="permission denied"),
+        ):
+            read()
+
+
+# ---------------------------------------------------------------------------------------------- folders
+
+
+def test_learning_a_task_adds_files_and_rewrites_none(tmp_path: Path) -> None:
+    parts: dict[str, dict[str, torch.Tensor]] = {"base": {"w": torch.randn(3)}}
+    save(tmp_path, parts, 0)
+    for task in range(1, 4):
+        before = {item: (item.stat().st_ino, item.stat().st_mtime_ns) for item in tmp_path.glob("*.safetensors")}
+        parts[f"task-{task:04}"] = {"s": torch.randn(2)}
+        save(tmp_path, parts, task)
+        for item, stamp in before.items():
+            assert (item.stat().st_ino, item.stat().st_mtime_ns) == stamp
+        assert len(list(tmp_path.glob("*.safetensors"))) == task + 1
+    assert same(whole(tmp_path)[1], parts)
+
+
+def test_parts_can_be_kept_without_being_passed_again(tmp_path: Path) -> None:
+    save(tmp_path, OLD, 1)
+    opened = store.save_folder(
+        tmp_path, kind=KIND, content={"tasks": 2}, files={"new": {"a": torch.ones(1)}}, keep=["base"]
+    )
+    assert set(opened.files) == {"base", "new"}
+    assert same(opened.tensors("base"), OLD["base"])
+    assert same(whole(tmp_path)[1]["base"], OLD["base"])
+    with pytest.raises(StoreError, match="no part 'task-0001' to keep"):
+        store.save_folder(tmp_path, kind=KIND, content={}, files={}, keep=["task-0001"])
+
+
+def test_the_manifest_lists_the_size_and_digest_of_each_file(tmp_path: Path) -> None:
+    save(tmp_path, OLD, 1)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["kind"], manifest["content"]) == (2, KIND, {"tasks": 1})
+    for entry in manifest["files"].values():
+        data = (tmp_path / entry["file"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
+
+
+def test_a_save_removes_only_files_of_ours(tmp_path: Path) -> None:
+    mine = ["notes.txt", "weights.safetensors", "a.tmp-file", "B.0123456789ab.safetensors"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    left = ["x.tmp-0123456789abcdef", "base.0123456789ab.safetensors"]
+    for name in left:
+        (tmp_path / name).write_text("left by a crash")
+    save(tmp_path, OLD, 1)
+    assert set(mine) <= set(files_of(tmp_path))
+    assert not set(left) & set(files_of(tmp_path))
+
+
+def test_any_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
+    save(tmp_path, OLD, 1)
+    chance = random.Random(0)
+    for name, data in files_of(tmp_path).items():
+        for _ in range(80):
+            bad = bytearray(data)
+            place = chance.randrange(len(bad))
+            bad[place] ^= 1 << chance.randrange(8)
+            if chance.random() < 0.3:
+                bad = bad[:place]
+            (tmp_path / name).write_bytes(bad)
+            try:
+                tasks, parts = whole(tmp_path)
+            except StoreError:
+                assert store.verify_folder(tmp_path)
+            else:  # one blank for another between two fields of the manifest
+                assert name == "manifest.json"
+                assert json.loads(bad) == json.loads(data)
+                assert tasks == 1
+                assert same(parts, OLD)
+        (tmp_path / name).write_bytes(data)
+    assert store.verify_folder(tmp_path) == []
+
+
+def test_verify_names_every_bad_file_and_a_save_puts_lost_ones_back(tmp_path: Path) -> None:
+    save(tmp_path, OLD, 1)
+    base, task = sorted(tmp_path.glob("*.safetensors"))
+    base.unlink()
+    task.write_bytes(task.read_bytes()[:-1])
+    problems = store.verify_folder(tmp_path)
+    assert [problem.file for problem in problems] == [base.name, task.name]
+    assert "missing" in problems[0].message
+    assert "bytes instead of" in problems[1].message
+    save(tmp_path, OLD, 1)
+    assert store.verify_folder(tmp_path) == []
+    assert [problem.file for problem in store.verify_folder(tmp_path / "none")] == ["manifest.json"]
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes the manifest as somebody would who also knows how to renew its digest."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = change(manifest) or manifest
+    if isinstance(manifest, dict) and "sha256" in manifest:
+        body = {key: value for key, value in manifest.items() if key != "sha256"}
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        manifest["sha256"] = hashlib.sha256(canonical).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.update(schema=3), "written by a newer ibpwf; upgrade"),
+        (lambda m: m.update(schema=True), "'schema' is True"),
+        (lambda m: m.update(schema=0), "'schema' is 0"),
+        (lambda m: m.pop("schema") and None, "'schema' is None"),
+        (lambda m: m.pop("content") and None, "missing fields: content"),
+        (lambda m: m.update(more=1), "unknown fields: more"),
+        (lambda m: m.update(content=[]), "'content' is not a dict"),
+        (lambda m: m.update(kind=3), "'kind' is not a str"),
+        (lambda m: m.update(kind="data"), "holds a 'data', not a 'model'"),
+        (lambda m: m.update(files=[]), "'files' is not a dict"),
+        (lambda m: [1, 2], "a list instead of an object"),
+        (lambda m: m["files"]["base"].update(file="../x.safetensors"), r"'../x.safetensors'.*refused"),
+        (lambda m: m["files"]["base"].update(file="/etc/passwd"), "'/etc/passwd'.*refused"),
+        (lambda m: m["files"].update({"../base": m["files"].pop("base")}), "refused"),
+        (lambda m: m["files"]["base"].update(sha256="0"), "sha256 is no digest"),
+        (lambda m: m["files"]["base"].update(bytes=-1), "bytes is not a size"),
+        (lambda m: m["files"]["base"].update(extra=1), "malformed"),
+        (lambda m: m["files"].update(base=None), "malformed"),
+    ],
+)
+def test_a_manifest_that_is_not_ours_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+    save(tmp_path, OLD, 1)
+    rewrite(tmp_path, change)
+    with pytest.raises(StoreError, match=words):
+        store.open_folder(tmp_path, kind=KIND)
+    before = files_of(tmp_path)
+    with pytest.raises(StoreError, match=words):  # nor is it written over
+        save(tmp_path, NEW, 2)
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "", "A", "a/b", "a" * 101, ".lock"])
+def test_a_part_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StoreError, match="cannot name a part"):
+        save(tmp_path / "m", {name: {}}, 1)
+    assert files_of(tmp_path / "m") == {}
+
+
+def test_an_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    save(tmp_path, OLD, 1)
+    with pytest.raises(StoreError, match=r"no part 'tusk'\. It has: base, task-0001"):
+        store.open_folder(tmp_path, kind=KIND).tensors("tusk")
+
+
+# ---------------------------------------------------------------------------------------------- locking
+
+
+def test_a_second_process_is_refused_while_the_first_writes_and_let_in_after(tmp_path: Path) -> None:
+    hold = "import fcntl,sys; f=open(sys.argv[1],'w'); fcntl.flock(f,2); print('held',flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / store.LOCK)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(StoreError, match="being written by another process"):
+            save(tmp_path, OLD, 1)
+        other.kill()
+    save(tmp_path, OLD, 1)
+
+
+def test_the_thread_that_holds_the_lock_may_save_and_another_may_not(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def other() -> None:
+        try:
+            save(tmp_path, NEW, 2)
+        except StoreError as error:
+            refused.append(str(error))
+
+    with store.lock_folder(tmp_path):
+        save(tmp_path, OLD, 1)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        save(tmp_path, OLD, 1)  # the refused one did not take the lock away
+    assert len(refused) == 1
+    assert whole(tmp_path)[0] == 1
+    other()
+    assert whole(tmp_path)[0] == 2
+
+
+def test_a_disk_without_locks_warns_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match="no locks"):
+        save(tmp_path, OLD, 1)
+    assert same(whole(tmp_path)[1], OLD)
