@@ -45,7 +45,7 @@ HISTORY = (
     "first 1,500 training and 1,000 test images of each task. The Fashion-MNIST rows here are of other images."
 )
 
-PAPER = {"init": "random", "inference_layers": "auto", "ridge": 1e-4}
+PAPER = {"init": "random", "features": "layer", "ridge": 1e-4}
 TUNED: dict[str, dict[str, Any]] = {
     "hidden=(100,)": {"hidden": (100,)},
     "hidden=(200, 200)": {"hidden": (200, 200)},
@@ -55,8 +55,11 @@ TUNED: dict[str, dict[str, Any]] = {
     "learning_rate=1e-3, batch_size=16": {"learning_rate": 1e-3, "batch_size": 16},
     "random_features=2000, ridge=0.5": {"settings": {"random_features": 2000, "ridge": 0.5}},
     "random_features=300, ridge=0.05": {"settings": {"random_features": 300, "ridge": 0.05}},
-    "a Gaussian per class, first layer": {"settings": {**PAPER, "init": "pretrained", "gaussians": "class"}},
-    "the paper's: random init, a Gaussian per class": {"epochs": 40, "settings": {**PAPER, "gaussians": "class"}},
+    "a Gaussian per class, first layer": {"settings": {**PAPER, "init": "pretrained", "inference": "class-gaussian"}},
+    "the paper's: random init, a Gaussian per class": {
+        "epochs": 40,
+        "settings": {**PAPER, "inference": "class-gaussian"},
+    },
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +27,7 @@ from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings
-from ibpwf.training.loop import Progress
+from ibpwf.training.callbacks import Callback
 
 KIND = "continual-classifier"
 ROWS_AT_ONCE = 4096
@@ -35,8 +35,8 @@ ROWS_AT_ONCE = 4096
 DEFAULTS: dict[str, Any] = {
     "heads": "per-task",  # nobody knows how many classes a later task will have
     "init": "pretrained",  # from torch's own initial weights: at full rank, few rows are learnt in few steps
-    "gaussians": "shared",
-    "inference_layers": "random",
+    "inference": "shared-gaussian",
+    "features": "random",
     "ridge": 0.2,
 }
 """What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
@@ -148,20 +148,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,
         y: Any,
         task: str | None = None,
-        progress: Callable[[Progress], None] | None = None,
         *,
-        checkpoint: str | Path | None = None,
-        every: float = 10.0,
-        resume: bool = False,
-        stop: Callable[[], bool] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Self:
-        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given).
-
-        `checkpoint` is the model folder in which to keep the task in progress every `every` minutes; `resume` goes
-        on from there, `stop` says when to break off (see `TaskLearner.learn`).
-        """
-        how = {"checkpoint": checkpoint, "every": every, "resume": resume, "stop": stop}
-        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), progress=progress, how=how)
+        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given); `callbacks` as in
+        `Learner.learn`."""
+        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), callbacks=callbacks)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn the next task, as scikit-learn names it.
@@ -179,8 +171,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         anew: bool,
         classes: Any = None,
-        progress: Callable[[Progress], None] | None = None,
-        how: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Self:
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew)
         check_classification_targets(y)
@@ -200,7 +191,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
         wanted = self.settings_for(len(y))
         _method(learner).settings = learner.settings.replace(**{name: getattr(wanted, name) for name in PER_TASK})
-        learner.learn(x, numbers, name=task, progress=progress, **(how or {}))
+        learner.learn(x, numbers, name=task, callbacks=callbacks)
         try:
             local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
             novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))

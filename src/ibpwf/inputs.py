@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -68,26 +66,3 @@ def check_labels(y: object, examples: int) -> Tensor:
         bad = given[wrong.nonzero()[0, 0]].item()
         raise InputError(f"y holds {bad}, which is not a 64-bit integer; encode the labels as whole numbers.")
     return labels
-
-
-def from_dataset(dataset: torch.utils.data.Dataset[Any]) -> tuple[Tensor, Tensor]:
-    """All pairs of a map-style or iterable Dataset as two tensors."""
-    items = dataset if hasattr(dataset, "__iter__") else (dataset[i] for i in range(len(dataset)))  # type: ignore[arg-type]
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    for number, item in enumerate(items):
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise InputError(f"item {number} of the Dataset is not an (example, label) pair; give such pairs.")
-        x, y = _tensor("x", item[0]), _tensor("y", item[1])
-        if xs and x.shape != xs[0].shape:
-            raise InputError(
-                f"item {number} of the Dataset has an example of shape {tuple(x.shape)}, item 0 of "
-                f"{tuple(xs[0].shape)}; give examples of one shape."
-            )
-        if y.numel() != 1:
-            raise InputError(f"item {number} of the Dataset has a label of shape {tuple(y.shape)}; give one integer.")
-        xs.append(x)
-        ys.append(y.reshape(()))
-    if not xs:
-        raise InputError("the Dataset is empty; a task needs examples.")
-    return torch.stack(xs), torch.stack(ys)

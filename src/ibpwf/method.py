@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ibpwf.accel.folding import linear_features
 from ibpwf.accel.screening import rows_by_value
 from ibpwf.core import in_progress
-from ibpwf.core.forgetting import Forgotten, forget_task
+from ibpwf.core.forgetting import forget_task
 from ibpwf.core.model import FactorModel, factorize
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.errors import InputError
@@ -32,7 +32,8 @@ from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.method_state import state_of, take_state
 from ibpwf.settings import Settings
 from ibpwf.storage.architecture import build, describe
-from ibpwf.training.method import Counts, Method, TaskData
+from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
+from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase
 
 ELBO, FINETUNE = "elbo", "finetune"
@@ -74,20 +75,21 @@ class IBPWF(Method):
 
     def __init__(self, model: FactorModel, settings: Settings) -> None:
         self.model, self.settings = model, settings
+        self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
         layers = settings.inference_layers
         self.random: RandomFeatures | None = None  # drawn when the first task ends
-        if layers == "random":
+        if settings.features == "random":
             self.inference_layers: tuple[str, ...] = ()
         else:
             self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
         check_layers(model.net, self.inference_layers)
-        if settings.inference_features == "factors" and len(self.inference_layers) != 1:
+        if settings.features == "factors" and len(self.inference_layers) != 1:
             raise InputError(
-                f"inference_features is factors, which reads one layer, but inference_layers names "
-                f"{len(self.inference_layers)}; name one, or set inference_features=outputs."
+                f"features is 'factors', which reads one layer, but inference_layers names "
+                f"{len(self.inference_layers)}; name one, or set features='layer'."
             )
-        shared = settings.gaussians == "shared"
+        shared = settings.inference == "shared-gaussian"
         kind = SharedGaussianInference if shared else GaussianTaskInference
         self.inference = kind(settings.ridge, settings.shrinkage)
         self.classes: list[tuple[int, ...]] = []
@@ -100,6 +102,10 @@ class IBPWF(Method):
     def device(self) -> torch.device:
         return self.model.device
 
+    @property
+    def template(self) -> nn.Module:
+        return self.model.net
+
     # Learning
 
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
@@ -109,19 +115,21 @@ class IBPWF(Method):
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
         self.network, self._phase, self._examples = network, ELBO, len(data.y)
-        phases = [self._phase_of(ELBO, s.epochs, s.learning_rate)]
-        if s.finetune_epochs:
-            rate = s.finetune_learning_rate or s.learning_rate
-            phases.append(self._phase_of(FINETUNE, s.finetune_epochs, rate))
+        plan = s.schedule_for(len(data.y))
+        phases = [self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)]
+        if plan.finetune_epochs:
+            rate = s.finetune_learning_rate or plan.learning_rate
+            phases.append(self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate))
         return phases
 
-    def _phase_of(self, name: str, epochs: int, rate: float) -> Phase:
+    def _phase_of(self, name: str, epochs: int, batch_size: int, rate: float) -> Phase:
         s = self.settings
         return Phase(
             name,
             epochs,
-            s.batch_size,
+            batch_size,
             rate,
+            s.optimizer,
             weight_decay=s.weight_decay,
             clip=s.clip,
             schedule=s.schedule,
@@ -147,13 +155,15 @@ class IBPWF(Method):
     def buffers(self) -> Sequence[Tensor]:
         return [self._training.posterior.temperature, *self._training.network.buffers()]
 
-    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, x: Tensor, y: Tensor) -> Loss:
         network = self._training
         if self._phase == FINETUNE:
-            loss = F.cross_entropy(network(x), y)
-            return loss, torch.zeros_like(loss)
+            logits = network(x)
+            return Loss(F.cross_entropy(logits, y), accuracy=share_right(logits, y))
         kl = network.kl()
-        return negative_elbo(network(x), y, kl, self._examples, self.settings.kl_weight), kl
+        logits = network(x)
+        total = negative_elbo(logits, y, kl, self._examples, self.settings.kl_weight)
+        return Loss(total, kl, share_right(logits, y))
 
     def after_backward(self) -> None:
         self._training.release()
@@ -186,12 +196,13 @@ class IBPWF(Method):
 
     def end_task(self, data: TaskData) -> None:
         network = self._training
-        if not self.settings.finetune_epochs:
+        plan = self.settings.schedule_for(len(data.y))
+        if not plan.finetune_epochs:
             network.fix_selection(self.settings.kappa)
-            estimate_statistics(network, data.x, self.settings.batch_size)
+            estimate_statistics(network, data.x, plan.batch_size)
         self.model.finish_task(network, self.settings.kappa)
         try:
-            if self.settings.inference_layers == "random" and data.index == 0:
+            if self.settings.features == "random" and data.index == 0:
                 width = self.settings.random_features
                 width = automatic_width(len(data.x)) if width == "auto" else width
                 self.random = RandomFeatures.drawn(data.x, width, data.generator("random features"))
@@ -217,9 +228,9 @@ class IBPWF(Method):
     def _statistics(self, data: TaskData) -> list[Moments]:
         """Moments of φ under the first task's weights (eq. parameter_est), per task or per class."""
         batches = zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True)
-        if self.settings.gaussians == "shared":
+        if self.settings.inference == "shared-gaussian":
             return class_moments(((self.features(x), y) for x, y in batches), len(data.classes))
-        per_class = self.settings.gaussians == "class"
+        per_class = self.settings.inference == "class-gaussian"
         sums = [MomentAccumulator() for _ in (data.classes if per_class else [0])]
         for x, y in batches:
             phi = self.features(x)
@@ -243,10 +254,10 @@ class IBPWF(Method):
         """Remove a task. The next one's prior is the newest remaining task's posterior."""
         if self.name != IBPWF.name:  # a child may count on every task's factors being there
             return super().forget(task)
-        forgotten = forget_task(self.model, task, unread_by(self.model.net, self.inference_layers))
+        removed, kept = forget_task(self.model, task, unread_by(self.model.net, self.inference_layers))
         self.inference.forget(task)
         del self.classes[task], self.serials[task]
-        return forgotten
+        return Forgotten(removed, kept)
 
     # Answering
 
@@ -266,7 +277,7 @@ class IBPWF(Method):
         """φ(x), always under the weights of the task that was learnt first, or from the fixed random layer."""
         if self.random is not None:
             return self.random(x)
-        if self.settings.inference_features == "factors":
+        if self.settings.features == "factors":
             state = self.model.factor_state(self.inference_layers[0])
         else:
             state = self.model.reference_state()
@@ -279,7 +290,7 @@ class IBPWF(Method):
     def task_probabilities(self, x: Tensor) -> Tensor:
         """P(t | φ(x)) for every row and task; it costs less than the logarithms, of which most are never seen."""
         layer = None
-        if self.random is None and self.settings.inference_features == "outputs":
+        if self.random is None and self.settings.features == "layer":
             layer = linear_features(self.model.net, self.model.reference_state(), self.inference_layers)
         if layer is None or x.dtype != torch.float32:
             return self._for_rows(self.inference.task_probabilities, x)

@@ -1,55 +1,142 @@
-"""Every setting of IBP-WF in one place: checked once, frozen, and the same in Python, JSON and on the command
-line (`--set name=value`)."""
+"""Every setting of IBP-WF in one place: described, checked once, frozen, and the same in Python, JSON and on the
+command line (`--set name=value`)."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ibpwf.errors import InputError, unknown
 
-
-def check_fields(settings: object) -> None:
-    """Refuse a dataclass field whose value is not of its declared type."""
-    hints = typing.get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        value = getattr(settings, field.name)
-        if not _fits(value, hints[field.name]):
-            raise InputError(f"{field.name} is {value!r}; expected {_spell(hints[field.name])}.")
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Auto = Literal["auto"]
 
 
-def _fits(value: object, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        return value in typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if origin in (dict, Mapping) or hint is dict:
-        options = typing.get_args(hint)
-        return isinstance(value, dict) and all(
-            isinstance(key, str) and _fits(item, options[1]) for key, item in value.items()
-        )
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(v, typing.get_args(hint)[0]) for v in value)
-    if hint is type(None):
-        return value is None
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
+class FrozenSettings(BaseModel):
+    """Settings that are checked when they are made, cannot be changed in place, and go to JSON and back.
+
+    A bad value is an `InputError` that names the field, the value and what it should be.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
+
+    def __init__(self, **values: Any) -> None:
+        for name in values:
+            if name not in type(self).model_fields:
+                raise unknown("setting", name, type(self).model_fields)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            self._refuse(error)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, values: Any) -> Any:
+        """NumPy's numbers and lists as plain ones and tuples; None where a choice is called 'none'."""
+        plain = {}
+        for name, value in values.items():
+            if isinstance(value, np.generic):  # a sweep over a NumPy array hands in NumPy's numbers
+                value = value.item()
+            elif isinstance(value, list):
+                value = tuple(value)
+            elif value is None and "none" in typing.get_args(cls.model_fields[name].annotation):
+                value = "none"
+            plain[name] = value
+        return plain
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """What a child refuses beyond the types and ranges of single fields, by `require`."""
+
+    @classmethod
+    def _refuse(cls, error: ValidationError) -> NoReturn:
+        found = error.errors()
+        raised = found[0].get("ctx", {}).get("error")
+        if isinstance(raised, InputError):  # from `check`
+            raise raised from None
+        name = str(found[0]["loc"][0])
+        mine = [one for one in found if str(one["loc"][0]) == name]
+        for one in mine:
+            if one["type"] in _RANGES:
+                raise InputError(f"{name} is {one['input']}; {_in_range(cls, name)}.") from None
+        given = next((one["input"] for one in mine if len(one["loc"]) == 1), None)
+        value = given if given is not None else _given(mine)
+        raise InputError(f"{name} is {value!r}; expected {_spell(cls.model_fields[name].annotation)}.") from None
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed; an unknown name is refused with the nearest one suggested."""
+        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+
+
+_RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+
+
+def _given(errors: list[Any]) -> object:
+    """What was handed in for a field of several kinds: the widest of the inputs its kinds complain about."""
+    inputs = [one["input"] for one in sorted(errors, key=lambda one: len(one["loc"]))]
+    return next((value for value in inputs if isinstance(value, (dict, tuple))), inputs[0])
+
+
+def _limits(annotation: Any) -> list[Any]:
+    """The `Field` limits anywhere inside an annotation."""
+    found = []
+    if typing.get_origin(annotation) is Annotated:
+        found += [m for part in annotation.__metadata__ for m in getattr(part, "metadata", [])]
+    for inner in typing.get_args(annotation):
+        found += _limits(inner)
+    return found
+
+
+def _in_range(settings: type[BaseModel], name: str) -> str:
+    """What a number must be, in words."""
+    field = settings.model_fields[name]
+    limits = [*field.metadata, *_limits(field.annotation)]
+    low, high = (
+        next(((getattr(m, key), key) for m in limits for key in keys if hasattr(m, key)), (None, ""))
+        for keys in (("gt", "ge"), ("lt", "le"))
+    )
+    if low == (0, "gt") and high == (1, "lt"):
+        return "it is a probability strictly between 0 and 1"
+    if low == (0, "gt") and high == (1, "le"):
+        return "give more than 0 and at most 1"
+    if low == (0, "ge") and high == (1, "le"):
+        return "it is a share from 0 to 1"
+    none = ", or none" if type(None) in typing.get_args(field.annotation) else ""
+    if low == (0, "ge"):
+        return "it cannot be negative"
+    if low[1] == "gt":
+        return f"it must be above {low[0]}{none}"
+    return f"give at least {low[0]}{none}"
 
 
 def _spell(hint: Any) -> str:
     origin = typing.get_origin(hint)
+    if origin is Annotated:
+        return _spell(typing.get_args(hint)[0])
     if origin is Literal:
         return " or ".join(repr(option) for option in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):
@@ -67,123 +154,150 @@ def require(ok: bool, field: str, value: object, remedy: str) -> None:
         raise InputError(f"{field} is {value}; {remedy}.")
 
 
-@dataclass(frozen=True)
-class FrozenSettings:
-    """A frozen dataclass whose fields are checked against their types and that goes to JSON and back."""
+class Factorization(FrozenSettings):
+    """How a network is factorized: what `factorize` takes."""
 
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None and "none" in typing.get_args(hints[field.name]):  # as `--set augment=none` says it
-                object.__setattr__(self, field.name, "none")
-            elif isinstance(value, np.generic):  # a sweep over a NumPy array hands in NumPy's numbers
-                object.__setattr__(self, field.name, value.item())
-            elif isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
-        check_fields(self)
+    alpha: Positive | Auto | dict[str, Positive] = Field(
+        "auto",
+        description="the IBP's expected number of factors per task and layer: a number, a mapping from layer-name or "
+        "type patterns to numbers, or 'auto' for half of what each weight's rank allows",
+    )
+    max_factors: Count | dict[str, Count] | None = Field(
+        None, description="cap on a layer's dictionary (the paper's truncation K); none lets it grow as needed"
+    )
+    heads: Literal["shared", "per-task"] = Field(
+        "shared", description="one head factorized like any other layer, or a dense one of its own for every task"
+    )
+    strength_std: Positive = Field(0.316, description="spread of the initial strengths r")
+    init: Literal["random", "pretrained"] = Field(
+        "random", description="factors drawn at random, or fitted to the network's own weights"
+    )
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            field.name: list(value) if isinstance(value := getattr(self, field.name), tuple) else value
-            for field in dataclasses.fields(self)
-        }
+
+class Schedule(NamedTuple):
+    """How long and how fast a task is trained."""
+
+    epochs: int
+    finetune_epochs: int
+    batch_size: int
+    learning_rate: float
+
+
+def automatic_schedule(rows: int) -> Schedule:
+    """What "auto" stands for in a task of so many rows.
+
+    What counts is steps, not passes: few rows are learned in some hundred small, bold steps, more of them in about
+    600, a great many in 10 or 5 passes. Half as many epochs again fine-tune.
+    """
+    if rows < 500:
+        epochs, batch, rate = min(math.ceil(400 / max(1, rows // 16)), 100), 16, 3e-3
+    else:
+        batch = 32 if rows < 4_000 else 64 if rows < 40_000 else 128 if rows < 400_000 else 256
+        epochs, rate = max(math.ceil(600 / (rows // batch)), 10 if rows < 40_000 else 5), 1e-3
+    return Schedule(epochs, (epochs + 1) // 2, batch, rate)
+
+
+class Settings(Factorization):
+    """How IBP-WF factorizes, trains and infers. Names follow the paper."""
+
+    epochs: Count | Auto = Field("auto", description="passes over a task's rows in the ELBO phase; 'auto': by rows")
+    finetune_epochs: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto", description="passes with the selection fixed and no KL; 'auto': half of epochs, rounded up"
+    )
+    batch_size: Count | Auto = Field("auto", description="rows in a mini-batch; 'auto': by rows")
+    learning_rate: Positive | Auto = Field("auto", description="of the ELBO phase; 'auto': by rows")
+    finetune_learning_rate: Positive | None = Field(None, description="none: that of the ELBO phase")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="of the learning rate: constant, or half a cosine over each phase"
+    )
+    optimizer: Literal["adam", "sgd", "adagrad"] = Field("adam", description="torch's optimizer of that name")
+    weight_decay: NotNegative = Field(0.0, description="the optimizer's")
+    augment: Literal["none", "crop-flip"] = Field(
+        "none", description="crop-flip: images are moved by up to four pixels and mirrored at random"
+    )
+    precision: Literal["float32", "tfloat32", "bfloat16"] = Field(
+        "float32",
+        description="of a GPU's products in training: tfloat32 rounds their numbers to 10 bits; bfloat16 "
+        "convolutions and layers to 8, weights composed from 10; parameters are kept, and answers given, in float32",
+    )
+    clip: Positive | None = Field(None, description="gradients are cut to this value either way; none: not at all")
+    temperature: Positive = Field(2 / 3, description="of the Concrete distribution")
+    temperature_start: Positive | None = Field(
+        None, description="where the temperature starts, to fall by temperature_decay a step; none: at temperature"
+    )
+    temperature_decay: Annotated[float, Field(gt=0, le=1)] = Field(0.99, description="see temperature_start")
+    kl_weight: NotNegative = Field(1.0, description="factor of the KL in the loss; the paper's is 1")
+    kl_terms: Count | None = Field(
+        None, description="terms of the series in appendix B (the paper takes 10); none sums it exactly"
+    )
+    kappa: Probability = Field(0.5, description="factors with π̄ ≥ κ are locked when a task ends, and read by it")
+    features: str = Field(
+        "layer",
+        description="φ(x) for inferring tasks: a layer's outputs before its activation under the first task's "
+        "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, a "
+        "name that a package has registered, or module:Name",
+    )
+    inference: str = Field(
+        "gaussian",
+        description="how the task is told from φ(x): a Gaussian per task ('gaussian', the paper's), one per class "
+        "('class-gaussian'), class means with one covariance for all ('shared-gaussian'), a name that a package has "
+        "registered, or module:Name",
+    )
+    inference_layers: Auto | tuple[str, ...] = Field(
+        "auto", description="which layers φ reads, by name; 'auto': the first one with a weight"
+    )
+    random_features: Count | Auto = Field(
+        "auto",
+        description="units of the random layer; 'auto': 2,000 where the first task has 1,000 rows or more, else "
+        "1,000; a task stores 8 bytes times the square",
+    )
+    ridge: Positive = Field(
+        1e-4,
+        description="added to covariances, relative to the first task's variance and the same for all tasks; of a "
+        "shared covariance it is a prior that fades with the rows seen",
+    )
+    shrinkage: Share = Field(0.0, description="how far each Gaussian's covariance goes towards the mean of all")
+    accelerate: bool = Field(
+        True,
+        description="use the faster stand-ins of ibpwf.accel; false runs the reference functions of ibpwf.core alone "
+        "(as IBPWF_ACCELERATE=0 in the environment does)",
+    )
+
+    def check(self) -> None:
+        require(
+            self.shrinkage == 0 or self.inference != "shared-gaussian",
+            "shrinkage",
+            self.shrinkage,
+            "with inference=shared-gaussian all have one covariance already; leave it at 0",
+        )
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        return cls().replace(**values)
+        """Settings as they were stored, by earlier versions too."""
+        now = dict(values)
+        if "gaussians" in now:  # schema 2 and before
+            kinds = {"task": "gaussian", "class": "class-gaussian", "shared": "shared-gaussian"}
+            now["inference"] = kinds[now.pop("gaussians")]
+            features = now.pop("inference_features", "outputs")
+            now["features"] = "factors" if features == "factors" else "layer"
+            if now.get("inference_layers") == "random":
+                now["features"], now["inference_layers"] = "random", "auto"
+        return cls(**now)
 
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed; an unknown name is refused with the nearest one suggested."""
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in names:
-                raise unknown("setting", name, names)
-        return dataclasses.replace(self, **changes)
+    @property
+    def factorization(self) -> dict[str, Any]:
+        """What `factorize` takes of these."""
+        return {name: getattr(self, name) for name in Factorization.model_fields}
 
-
-@dataclass(frozen=True)
-class Settings(FrozenSettings):
-    """How IBP-WF factorises, trains and infers. Names follow the paper.
-
-    Factorisation: `alpha` (IBP's expected factors per task, per layer pattern if a mapping, "auto" for half of
-    what each weight's rank allows), `max_factors` (the paper's truncation K; none lets the dictionary grow),
-    `heads` ("shared" factorised head or a dense one "per-task"), `strength_std` (spread of the initial r), `init`
-    ("random" factors, or "pretrained": fitted to the network's own weights).
-    ELBO phase: `epochs`, `batch_size`, `learning_rate`, `temperature` (of the Concrete distribution, reached
-    from `temperature_start` by a factor `temperature_decay` a step), `kl_weight`, `kl_terms` (of the series in
-    appendix B; none for its exact sum), `clip` (gradient values), `weight_decay`, `schedule`, `augment`
-    ("crop-flip": images are moved and mirrored at random), `precision` of a GPU's products in training ("tfloat32":
-    of numbers rounded to 10 bits; "bfloat16": convolutions and layers to 8, weights composed from 10; parameters
-    are kept, and answers given, in float32).
-    End of a task: `kappa` (factors with π̄ ≥ κ are locked), `finetune_epochs` with the selection fixed.
-    Task inference: `gaussians` per "task" (the paper), per "class", or per class with one "shared" covariance;
-    `inference_layers` ("auto": the first layer before its activation; "random": a fixed random layer of
-    `random_features` units, "auto" for 2,000 where the first task has 1,000 rows or more and 1,000 otherwise; what a
-    task stores is 8 bytes times the square); `inference_features` (a layer's "outputs", or what its single
-    "factors" make of the input: more than the outputs tell, where a layer has more factors than outputs); `ridge`
-    (relative to the first task's variance, the same for all tasks; of a shared covariance it is a prior that fades
-    with the rows seen); `shrinkage` (how far, from 0 to 1, each Gaussian's covariance goes towards the mean of all).
-    """
-
-    alpha: float | Literal["auto"] | dict[str, float] = "auto"
-    max_factors: int | dict[str, int] | None = None
-    heads: Literal["shared", "per-task"] = "shared"
-    strength_std: float = 0.316
-    init: Literal["random", "pretrained"] = "random"
-    epochs: int = 10
-    finetune_epochs: int = 5
-    batch_size: int = 32
-    learning_rate: float = 1e-3
-    finetune_learning_rate: float | None = None
-    schedule: Literal["constant", "cosine"] = "constant"
-    weight_decay: float = 0.0
-    augment: Literal["none", "crop-flip"] = "none"
-    precision: Literal["float32", "tfloat32", "bfloat16"] = "float32"
-    clip: float | None = None
-    temperature: float = 2 / 3
-    temperature_start: float | None = None
-    temperature_decay: float = 0.99
-    kl_weight: float = 1.0
-    kl_terms: int | None = None
-    kappa: float = 0.5
-    gaussians: Literal["task", "class", "shared"] = "task"
-    inference_layers: Literal["auto", "random"] | tuple[str, ...] = "auto"
-    inference_features: Literal["outputs", "factors"] = "outputs"
-    random_features: int | Literal["auto"] = "auto"
-    ridge: float = 1e-4
-    shrinkage: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for number in self.alpha.values() if isinstance(self.alpha, dict) else [self.alpha]:
-            require(number == "auto" or number > 0, "alpha", number, "it must be above 0")
-        caps = self.max_factors.values() if isinstance(self.max_factors, dict) else [self.max_factors]
-        for cap in caps:
-            require(cap is None or cap >= 1, "max_factors", cap, "give at least 1, or none to grow freely")
-        require(0 <= self.shrinkage <= 1, "shrinkage", self.shrinkage, "it is a share from 0 to 1")
-        require(
-            self.shrinkage == 0 or self.gaussians != "shared",
-            "shrinkage",
-            self.shrinkage,
-            "with gaussians=shared all have one covariance already; leave it at 0",
-        )
-        require(0 < self.kappa < 1, "kappa", self.kappa, "it is a probability strictly between 0 and 1")
-        for name in ("strength_std", "learning_rate", "temperature", "ridge"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "it must be above 0")
-        for name in ("finetune_learning_rate", "clip", "temperature_start", "kl_terms"):
-            value = getattr(self, name)
-            require(value is None or value > 0, name, value, "it must be above 0, or none")
-        for name in ("epochs", "batch_size", "random_features"):
-            value = getattr(self, name)
-            require(value == "auto" or value >= 1, name, value, "give at least 1")
-        for name in ("finetune_epochs", "weight_decay", "kl_weight"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative")
-        require(
-            0 < self.temperature_decay <= 1,
-            "temperature_decay",
-            self.temperature_decay,
-            "give more than 0 and at most 1",
+    def schedule_for(self, rows: int) -> Schedule:
+        """How long and how fast a task of so many rows is trained."""
+        auto = automatic_schedule(rows)
+        epochs = auto.epochs if self.epochs == "auto" else self.epochs
+        return Schedule(
+            epochs,
+            (epochs + 1) // 2 if self.finetune_epochs == "auto" else self.finetune_epochs,
+            auto.batch_size if self.batch_size == "auto" else self.batch_size,
+            auto.learning_rate if self.learning_rate == "auto" else self.learning_rate,
         )
 
 

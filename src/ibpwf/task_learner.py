@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,17 +16,18 @@ import torch
 from torch import Tensor
 
 from ibpwf import __version__
-from ibpwf.core.forgetting import Forgotten
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.inference.prediction import Prediction
-from ibpwf.inputs import check_inputs, check_labels, from_dataset
+from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.lab.methods import method_named
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage import folder as store
 from ibpwf.storage.model_folder import KIND, SCHEMA, SavedParts
-from ibpwf.training.checkpoint import Checkpoint, Identity, digest_of, discard_finished
-from ibpwf.training.loop import Progress, task_steps
-from ibpwf.training.method import Method, TaskData
+from ibpwf.training.callbacks import Callback, TaskEnd
+from ibpwf.training.checkpoint import digest_of, discard_finished
+from ibpwf.training.loop import Identity, Training
+from ibpwf.training.method import Forgotten, Method, TaskData
+from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows
 
 Data = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 TaskChoice = int | str | Sequence[int] | Sequence[str] | Tensor | None
@@ -38,7 +41,8 @@ class TaskInfo:
     number: int
     classes: tuple[int, ...]
     examples: int
-    accuracy: float | None = None  # per cent, as measured when it was learnt (see `note_accuracy`)
+    accuracy: float | None = None  # per cent, as measured when it was learned (see `note_accuracy`)
+    training_accuracy: float | None = None  # per cent of its own rows, over the last pass of its training
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -65,10 +69,23 @@ def _whole(field: str, value: int) -> int:
     return number
 
 
-def _minutes(every: float) -> float:
-    if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0 <= every < float("inf"):
-        raise InputError(f"every is {every!r}; give the minutes between two checkpoints, such as 10.")
-    return float(every)
+NEAR_CHANCE = 0.1
+"""How much of the way from guessing to perfection must have been gone not to be warned."""
+
+
+def warn_near_chance(task: TaskInfo, counts: Tensor) -> None:
+    """Say so where a task was hardly learned, instead of letting it be found out later."""
+    if task.training_accuracy is None:
+        return
+    guessing = 100 * float(counts.max() / counts.sum())
+    if task.training_accuracy <= guessing + NEAR_CHANCE * (100 - guessing):
+        warnings.warn(
+            f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
+            f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train longer "
+            "(epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or put "
+            "the inputs on one scale.",
+            stacklevel=3,
+        )
 
 
 class TaskLearner:
@@ -94,84 +111,80 @@ class TaskLearner:
 
     def learn(
         self,
-        x: Data | torch.utils.data.Dataset[Any],
+        x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None = None,
         name: str | None = None,
-        progress: Callable[[Progress], None] | None = None,
         *,
-        checkpoint: str | Path | None = None,
-        every: float = 10.0,
-        resume: bool = False,
-        stop: Callable[[], bool] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> TaskInfo:
-        """Learn one task from examples `x` and integer labels `y` (or from a Dataset of pairs).
+        """Learn one task from examples `x` and integer labels `y`, from a Dataset of pairs, or from anything that
+        gives batches (x, y) anew whenever it is iterated, such as a DataLoader.
 
-        Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before.
-
-        `checkpoint` is the model folder that the learner is saved in: the task in progress is kept there every
-        `every` minutes, and nobody else can write to the folder meanwhile. After a crash, load the learner and learn
-        the task again with `resume=True`: it goes on from the last checkpoint (from the beginning if there is none)
-        to the same bits. Saving the finished task removes the checkpoint. `stop` is asked after every step; once it
-        says True, a checkpoint is written and learning ends with a KeyboardInterrupt.
+        Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
+        see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        for _ in self.learn_steps(x, y, name, progress, checkpoint=checkpoint, every=every, resume=resume, stop=stop):
+        for _ in self.learn_steps(x, y, name, callbacks=callbacks):
             pass
         return self.tasks[-1]
 
     def learn_steps(
         self,
-        x: Data | torch.utils.data.Dataset[Any],
+        x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None = None,
         name: str | None = None,
-        progress: Callable[[Progress], None] | None = None,
         *,
-        checkpoint: str | Path | None = None,
-        every: float = 10.0,
-        resume: bool = False,
-        stop: Callable[[], bool] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
-        """`learn`, pausing after every optimisation step; the task counts once the last step is done."""
-        if isinstance(x, torch.utils.data.Dataset):
-            if y is not None:
-                raise InputError("y was given beside a Dataset, which brings its own labels; leave y out.")
-            x, y = from_dataset(x)
-        if y is None:
-            raise InputError("y is missing; give one integer label per example.")
+        """`learn`, pausing after every optimization step; the task counts once the last step is done."""
+        started = time.perf_counter()
+        name = self._task_name(name)
+        rows, classes, counts = self._rows(x, y)
+        if len(classes) < 2:
+            raise InputError(
+                f"task '{name}' has one class only ({classes[0]}); a task needs at least two to tell apart."
+            )
+        first = next(rows.in_order(1))[0]
+        self._check_fits(first)
+        number = len(self.tasks)
+        data = TaskData(name, number, classes, seed=self.seed, serial=self.method.serial(number), rows=rows)
+        training = Training(self.method, data, callbacks)
+        training.identity = lambda: self._identity(data)
+        yield from training.run()
+        self._input_shape = tuple(first.shape[1:])
+        self.tasks.append(TaskInfo(name, number, classes, len(rows), training_accuracy=training.accuracy))
+        self.history.append({"event": "learnt", "serial": data.serial, "version": __version__})
+        seconds = time.perf_counter() - started
+        use = self.method.use(number)
+        training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
+        warn_near_chance(self.tasks[-1], counts)
+
+    def _task_name(self, name: str | None) -> str:
         name = name if name is not None else f"task-{len(self.tasks) + 1}"
         if not isinstance(name, str) or not name.strip():
             raise InputError(f"name is {name!r}; give the task a name, such as 'left camera'.")
         if any(task.name == name for task in self.tasks):
             raise InputError(f"a task named '{name}' has been learnt already; choose another name.")
+        return name
+
+    def _rows(self, x: Any, y: Data | None) -> tuple[Rows, tuple[int, ...], Tensor]:
+        """The task's rows, its classes in order, and how many rows each has."""
+        streamed = isinstance(x, torch.utils.data.Dataset) or (
+            isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray, Sequence))
+        )
+        if streamed:
+            if y is not None:
+                raise InputError(
+                    f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out."
+                )
+            stream = StreamedRows(x, self.device, self._input_shape)
+            return stream, stream.classes, torch.unique(stream.labels, return_counts=True)[1]
+        if y is None:
+            raise InputError("y is missing; give one integer label per example.")
         inputs = check_inputs(x, self._input_shape)
         labels = check_labels(y, len(inputs))
-        classes, local = torch.unique(labels, return_inverse=True)
-        if len(classes) < 2:
-            raise InputError(
-                f"task '{name}' has one class only ({int(classes[0])}); a task needs at least two to tell apart."
-            )
-        self._check_fits(inputs)
-        data = TaskData(
-            name=name,
-            index=len(self.tasks),
-            classes=tuple(int(label) for label in classes),
-            x=inputs.to(self.device),
-            y=local.to(self.device),
-            seed=self.seed,
-            serial=self.method.serial(len(self.tasks)),
-        )
-        with contextlib.ExitStack() as held:
-            keeper = None
-            if checkpoint is not None:
-                held.enter_context(store.lock_folder(checkpoint))
-                minutes = _minutes(every)
-                keeper = Checkpoint(checkpoint, self._identity(data), every=minutes, resume=resume, stop=stop)
-            elif resume or stop is not None:
-                what = "resume" if resume else "stop"
-                raise InputError(f"{what} was given without checkpoint; name the model folder that holds it.")
-            yield from task_steps(self.method, data, progress, keeper)
-        self._input_shape = tuple(inputs.shape[1:])
-        self.tasks.append(TaskInfo(name, data.index, data.classes, len(inputs)))
-        self.history.append({"event": "learnt", "serial": data.serial, "version": __version__})
+        classes, local, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+        rows = TensorRows(inputs.to(self.device), local.to(self.device))
+        return rows, tuple(int(label) for label in classes), counts
 
     def _identity(self, data: TaskData) -> Identity:
         """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""
@@ -181,7 +194,7 @@ class TaskLearner:
         settings = getattr(self.method, "settings", None)  # some may differ from task to task
         chosen = settings.to_json() if isinstance(settings, FrozenSettings) else None
         model = digest_of([configuration, self.seed, state, chosen], {**fixed, **parts})
-        rows = digest_of([data.name, list(data.classes)], {"data": {"x": data.x, "y": data.y}})
+        rows = digest_of([data.name, list(data.classes)], {"data": data.rows.identity()})
         return Identity(data.name, self.method.serial(data.index), rows, model)
 
     def note_accuracy(self, task: int | str, accuracy: float) -> None:

@@ -218,9 +218,9 @@ def conv() -> nn.Module:
 @pytest.mark.parametrize(
     ("net", "changes"),
     [
-        (lambda: models.mlp(64, [12], 4), {"gaussians": "class"}),
-        (lambda: models.mlp(64, [12], 4), {"inference_features": "factors"}),
-        (conv, {"gaussians": "task"}),
+        (lambda: models.mlp(64, [12], 4), {"inference": "class-gaussian"}),
+        (lambda: models.mlp(64, [12], 4), {"features": "factors"}),
+        (conv, {"inference": "gaussian"}),
     ],
     ids=["class", "factors", "convolution"],
 )
@@ -235,7 +235,7 @@ def test_a_whole_learner_answers_as_its_marginal_prediction(
     for pair in ((0, 1), (2, 3, 4)):
         rows = np.isin(NUMBERS, pair)
         learner.learn(x[rows], NUMBERS[rows])
-    if "inference_features" in changes:
+    if "features" in changes:
         learner.forget(0)  # φ is still read under its weights
     done = ibpwf.export(learner, "all", "pt2", tmp_path / "m.pt2")
     assert done.about["preprocessing"]["included"] is False

@@ -324,7 +324,7 @@ def test_factor_features_are_the_inputs_projected_on_the_first_tasks_factors(kin
         convolution = nn.Conv2d(2, 3, 3, padding=1, stride=2)
         net = nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
         x = torch.randn(30, 2, 6, 6)
-    base = Settings(alpha=8.0, epochs=2, finetune_epochs=1, batch_size=10, inference_features="factors")
+    base = Settings(alpha=8.0, epochs=2, finetune_epochs=1, batch_size=10, features="factors")
     learner = Learner(net, base)
     learner.learn(x, torch.arange(30) % 2)
     learner.learn(x + 1, torch.arange(30) % 2 + 2)
@@ -338,9 +338,9 @@ def test_factor_features_are_the_inputs_projected_on_the_first_tasks_factors(kin
 
 def test_factor_features_are_refused_where_there_are_none() -> None:
     net = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 2))
-    learner = Learner(net, Settings(epochs=1, inference_features="factors"))
-    with pytest.raises(InputError, match="inference_features is factors, but '0' is no factorised"):
+    learner = Learner(net, Settings(epochs=1, features="factors"))
+    with pytest.raises(InputError, match="features is 'factors', but '0' is no factorized"):
         learner.learn(torch.randn(8, 2, 6, 6), torch.arange(8) % 2)
     assert learner.tasks == []
     with pytest.raises(InputError, match="which reads one layer, but inference_layers names 2"):
-        Learner(net, Settings(inference_features="factors", inference_layers=("0", "2")))
+        Learner(net, Settings(features="factors", inference_layers=("0", "2")))

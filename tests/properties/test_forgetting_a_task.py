@@ -115,14 +115,14 @@ def locked(learner: Learner) -> dict[str, set[int]]:
     return {name: set(d.gathered().positions.tolist()) for name, d in learner.model.layers.items()}
 
 
-@pytest.mark.parametrize("gaussians", ["task", "class"])
+@pytest.mark.parametrize("inference", ["gaussian", "class-gaussian"])
 @pytest.mark.parametrize("heads", ["shared", "per-task"])
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("gone", [0, 1, 3])
 def test_every_other_task_answers_with_the_same_bits_and_no_factor_of_nobody_stays(
-    net: str, heads: str, gaussians: str, gone: int, tmp_path: Path
+    net: str, heads: str, inference: str, gone: int, tmp_path: Path
 ) -> None:
-    learner = taught(net, heads=heads, gaussians=gaussians)
+    learner = taught(net, heads=heads, inference=inference)
     learner.save(tmp_path / "model")
     others = [f"t{number}" for number in range(4) if number != gone]
     before = {task: answers(learner, task) for task in others}

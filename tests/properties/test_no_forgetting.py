@@ -141,7 +141,7 @@ def test_earlier_tasks_answer_with_the_same_bits_after_every_later_task(
 def test_nothing_stored_about_a_task_changes_and_neither_do_its_draws_and_merged_network(
     digits: tuple[Tensor, Tensor], net: str
 ) -> None:
-    learner = Learner(NETS[net](), settings(gaussians="class"), device="cpu")
+    learner = Learner(NETS[net](), settings(inference="class-gaussian"), device="cpu")
     learner.learn(*task(digits, CLASSES[0]))
     x = digits[0][-64:]
 

@@ -14,7 +14,7 @@ from ibpwf import Learner, Settings
 from ibpwf.errors import TrainingError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.replicas import take_turns
-from ibpwf.training.loop import Progress, check_finite, epoch_steps, task_steps
+from ibpwf.training.loop import Training, check_finite
 from ibpwf.training.method import Method, TaskData
 from ibpwf.training.phase import Phase, learning_rate_at, make_optimizer
 from ibpwf.training.step import Step
@@ -76,7 +76,7 @@ def numbered(count: int, seed: int = 0, index: int = 0) -> TaskData:
 
 
 def train(method: Method, data: TaskData, progress: Callable[[Progress], None] | None = None) -> None:
-    for _ in task_steps(method, data, progress):
+    for _ in Training(method, data, progress).run():
         pass
 
 
@@ -261,7 +261,7 @@ def test_an_error_in_the_progress_callback_ends_the_task_without_keeping_it() ->
 
 def test_a_task_that_is_dropped_halfway_is_abandoned_and_one_that_ends_is_not() -> None:
     method = Recorder(Phase("p", 2, 2))
-    steps = task_steps(method, numbered(8))
+    steps = Training(method, numbered(8)).run()
     for _ in range(3):
         next(steps)
     steps.close()

@@ -32,12 +32,13 @@ from ibpwf.commands.own_data import (
 )
 from ibpwf.errors import InputError
 from ibpwf.settings import parse_assignment
+from ibpwf.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
     from ibpwf.files import Examples, Layout
     from ibpwf.own_data.learning import Learnt
-    from ibpwf.training.loop import Progress as EpochProgress
+    from ibpwf.training.callbacks import EpochEnd
 
 
 def learn_command(
@@ -157,7 +158,7 @@ def learn_command(
     caught: list[int] = []
     try:
         with options_named(), bar.shown, stopping(caught) as stop:
-            how = How(validate, checkpoint_minutes, resume, anew, device, bar.epoch, bar.begin, stop)
+            how = How(validate, checkpoint_minutes, resume, anew, device, [bar], bar.begin, stop)
             learnt = learn_file(model, read, name, parameters, how)
     except KeyboardInterrupt:
         kept = task_in_progress(model) if model.is_dir() else None
@@ -229,7 +230,7 @@ def _interrupted(model: Path, kept: bool, caught: list[int]) -> str:
     return f"Interrupted. The task is kept in {model} as far as it got. To go on:\n  {command}"
 
 
-class Bar:
+class Bar(Callback):
     """One line while a task is learnt: passes over the data, the loss, the factors in use."""
 
     def __init__(self, console: Console) -> None:
@@ -248,12 +249,12 @@ class Bar:
         self.first_phase = 0
 
     def begin(self, classifier: ContinualClassifier, rows: int) -> None:
-        settings = classifier.settings_for(rows)
-        self.first_phase = settings.epochs
-        total = settings.epochs + settings.finetune_epochs
+        plan = classifier.settings_for(rows).schedule_for(rows)
+        self.first_phase = plan.epochs
+        total = plan.epochs + plan.finetune_epochs
         self.shown.update(self.bar, description=f"{rows:,} rows", total=total, visible=True)
 
-    def epoch(self, progress: EpochProgress) -> None:
+    def epoch_end(self, progress: EpochEnd) -> None:
         done = progress.epoch + (self.first_phase if progress.phase == "finetune" else 0)
         detail = f"loss {progress.loss:.3f}, {progress.active} factors ({progress.new} new)"
         name = progress.task if len(progress.task) <= 20 else progress.task[:19] + "…"

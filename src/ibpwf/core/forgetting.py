@@ -8,7 +8,6 @@ weights are composed of the same numbers in the same order: its outputs do not c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,16 +20,9 @@ if TYPE_CHECKING:
     from ibpwf.core.model import FactorModel
 
 
-@dataclass(frozen=True)
-class Forgotten:
-    """Per layer: the factors that went with a task, and those of its own that stay because others read them."""
-
-    removed: dict[str, int]
-    kept: dict[str, int]
-
-
-def forget_task(model: FactorModel, task: int, unread: Sequence[str] = ()) -> Forgotten:
-    """Remove task number `task` and every factor that only it read.
+def forget_task(model: FactorModel, task: int, unread: Sequence[str] = ()) -> tuple[dict[str, int], dict[str, int]]:
+    """Remove task number `task` and every factor that only it read; per layer: how many factors went, and how many
+    of the task's own stay because others read them.
 
     φ is read under the first task's weights for good. If that task goes, `model.reference` keeps them, save those of
     modules whose names begin with one of `unread`, which φ cannot depend on. With the last task everything goes.
@@ -50,7 +42,7 @@ def forget_task(model: FactorModel, task: int, unread: Sequence[str] = ()) -> Fo
     model.forget_composed()
     removed = {name: before[name] - dictionary.locked for name, dictionary in model.layers.items()}
     kept = {name: int(gone.selected[name].sum()) - count if remaining else 0 for name, count in removed.items()}
-    return Forgotten(removed, kept)
+    return removed, kept
 
 
 def _reference_of(model: FactorModel, unread: Sequence[str]) -> Reference:

@@ -166,8 +166,8 @@ class FactorModel:
         module = self.net.get_submodule(layer)
         if layer not in self.layers or not self.weights[layer].replaceable or getattr(module, "groups", 1) != 1:
             raise InputError(
-                f"inference_features is factors, but '{layer}' is no factorised Linear layer or convolution without "
-                "groups; name one in inference_layers, or set inference_features=outputs."
+                f"features is 'factors', but '{layer}' is no factorized Linear layer or convolution without "
+                "groups; name one in inference_layers, or set features='layer'."
             )
         kept = self.reference
         if kept is None:

@@ -148,7 +148,7 @@ def _phi(method: IBPWF) -> nn.Module:
             f"tasks are inferred from layer {', '.join(layers)}, inside a network that is no plain sequence, which "
             "cannot be put into one graph; export one task at a time with --task."
         )
-    factors = method.settings.inference_features == "factors"
+    factors = method.settings.features == "factors"
     state = method.model.factor_state(layers[0]) if factors else method.model.reference_state()
     parts = []
     for name in names[: names.index(layers[0]) + 1]:

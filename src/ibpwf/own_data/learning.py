@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from ibpwf.files import Examples, Layout
 from ibpwf.own_data.holding_out import held_out
 from ibpwf.own_data.model import FileModel, rows_of
 from ibpwf.storage import folder as store
-from ibpwf.training.checkpoint import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
-from ibpwf.training.loop import Progress
+from ibpwf.training.callbacks import Callback
+from ibpwf.training.checkpoint import ANEW, IN_PROGRESS, Checkpoint, discard, discard_finished, task_in_progress
 
 Read = Callable[[Layout | None], Examples]
 """Reads the file like an earlier one, or as the first."""
@@ -33,7 +33,7 @@ class How:
     resume: bool = False
     anew: bool = False
     device: str = "auto"
-    progress: Callable[[Progress], None] | None = None
+    callbacks: Sequence[Callback] = ()
     begin: Callable[[ContinualClassifier, int], None] = field(default=lambda classifier, rows: None)
     stop: Callable[[], bool] | None = None
 
@@ -98,11 +98,10 @@ def _learn(model: Path, there: FileModel, examples: Examples, task: str, how: Ho
             rows_of(train),
             np.array(train.y),
             task=task,
-            progress=how.progress,
-            checkpoint=model,
-            every=how.every,
-            resume=how.resume,
-            stop=how.stop,
+            callbacks=[
+                *how.callbacks,
+                Checkpoint(model, every=how.every, resume=how.resume, stop=how.stop),
+            ],
         )
     except IBPWFError as error:
         raise type(error)(

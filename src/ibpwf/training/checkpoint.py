@@ -1,87 +1,75 @@
 """A task in progress, kept on disk every few minutes, so that hours of training outlive a crash.
 
 A checkpoint is a folder of its own (`.in-progress` in the model folder), written whole or not at all like the model
-itself. It holds the method's training state, the optimiser's, the random streams and the place in the epoch: going on
+itself. It holds the method's training state, the optimizer's, the random streams and the place in the epoch: going on
 from it gives the same bits as never having stopped, on the same machine. It names the data and the model it belongs
 to by their digests, and is refused for any others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError, StoreError
 from ibpwf.storage import folder as store
-
-if TYPE_CHECKING:
-    from ibpwf.training.method import Method
-    from ibpwf.training.step import Step
+from ibpwf.training.callbacks import Callback, StepEnd, TaskEnd, TaskStart
+from ibpwf.training.loop import Identity
 
 IN_PROGRESS = ".in-progress"
 KIND = "ibpwf-task-in-progress"
-SCHEMA = 1
+SCHEMA = 2
 
 ANEW = "To start the task anew, leave resume out."
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where training is: the phase, the epoch, and the random numbers that the epoch's order was drawn from."""
+class Checkpoint(Callback):
+    """A callback that writes the task in progress to `FOLDER/.in-progress` every so many minutes.
 
-    phase: int
-    epoch: int
-    shuffle: Tensor
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """Where a checkpoint was written, and the step's own state then."""
-
-    place: Place
-    done: int
-    step: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a checkpoint belongs to. `data` and `model` are digests."""
-
-    task: str
-    serial: int
-    data: str
-    model: str
-
-
-class Checkpoint:
-    """Writes the task in progress to `MODEL/.in-progress` every so many minutes, and finds it again.
-
-    Once `stop` says so, the task is written at the end of the step and broken off with a KeyboardInterrupt.
+    `folder` is the model folder that the learner is saved in; nobody else can write to it meanwhile. After a crash,
+    load the learner and learn the task again with `resume=True`: it goes on from the last checkpoint (from the
+    beginning if there is none) to the same bits. Saving the finished task removes the checkpoint. `stop` is asked
+    after every step; once it says True, a checkpoint is written and learning ends with a KeyboardInterrupt.
     """
 
     def __init__(
         self,
-        model: str | Path,
-        identity: Identity,
+        folder: str | Path,
         *,
-        every: float,
-        resume: bool,
+        every: float = 10.0,
+        resume: bool = False,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.folder, self.identity = Path(model) / IN_PROGRESS, identity
-        self.seconds, self.stop = every * 60, stop
+        if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0 <= every < float("inf"):
+            raise InputError(f"every is {every!r}; give the minutes between two checkpoints, such as 10.")
+        self.model, self.folder = Path(folder), Path(folder) / IN_PROGRESS
+        self.seconds, self.resume, self.stop = every * 60, resume, stop
+        self._held = contextlib.ExitStack()
+
+    def task_start(self, task: TaskStart) -> None:
+        training = task.training
+        assert training.identity is not None
+        training.method.check_resumable()
+        self._held.enter_context(store.lock_folder(self.model))
+        self.identity = training.identity()
         self.written = time.monotonic()
-        if not resume:
-            discard(model)
-        self.opened = self._found() if resume else None
+        if not self.resume:
+            discard(self.model)
+        self.opened = self._found() if self.resume else None
+        if self.opened is not None:
+            try:
+                parts = {name: self.opened.tensors(name) for name in ("method", "step")}
+                training.restore(self.opened.content, parts)
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                what = f"{type(error).__name__}: {error}"
+                raise StoreError(f"{str(self.folder)!r} cannot be resumed ({what}). {ANEW}") from None
 
     def _found(self) -> store.Opened | None:
         """The checkpoint of this task; None where there is none, or only that of a task finished since."""
@@ -103,40 +91,25 @@ class Checkpoint:
             raise InputError(f"{here}, begun with other data: x or y is not the same as then. {ANEW}")
         return opened
 
-    def resumed(self, method: Method) -> Resumed | None:
-        """Bring a method that has just begun the task to where the checkpoint was written."""
-        if self.opened is None:
-            return None
-        content = self.opened.content
-        try:
-            method.load_training_state(content["method"], self.opened.tensors("method"))
-            tensors = self.opened.tensors("step")
-            place = Place(content["phase"], content["epoch"], tensors.pop("shuffle"))
-            return Resumed(place, content["done"], tensors)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise StoreError(f"{str(self.folder)!r} cannot be resumed ({what}). {ANEW}") from None
-
-    def step_done(self, method: Method, step: Step, place: Place) -> None:
+    def step_end(self, step: StepEnd) -> None:
         """Write a checkpoint if it is time for one, or time to stop."""
         stopping = self.stop is not None and self.stop()
         if not stopping and time.monotonic() - self.written < self.seconds:
             return
-        state, tensors = method.training_state()
-        content = {
-            **vars(self.identity),
-            "method": state,
-            "phase": place.phase,
-            "epoch": place.epoch,
-            "done": step.done,
-        }
-        files = {"method": tensors, "step": {**step.kept(), "shuffle": place.shuffle}}
+        content, files = step.training.state()
         if self.opened is None:
-            discard(self.folder.parent)  # of a task that is finished
+            discard(self.model)  # of a task that is finished
+        content = {**vars(self.identity), **content}
         self.opened = store.save_folder(self.folder, kind=KIND, schema=SCHEMA, content=content, files=files)
         self.written = time.monotonic()
         if stopping:
             raise KeyboardInterrupt
+
+    def task_end(self, task: TaskEnd) -> None:
+        self._held.close()
+
+    def task_failed(self, error: BaseException) -> None:
+        self._held.close()
 
 
 def task_in_progress(model: str | Path) -> Identity | None:

@@ -1,70 +1,188 @@
-"""One training loop for every method: phases of epochs of mini-batches, on any device.
+"""The training loop of every method, from the first step of a task to its end.
 
-The loop owns batches, optimiser steps and the watch for a loss that is not a number. What the loss is, and
-which parameters move, is the method's affair.
+The loop owns the order of things, the optimizer's steps and the watch for a loss that is not a number. What the loss
+is, and which parameters move, is the method's affair; who wants to watch is a callback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ibpwf.core.reference import accelerated
 from ibpwf.errors import TrainingError
 from ibpwf.training.augment import CropAndFlip, check_images
-from ibpwf.training.checkpoint import Checkpoint, Place, Resumed
-from ibpwf.training.phase import learning_rate_at, set_learning_rate
-from ibpwf.training.step import Step
+from ibpwf.training.callbacks import Callback, Callbacks, EpochEnd, StepEnd, TaskStart
+from ibpwf.training.environment import prepared_to_train
+from ibpwf.training.method import Method, TaskData
+from ibpwf.training.objective import Objective
+from ibpwf.training.phase import Phase, learning_rate_at
+from ibpwf.training.rows import Rows
+from ibpwf.training.step import Step, make_step
 
-if TYPE_CHECKING:
-    from ibpwf.training.method import Method, TaskData
+CHECK_EVERY = 512
+"""Steps between two looks at the losses: each look waits for the device."""
+
+
+@dataclass
+class Place:
+    """Where training is: the phase, the epoch, and the random numbers that the epoch's order was drawn from."""
+
+    phase: int = 0
+    epoch: int = 0
+    shuffle: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a progress display is told after every epoch."""
+class Identity:
+    """What a checkpoint belongs to: the task, and digests of its data and of the model before it."""
 
     task: str
-    phase: str
-    epoch: int
-    epochs: int
-    loss: float
-    extra: float
-    active: int
-    new: int
-    reused: int
-    samples: int
+    serial: int
+    data: str
+    model: str
 
 
-def epoch_steps(
-    step: Step,
-    order: Tensor,
-    describe: str,
-    resumed: Resumed | None = None,
-    step_done: Callable[[], None] | None = None,
-) -> Generator[None, None, tuple[float, float]]:
-    """One pass in the given order (the rest of one that was `resumed`), pausing after every step; returns the mean
-    loss and extra term."""
-    step.start_epoch(order)
-    if resumed is not None:
-        step.restore(resumed.step, resumed.done)
-    for number in range(step.done, step.count):
-        step.first_half()
-        if step.on_host is not None:
-            yield  # others' gradients are computed while this learner waits for its own
-        step.second_half()
-        if step_done is not None:
-            step_done()
-        yield
-        if number % 512 == 511:
-            check_finite(step.log[: number + 1], describe)
-    check_finite(step.log, describe)
-    mean = step.log.mean(0)
-    return float(mean[0]), float(mean[1])
+class Training:
+    """One task being learned. `run` trains it, pausing after every step, so that several learners can take turns.
+
+    Nothing counts before the end: if it breaks off anywhere, the method is as before.
+    """
+
+    def __init__(self, method: Method, data: TaskData, callbacks: Sequence[Callback] = ()) -> None:
+        self.method, self.data = method, data
+        self.callbacks = Callbacks(callbacks)
+        self.place = Place()
+        self.step: Step | None = None
+        self.identity: Callable[[], Identity] | None = None  # what a checkpoint of it belongs to
+        self.accuracy: float | None = None  # per cent of the last epoch's rows, as far as the method can tell
+        self._restored: tuple[int, Mapping[str, Tensor]] | None = None
+
+    def run(self) -> Generator[None, None, None]:
+        method, data, callbacks = self.method, self.data, self.callbacks
+        with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
+            try:
+                shuffle = data.generator("shuffle")
+                phases = method.begin_task(data)
+                rows = method.rows_to_train(data)
+                moved = CropAndFlip(data.generator("augment", method.device))
+                callbacks.task_start(
+                    TaskStart(data.name, data.index, len(rows), data.classes, sum(p.epochs for p in phases), self)
+                )
+                for number, phase in enumerate(phases):
+                    if number < self.place.phase:  # of a task that is resumed
+                        continue
+                    if phase.augment != "none":
+                        check_images(phase.augment, tuple(next(rows.in_order(1))[0].shape[1:]))
+                    step: Step | None = None
+                    for epoch in range(self.place.epoch if self._restored else 0, phase.epochs):
+                        if step is None:
+                            step = self.step = make_step(
+                                method, phase, rows, None if phase.augment == "none" else moved
+                            )
+                        step.set_learning_rate(learning_rate_at(phase, epoch))
+                        self._start_epoch(step, number, epoch, shuffle)
+                        describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
+                        while step.gradients():
+                            if method.decides_on_host:
+                                yield  # others' gradients are computed while this learner waits for its own
+                                method.on_host()
+                            step.move()
+                            if callbacks.watches_steps:
+                                self._tell_step(step, phase.name, epoch)
+                            yield
+                            if step.done % CHECK_EVERY == 0:
+                                check_finite(step.measured(), describe)
+                        check_finite(step.measured(), describe)
+                        callbacks.epoch_end(self._epoch_end(step, phase.name, epoch, phase.epochs))
+                        if method.after_epoch(phase, epoch):
+                            step = None
+                    if step is not None:
+                        check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
+                method.end_task(data)
+            except BaseException as error:
+                method.abandon_task()
+                callbacks.task_failed(error)
+                raise
+
+    def _start_epoch(self, step: Step, phase: int, epoch: int, shuffle: torch.Generator) -> None:
+        """Begin an epoch, or go on in the middle of the one that was restored."""
+        if self._restored is not None:
+            done, tensors = self._restored
+            assert self.place.shuffle is not None
+            shuffle.set_state(self.place.shuffle)
+            step.start_epoch(shuffle)
+            step.restore(tensors, done)
+            self._restored = None
+        else:
+            self.place = Place(phase, epoch, shuffle.get_state())
+            step.start_epoch(shuffle)
+
+    def _tell_step(self, step: Step, phase: str, epoch: int) -> None:
+        self.callbacks.step_end(
+            StepEnd(
+                self.data.name,
+                phase,
+                epoch + 1,
+                step.done,
+                step.rows.steps(step.phase.batch_size),
+                lambda: step.measured()[step.done - 1],
+                self,
+            )
+        )
+
+    def _epoch_end(self, step: Step, phase: str, epoch: int, epochs: int) -> EpochEnd:
+        loss, penalty, accuracy = step.measured().mean(0).tolist()
+        counts = self.method.counts()
+        self.accuracy = 100 * accuracy if accuracy == accuracy else None
+        samples = len(step.rows)
+        return EpochEnd(
+            self.data.name,
+            phase,
+            epoch + 1,
+            epochs,
+            loss,
+            penalty,
+            self.accuracy,
+            counts.active,
+            counts.new,
+            counts.reused,
+            samples,
+        )
+
+    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """The task as far as it got, as JSON and named groups of tensors: all that training has changed."""
+        assert self.step is not None
+        assert self.place.shuffle is not None
+        content, tensors = self.method.training_state()
+        where = {"phase": self.place.phase, "epoch": self.place.epoch, "done": self.step.done}
+        step = {**self.step.state(), "shuffle": self.place.shuffle}
+        return {**where, "method": content}, {"method": tensors, "step": step}
+
+    def restore(self, content: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go on where `state` was taken; to be called when the task starts, with the same task and model."""
+        self.method.load_training_state(content["method"], tensors["method"])
+        step = dict(tensors["step"])
+        self.place = Place(int(content["phase"]), int(content["epoch"]), step.pop("shuffle"))
+        self._restored = int(content["done"]), step
+
+
+def fit_steps(
+    objective: Objective, phase: Phase, rows: Rows, shuffle: torch.Generator, of: str
+) -> Generator[None, None, None]:
+    """Train anything for a phase, pausing after every step: what a method may do beside a task's own training."""
+    step = make_step(objective, phase, rows)
+    for epoch in range(phase.epochs):
+        step.set_learning_rate(learning_rate_at(phase, epoch))
+        step.start_epoch(shuffle)
+        while step.gradients():
+            step.move()
+            yield
+        check_finite(step.measured(), f"epoch {epoch + 1} of {of}")
 
 
 KEPT = (
@@ -73,8 +191,8 @@ KEPT = (
 )
 
 
-def check_finite(log: Tensor, describe: str) -> None:
-    bad = (~torch.isfinite(log[:, 0])).nonzero()
+def check_finite(measured: Tensor, describe: str) -> None:
+    bad = (~torch.isfinite(measured[:, 0])).nonzero()
     if len(bad):
         raise TrainingError(f"the loss is not a number at step {int(bad[0]) + 1} of {describe}; {KEPT}")
 
@@ -83,75 +201,3 @@ def check_parameters(parameters: Sequence[nn.Parameter], describe: str) -> None:
     """The last step of a phase has no loss after it that would show what it did."""
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
         raise TrainingError(f"a parameter is not a number after the last step of {describe}; {KEPT}")
-
-
-def task_steps(
-    method: Method,
-    data: TaskData,
-    progress: Callable[[Progress], None] | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> Generator[None, None, None]:
-    """Train one task from `begin_task` to `end_task`, pausing after every step so that several learners can take
-    turns. Nothing is kept if it does not get to the end, save in a `checkpoint`, from which it then goes on."""
-    try:
-        shuffle = data.generator("shuffle")
-        phases = method.begin_task(data)
-        x, y = method.examples_to_train(data)
-        augment = CropAndFlip(data.generator("augment", x.device))
-        resumed = None if checkpoint is None else checkpoint.resumed(method)
-        for number, phase in enumerate(phases):
-            check_images(phase.augment, tuple(x.shape[1:]))
-            if resumed is not None and number < resumed.place.phase:
-                continue
-            step: Step | None = None
-            for epoch in range(0 if resumed is None else resumed.place.epoch, phase.epochs):
-                if step is None:
-                    step = Step(
-                        phase,
-                        method.parameters(phase),
-                        method.loss,
-                        x,
-                        y,
-                        generators=[*method.generators(), augment.generator],
-                        augment=None if phase.augment == "none" else augment,
-                        buffers=method.buffers(),
-                        after=method.after_step,
-                        between=method.after_backward,
-                        on_host=method.on_host if method.decides_on_host else None,
-                        capture=method.capturable,
-                        tf32=method.tf32,
-                        bfloat16=method.bfloat16,
-                    )
-                set_learning_rate(step.optimizer, learning_rate_at(phase, epoch))
-                if resumed is not None:
-                    shuffle.set_state(resumed.place.shuffle)
-                place = Place(number, epoch, shuffle.get_state())
-                order = torch.randperm(len(y), generator=shuffle)
-                describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
-                keep = None if checkpoint is None else partial(checkpoint.step_done, method, step, place)
-                loss, extra = yield from epoch_steps(step, order, describe, resumed, keep)
-                resumed = None
-                if progress is not None:
-                    counts = method.counts()
-                    progress(
-                        Progress(
-                            data.name,
-                            phase.name,
-                            epoch + 1,
-                            phase.epochs,
-                            loss,
-                            extra,
-                            counts.active,
-                            counts.new,
-                            counts.reused,
-                            len(order),
-                        )
-                    )
-                if method.after_epoch(phase, epoch):
-                    step = None
-            if step is not None:
-                check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
-        method.end_task(data)
-    except BaseException:
-        method.abandon_task()
-        raise

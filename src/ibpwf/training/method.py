@@ -1,13 +1,13 @@
 """What every continual-learning method is to the rest of the program.
 
-A method learns one task at a time: `begin_task` names the phases to train, the loop in `training/` then calls
-`parameters` and `loss`, and `end_task` stores what is to be kept. Nothing of a task counts before `end_task`
-has returned, so training may be broken off anywhere.
+A method learns one task at a time: `begin_task` names the phases to train, the loop in `training/loop.py` then asks
+for `parameters` and calls `loss`, and `end_task` stores what is to be kept. Nothing of a task counts before
+`end_task` has returned, so training may be broken off anywhere.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -15,33 +15,65 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.forgetting import Forgotten
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.settings import FrozenSettings
+from ibpwf.training.objective import Loss, Objective
 from ibpwf.training.phase import Phase
+from ibpwf.training.rows import Rows, TensorRows
+
+__all__ = ["Counts", "Forgotten", "Loss", "Method", "TaskData"]
 
 
-@dataclass(frozen=True)
 class TaskData:
-    """One task's training data on the training device; `y` counts the task's classes from 0."""
+    """One task's training data: its `rows`, or `x` and `y` on the training device, where `y` counts the task's
+    classes from 0."""
 
-    name: str
-    index: int
-    classes: tuple[int, ...]
-    x: Tensor
-    y: Tensor
-    seed: int
-    serial: int | None = None  # its number among all tasks ever learnt, where that is not `index`
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        classes: tuple[int, ...],
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        seed: int = 0,
+        serial: int | None = None,  # its number among all tasks ever learned, where that is not `index`
+        *,
+        rows: Rows | None = None,
+    ) -> None:
+        self.name, self.index, self.classes, self.seed = name, index, classes, seed
+        self.serial = index if serial is None else serial
+        if rows is None:
+            assert x is not None
+            assert y is not None
+            rows = TensorRows(x, y)
+        self.rows: Rows = rows
+
+    @property
+    def x(self) -> Tensor:
+        """All examples at once; those of a stream are read for it."""
+        return self.rows.tensors()[0]
+
+    @property
+    def y(self) -> Tensor:
+        return self.rows.tensors()[1]
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """A stream of random numbers that depends on seed, task and purpose alone: a learner that was stored
         and loaded draws the same numbers as one that never stopped."""
-        key = f"{self.seed}/{self.index if self.serial is None else self.serial}/{purpose}".encode()
+        key = f"{self.seed}/{self.serial}/{purpose}".encode()
         number = 1469598103934665603
         for byte in key:
             number = ((number ^ byte) * 1099511628211) % (1 << 63)
         return torch.Generator(device).manual_seed(number)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """Per layer: the factors that went with a task, and those of its own that stay because others read them."""
+
+    removed: dict[str, int]
+    kept: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -56,7 +88,7 @@ class Counts:
         return self.active - self.new
 
 
-class Method(ABC):
+class Method(Objective):
     """A way to learn task after task."""
 
     name: ClassVar[str]
@@ -65,11 +97,8 @@ class Method(ABC):
     serves_both: ClassVar[bool] = False  # whether one training answers with the task given and inferred
     settings_type: ClassVar[type[FrozenSettings]] = FrozenSettings
     answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
-    capturable: ClassVar[bool] = True  # whether a step may be recorded as a CUDA graph
-    tf32: bool = True  # whether products rounded to 10 bits are precise enough to train with on CUDA
-    bfloat16: bool = False  # whether they may be rounded to 8, as settings may say with `precision`
     resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
-    decides_on_host: ClassVar[bool] = False  # whether `on_host` has something to do
+    accelerate: bool = True  # whether faster stand-ins of reference functions may be used
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
 
     @property
@@ -80,34 +109,14 @@ class Method(ABC):
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         """Prepare for a task and say what to train."""
 
-    def examples_to_train(self, data: TaskData) -> tuple[Tensor, Tensor]:
+    def rows_to_train(self, data: TaskData) -> Rows:
         """The rows that mini-batches are made of; asked for after `begin_task`."""
-        return data.x, data.y
+        return data.rows
 
+    @property
     @abstractmethod
-    def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
-        """What moves in this phase; asked for again after `after_epoch` returns True."""
-
-    @abstractmethod
-    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The mini-batch loss, and a term worth showing beside it (a KL, a penalty)."""
-
-    def generators(self) -> Sequence[torch.Generator]:
-        """Random streams the loss draws from (a captured CUDA graph must know them)."""
-        return ()
-
-    def buffers(self) -> Sequence[Tensor]:
-        """State the loss changes besides parameters, such as running statistics."""
-        return ()
-
-    def after_backward(self) -> None:  # noqa: B027
-        """Called between the backward pass and the optimiser's step; may change gradients."""
-
-    def on_host(self) -> None:  # noqa: B027
-        """Called after `after_backward` for what must be decided on the CPU; never part of a recorded step."""
-
-    def after_step(self) -> None:  # noqa: B027 (most methods have nothing to do here)
-        """Called after every optimiser step."""
+    def template(self) -> nn.Module:
+        """A plain network of the size that is trained: it tells how many threads a CPU should use."""
 
     def after_epoch(self, phase: Phase, epoch: int) -> bool:
         """Called after every epoch; True when the parameters to train are new ones."""
@@ -177,7 +186,7 @@ class Method(ABC):
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
         """An untrained method from its configuration."""
 
-    def abandon_task(self) -> None:  # noqa: B027
+    def abandon_task(self) -> None:
         """Called when a task breaks off: be as before `begin_task`."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,6 @@ def make_optimizer(phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.op
     if phase.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, fused=True)
     raise ValueError(f"no optimiser '{phase.optimizer}'")
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def learning_rate_at(phase: Phase, epoch: int) -> float:

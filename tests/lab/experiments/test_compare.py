@@ -56,7 +56,7 @@ def test_all_means_all_and_repeated_names_count_once():
 
 
 def test_the_command_of_a_run_survives_a_shell(tmp_path: Path):
-    changes = {"augment": "none", "max_factors": {"stem": 60, "*": 80}, "gaussians": "task"}
+    changes = {"augment": "none", "max_factors": {"stem": 60, "*": 80}, "inference": "gaussian"}
     asked = RunConfig("split-cifar10", changes=changes, tasks=2, examples=50)
     words = shlex.split(shlex.join(comparing.run_command_line(asked, tmp_path / "a folder")))
     assert words[-2:] == ["--out", str(tmp_path / "a folder")]

@@ -32,7 +32,7 @@ def test_the_papers_experiments_have_the_papers_numbers() -> None:
     assert (one.heads, other.heads) == ("shared", "per-task")
     assert one.learning_rate == other.learning_rate == 1e-3
     assert one.kl_terms == other.kl_terms == 10
-    assert one.gaussians == other.gaussians == "task"
+    assert one.inference == other.inference == "gaussian"
 
 
 def test_a_preset_that_departs_from_the_papers_text_says_so() -> None:

@@ -16,7 +16,7 @@ from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.bounds import Joint, Separate
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Problem
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL = DenseSettings(hidden=(24,), epochs=3, batch_size=16, learning_rate=0.01)
@@ -30,7 +30,7 @@ def data_of(task: Task, rows: int | None = None) -> TaskData:
 
 def train(method: DenseMethod, *tasks: TaskData) -> DenseMethod:
     for data in tasks:
-        for _ in task_steps(method, data):
+        for _ in Training(method, data).run():
             pass
     return method
 
@@ -133,7 +133,7 @@ def test_joint_is_a_plain_training_on_the_union_of_all_data(setting: str, digits
 
 def test_joint_takes_its_passes_over_the_union_whatever_the_newest_task_is(digits: Scenario) -> None:
     method = train(fresh(Joint, "class"), data_of(digits[0], rows=200))
-    steps = sum(1 for _ in task_steps(method, data_of(digits[1], rows=40)))
+    steps = sum(1 for _ in Training(method, data_of(digits[1], rows=40)).run())
     assert steps == SMALL.epochs * (240 // 16)
 
 
@@ -162,7 +162,7 @@ def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: DenseMethod, di
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: DenseMethod, digits: Scenario) -> None:
     method, untouched = reloaded(taught), reloaded(taught)
-    steps = task_steps(method, data_of(digits[3]))
+    steps = Training(method, data_of(digits[3])).run()
     for _ in range(20):
         next(steps)
     steps.close()

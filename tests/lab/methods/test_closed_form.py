@@ -19,7 +19,7 @@ from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods import closed_form
 from ibpwf.lab.methods.closed_form import SLDA, ClosedForm, Ridge, RidgeSettings, SLDASettings
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 PROBLEM = Problem((64,), 10, "class")
@@ -40,7 +40,7 @@ def data_of(task: Task) -> TaskData:
 
 def learn(method: ClosedForm, tasks: Sequence[Task]) -> ClosedForm:
     for task in tasks:
-        for _ in task_steps(method, data_of(task)):
+        for _ in Training(method, data_of(task)).run():
             pytest.fail("a closed form takes no gradient step")
     return method
 
@@ -123,7 +123,7 @@ def test_the_order_of_the_tasks_does_not_matter(kind: str, digits: Scenario) -> 
     backward = fresh(kind)
     for place, task in enumerate(reversed(list(digits))):
         data = data_of(task)
-        for _ in task_steps(backward, TaskData(data.name, place, data.classes, data.x, data.y, seed=5)):
+        for _ in Training(backward, TaskData(data.name, place, data.classes, data.x, data.y, seed=5)).run():
             pass
     x = digits[1].test.x
     columns = [label for classes in backward.classes for label in classes]
@@ -212,7 +212,7 @@ def test_a_task_that_fails_leaves_nothing_behind(
 def test_inputs_that_never_vary_are_no_harm(kind: str) -> None:
     data = TaskData("flat", 0, (0, 1), torch.ones(20, 64), torch.arange(20) % 2, seed=0)
     method = fresh(kind)
-    for _ in task_steps(method, data):
+    for _ in Training(method, data).run():
         pass
     np.testing.assert_allclose(answer(method, data.x), 0.5, atol=1e-6)
 

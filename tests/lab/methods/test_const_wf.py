@@ -15,7 +15,7 @@ from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.const_wf import ConstWF, ConstWFSettings
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 NU, OMEGA = 12, 5
@@ -29,7 +29,7 @@ def data_of(task: Task) -> TaskData:
 
 def learn(method: ConstWF, tasks: Sequence[Task]) -> ConstWF:
     for task in tasks:
-        for _ in task_steps(method, data_of(task)):
+        for _ in Training(method, data_of(task)).run():
             pass
     return method
 
@@ -138,7 +138,7 @@ def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: ConstWF, digits
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: ConstWF, digits: Scenario) -> None:
     method, untouched = reloaded(taught), reloaded(taught)
-    steps = task_steps(method, data_of(digits[3]))
+    steps = Training(method, data_of(digits[3])).run()
     for _ in range(30):
         next(steps)
     steps.close()
@@ -152,7 +152,7 @@ def test_another_seed_gives_other_factors(digits: Scenario) -> None:
     data = data_of(digits[0])
     for method, seed in ((one, 1), (other, 2)):
         own = TaskData(data.name, data.index, data.classes, data.x, data.y, seed)
-        for _ in task_steps(method, own):
+        for _ in Training(method, own).run():
             pass
     assert not torch.equal(one.model.layers["head"].blocks[0].a, other.model.layers["head"].blocks[0].a)
 

@@ -18,7 +18,7 @@ from ibpwf.lab.methods.bounds import Separate
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.pnn import PNN, Column, PNNSettings
 from ibpwf.lab.methods.side_tuning import Branch, SideTuning, SideTuningSettings
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 PROBLEM = Problem((64,), 10, "task")
@@ -40,7 +40,7 @@ def data_of(task: Task) -> TaskData:
 
 def learn(method: Separate, tasks: Sequence[Task]) -> Separate:
     for task in tasks:
-        for _ in task_steps(method, data_of(task)):
+        for _ in Training(method, data_of(task)).run():
             pass
     return method
 
@@ -175,7 +175,7 @@ def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: Separate, digit
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: Separate, digits: Scenario) -> None:
     method, untouched = reloaded(taught), reloaded(taught)
-    steps = task_steps(method, data_of(digits[3]))
+    steps = Training(method, data_of(digits[3])).run()
     for _ in range(20):
         next(steps)
     steps.close()

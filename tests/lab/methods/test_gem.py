@@ -18,7 +18,7 @@ from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.finetune import Adam
 from ibpwf.lab.methods.gem import GEM, GEMSettings, dual, project
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL: dict[str, Any] = {"hidden": (24,), "epochs": 2, "batch_size": 32, "learning_rate": 0.01}
@@ -35,7 +35,7 @@ def gem(setting: str, **changes: Any) -> GEM:
 
 def learn(method: Any, *tasks: Task) -> Any:
     for task in tasks:
-        for _ in task_steps(method, data_of(task)):
+        for _ in Training(method, data_of(task)).run():
             pass
     return method
 
@@ -207,7 +207,7 @@ def test_stored_and_loaded_the_next_task_comes_out_the_same_to_the_bit(setting, 
 def test_a_task_broken_off_leaves_nothing_behind(digits: Scenario):
     method = learn(gem("class"), *digits[:2])
     before = stored(method)
-    steps = task_steps(method, data_of(digits[2]))
+    steps = Training(method, data_of(digits[2])).run()
     for _ in range(5):
         next(steps)
     assert not same(stored(method), before)  # it was really under way
@@ -222,7 +222,7 @@ def test_a_step_that_blows_up_ends_in_a_training_error_and_keeps_earlier_tasks(d
     data = data_of(digits[1])
     broken = TaskData(data.name, data.index, data.classes, data.x * 1e38, data.y, data.seed)
     with pytest.raises(TrainingError):
-        list(task_steps(method, broken))
+        list(Training(method, broken).run())
     assert same(stored(method), before)
 
 

@@ -18,7 +18,7 @@ from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.gen_classifier import ClassVAEs, GenClassifier, GenClassifierSettings, PerClass
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL = GenClassifierSettings(hidden=(24,), latent=3, sigma=0.5, samples=10, epochs=8, batch_size=16)
@@ -36,7 +36,7 @@ def data_of(task: Task) -> TaskData:
 
 def learn(method: GenClassifier, tasks: Sequence[Task]) -> GenClassifier:
     for task in tasks:
-        for _ in task_steps(method, data_of(task)):
+        for _ in Training(method, data_of(task)).run():
             pass
     return method
 
@@ -188,7 +188,7 @@ def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: GenClassifier, 
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: GenClassifier, digits: Scenario) -> None:
     method, untouched = reloaded(taught), reloaded(taught)
-    steps = task_steps(method, data_of(digits[3]))
+    steps = Training(method, data_of(digits[3])).run()
     for _ in range(30):
         next(steps)
     steps.close()

@@ -20,7 +20,7 @@ from ibpwf.lab.methods.dgr import DGR
 from ibpwf.lab.methods.finetune import Adam
 from ibpwf.lab.methods.rtf import RtF, RtFSettings
 from ibpwf.lab.methods.vae import VAE, kl_to_standard_normal, log_likelihood
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL: dict[str, Any] = {"hidden": (32, 24), "epochs": 2, "batch_size": 32, "learning_rate": 0.003}
@@ -42,7 +42,7 @@ def make(kind: type[DenseMethod], setting: str, **changes: Any) -> Any:
 
 def learn(method: Any, *tasks: Task) -> Any:
     for task in tasks:
-        for _ in task_steps(method, data_of(task)):
+        for _ in Training(method, data_of(task)).run():
             pass
     return method
 
@@ -255,7 +255,7 @@ def test_stored_and_loaded_the_next_task_comes_out_the_same_to_the_bit(kind, set
 def test_a_task_broken_off_leaves_nothing_behind(kind, learnt, digits: Scenario):
     method = learn(make(kind, "class"), *digits[:learnt])
     before = stored(method)
-    steps = task_steps(method, data_of(digits[learnt]))
+    steps = Training(method, data_of(digits[learnt])).run()
     for _ in range(5):
         next(steps)
     assert not same(stored(method), before)  # it was really under way
@@ -271,7 +271,7 @@ def test_the_range_of_values_is_that_of_the_first_task_for_good(kind, digits: Sc
     first = data_of(digits[0])
     learn(method, digits[0])
     wide = TaskData("wide", 1, (2, 3), first.x * 5, first.y, 3)
-    list(task_steps(method, wide))
+    list(Training(method, wide).run())
     assert float(method.net.vae.low) == float(first.x.min())
     assert float(method.net.vae.span) == pytest.approx(float(first.x.max() - first.x.min()))
 

@@ -18,7 +18,7 @@ from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.ibnn import IBNN, IBNNSettings, UnitSelection
 from ibpwf.lab.methods.vcl import LIKELIHOOD
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 QUICK = {
@@ -44,7 +44,7 @@ def task_data(digits: Scenario, number: int, seed: int = 0, index: int | None = 
 
 def learn(method: IBNN, digits: Scenario, *numbers: int) -> IBNN:
     for number in numbers:
-        for _ in task_steps(method, task_data(digits, number, method.seed)):
+        for _ in Training(method, task_data(digits, number, method.seed)).run():
             pass
     return method
 
@@ -263,7 +263,7 @@ class TestKeeping:
     def test_a_task_broken_off_leaves_no_trace(self, digits: Scenario, setting: str) -> None:
         method, other = (learn(new(setting, epochs=1), digits, 0) for _ in range(2))
         before = everything(method)
-        steps = task_steps(method, task_data(digits, 3, index=1))
+        steps = Training(method, task_data(digits, 3, index=1)).run()
         for _ in range(5):
             next(steps)
         assert not torch.equal(before["selections.0.logit"], method.net.state_dict()["selections.0.logit"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ibpwf.errors import InputError
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.lwf import LwF, LwFSettings
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 
@@ -102,7 +102,7 @@ def test_the_old_network_does_not_move_while_the_new_one_learns(setting: str) ->
     method = make(setting)
     learn(method, task(0))
     before = [p.detach().clone() for p in method.net.parameters()]
-    steps = task_steps(method, task(1))
+    steps = Training(method, task(1)).run()
     for _ in range(7):
         next(steps)
     assert all(torch.equal(p, q) for p, q in zip(method.teacher.parameters(), before, strict=True))
@@ -160,7 +160,7 @@ def test_nothing_is_kept_of_an_abandoned_task(setting: str) -> None:
     method, undisturbed = make(setting), make(setting)
     for one in (method, undisturbed):
         learn(one, task(0))
-    steps = task_steps(method, task(1))
+    steps = Training(method, task(1)).run()
     for _ in range(7):
         next(steps)
     assert not torch.equal(weights(method), weights(undisturbed))

@@ -16,7 +16,7 @@ from ibpwf.lab.methods.ewc import EWC, EWCSettings, OnlineEWC, OnlineEWCSettings
 from ibpwf.lab.methods.mas import MAS, MASSettings
 from ibpwf.lab.methods.penalties import L2, ImportancePenalty, L2Settings, PenaltySettings
 from ibpwf.lab.methods.si import SI, SISettings
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 METHODS = [L2, EWC, OnlineEWC, SI, MAS]
@@ -152,7 +152,7 @@ def test_nothing_is_kept_of_an_abandoned_task(kind: type[ImportancePenalty], lea
     method, undisturbed = make(kind), make(kind)
     learn(method, *map(task, range(learnt)))
     learn(undisturbed, *map(task, range(learnt)))
-    steps = task_steps(method, task(learnt))
+    steps = Training(method, task(learnt)).run()
     for _ in range(7):
         next(steps)
     steps.close()
@@ -184,7 +184,7 @@ def test_a_step_changes_only_parameters_and_listed_buffers_and_those_in_place(ki
     """What a recorded CUDA graph needs: it replays on the same memory, and a warm-up is put back."""
     method = make(kind)
     learn(method, task(0))
-    steps = task_steps(method, task(1))
+    steps = Training(method, task(1)).run()
     next(steps)
     tensors = {name: value for name, value in vars(method).items() if isinstance(value, Tensor)}
     before = {name: tensor.clone() for name, tensor in tensors.items()}

@@ -8,7 +8,7 @@ import torch
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.gem import GEM, GEMSettings
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 
@@ -23,7 +23,7 @@ def test_a_recorded_step_does_what_a_plain_step_does(setting: str, digits: Scena
         for task in digits[:3]:
             classes, y = torch.unique(task.train.y, return_inverse=True)
             data = TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x.cuda(), y.cuda(), 3)
-            for _ in task_steps(method, data):
+            for _ in Training(method, data).run():
                 pass
         after.append(torch.cat([p.detach().flatten() for p in method.net.parameters()]))
     torch.testing.assert_close(*after, rtol=1e-3, atol=1e-4)

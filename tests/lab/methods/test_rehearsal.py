@@ -15,7 +15,7 @@ from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.dense import DenseMethod, Problem
 from ibpwf.lab.methods.finetune import Adam
 from ibpwf.lab.methods.rehearsal import Rehearsal
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL: dict[str, Any] = {"hidden": (24,), "epochs": 2, "batch_size": 32, "learning_rate": 0.01}
@@ -33,7 +33,7 @@ def make(kind: type[DenseMethod], setting: str, seed: int = 3, **changes: Any) -
 
 def learn(method: DenseMethod, *tasks: Task, seed: int = 3) -> DenseMethod:
     for task in tasks:
-        for _ in task_steps(method, data_of(task, seed)):
+        for _ in Training(method, data_of(task, seed)).run():
             pass
     return method
 
@@ -134,7 +134,7 @@ def test_stored_and_loaded_the_next_task_comes_out_the_same_to_the_bit(setting, 
 def test_a_task_broken_off_leaves_nothing_behind(digits: Scenario):
     method = learn(rehearsal("class"), *digits[:2])
     before = stored(method)
-    steps = task_steps(method, data_of(digits[2]))
+    steps = Training(method, data_of(digits[2])).run()
     for _ in range(5):
         next(steps)
     assert not same(stored(method), before)  # it was really under way
@@ -162,7 +162,7 @@ def test_a_memory_larger_than_the_data_is_refused_before_training(digits: Scenar
     method = rehearsal("class", size=400)
     before = stored(method)
     with pytest.raises(InputError, match=r"memory_size is 400.*give at most"):
-        next(task_steps(method, data_of(digits[0])))
+        next(Training(method, data_of(digits[0])).run())
     assert same(stored(method), before)
     with pytest.raises(InputError, match="memory_size is 0; keep at least one"):
         rehearsal("class", size=0)

@@ -19,7 +19,7 @@ from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.bayesian_layers import GaussianLinear, kl_gaussian
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.vcl import LIKELIHOOD, VCL, VCLCoreset, VCLCoresetSettings, VCLSettings, k_center, shares
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 QUICK = {"hidden": (24,), "epochs": 3, "likelihood_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "samples": 4}
@@ -39,7 +39,7 @@ def task_data(digits: Scenario, number: int, seed: int = 0, index: int | None = 
 
 def learn(method: VCL, digits: Scenario, *numbers: int) -> VCL:
     for number in numbers:
-        for _ in task_steps(method, task_data(digits, number, method.seed)):
+        for _ in Training(method, task_data(digits, number, method.seed)).run():
             pass
     return method
 
@@ -290,12 +290,12 @@ class TestUsingACoreset:
         method, other = new(VCLCoreset, "class", epochs=1), new(VCLCoreset, "class", epochs=1)
         for number in (0, 1):
             data = task_data(digits, number)
-            for _ in task_steps(method, data):
+            for _ in Training(method, data).run():
                 pass
             x, y = data.x.clone(), data.y.clone()
             x[method.held_out] = 1e3
             y[method.held_out] = 1 - y[method.held_out]
-            for _ in task_steps(other, TaskData(data.name, number, data.classes, x, y, 0)):
+            for _ in Training(other, TaskData(data.name, number, data.classes, x, y, 0)).run():
                 pass
         assert same(method.state()[1]["network"], other.state()[1]["network"])
         assert not same(method.kept(), other.kept())
@@ -359,7 +359,7 @@ class TestKeeping:
     def test_a_task_broken_off_leaves_no_trace(self, digits: Scenario, cls: type[VCL], setting: str) -> None:
         method, other = (learn(new(cls, setting, epochs=1), digits, 0) for _ in range(2))
         before = everything(method)
-        steps = task_steps(method, task_data(digits, 3, index=1))
+        steps = Training(method, task_data(digits, 3, index=1)).run()
         for _ in range(5):
             next(steps)
         assert not torch.equal(before["network:hidden.0.means.0"], method.net.state_dict()["hidden.0.means.0"])

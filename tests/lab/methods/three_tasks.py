@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ibpwf.lab.methods.dense import DenseMethod, Problem
 from ibpwf.lab.methods.penalties import ImportancePenalty
-from ibpwf.training.loop import task_steps
+from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SETTINGS = ["task", "class"]
@@ -33,7 +33,7 @@ def task(index: int, examples: int = 40, seed: int = 0) -> TaskData:
 
 def learn(method: DenseMethod, *tasks: TaskData) -> None:
     for data in tasks:
-        for _ in task_steps(method, data):
+        for _ in Training(method, data).run():
             pass
 
 

@@ -56,7 +56,7 @@ def write(
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    write(out / "mlp-shared-head", mlp(), (8,), SETTINGS.replace(gaussians="class"))
+    write(out / "mlp-shared-head", mlp(), (8,), SETTINGS.replace(inference="class-gaussian"))
     write(out / "convolution-head-per-task", convolution(), (1, 4, 4), SETTINGS.replace(heads="per-task"))
     write(out / "first-task-forgotten", mlp(), (8,), SETTINGS, forget=0)
 

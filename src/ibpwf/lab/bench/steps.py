@@ -15,7 +15,7 @@ from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.settings import Settings
 from ibpwf.training.method import TaskData
-from ibpwf.training.step import Step
+from ibpwf.training.step import Step, make_step
 
 STEPS = 40  # in a round
 
@@ -42,22 +42,9 @@ def elbo_step(method: IBPWF, data: TaskData, index: int) -> Step:
     for number in range(index + 1):
         here = TaskData(f"task {number + 1}", number, data.classes, data.x, data.y, data.seed)
         phase = method.begin_task(here)[0]
-        step = Step(
-            phase,
-            method.parameters(phase),
-            method.loss,
-            here.x,
-            here.y,
-            generators=method.generators(),
-            buffers=method.buffers(),
-            after=method.after_step,
-            between=method.after_backward,
-            tf32=method.tf32,
-            bfloat16=method.bfloat16,
-        )
-        step.start_epoch(torch.arange(len(here.y)))
+        step = make_step(method, phase, here.rows)
         if number < index:
-            repeat(step, step.count)()
+            repeat(step, len(here.y) // phase.batch_size)()
             method.end_task(here)
     return step
 
@@ -66,11 +53,10 @@ def repeat(step: Step, times: int) -> Callable[[], None]:
     """That many steps, from the first batch on."""
 
     def steps() -> None:
-        step.position.zero_()
-        step.done = 0
+        step.start_epoch(torch.Generator().manual_seed(0))
         for _ in range(times):
-            step.first_half()
-            step.second_half()
+            step.gradients()
+            step.move()
 
     return steps
 

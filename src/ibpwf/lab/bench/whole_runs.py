@@ -21,8 +21,10 @@ from ibpwf.method import IBPWF
 from ibpwf.models import resnet20
 from ibpwf.settings import Settings
 from ibpwf.training.method import TaskData
+from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
-from ibpwf.training.step import Step
+from ibpwf.training.rows import TensorRows
+from ibpwf.training.step import make_step
 
 
 def _whole(setup: Setup, config: RunConfig, what: str, limit: float) -> Row:
@@ -75,21 +77,11 @@ def images_per_second(setup: Setup) -> list[Row]:
     ours = [IBPWF(factorize(resnet20(classes=2), **names).to(setup.device), settings) for _ in range(2)]
     net = resnet20(classes=2).to(setup.device)
 
-    def loss(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        value = F.cross_entropy(net(rows), labels)
-        return value, torch.zeros_like(value)
+    def loss(rows: Tensor, labels: Tensor) -> Loss:
+        return Loss(F.cross_entropy(net(rows), labels))
 
-    dense = Step(
-        Phase("dense", 1, batch),
-        list(net.parameters()),
-        loss,
-        x,
-        y,
-        buffers=list(net.buffers()),
-        tf32=True,
-        bfloat16=ours[0].bfloat16,
-    )
-    dense.start_epoch(torch.arange(len(y)))
+    fit = Fit(list(net.parameters()), loss, buffers=list(net.buffers()), bfloat16=ours[0].bfloat16)
+    dense = make_step(fit, Phase("dense", 1, batch), TensorRows(x, y))
     data = TaskData("task", 0, (0, 1), x, y, 0)
     first, later = (repeat(elbo_step(method, data, task), steps) for task, method in enumerate(ours))
     times = take_turns({"dense": repeat(dense, steps), "first task": first, "later task": later}, setup)

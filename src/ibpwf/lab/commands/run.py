@@ -21,7 +21,7 @@ from ibpwf.settings import parse_assignment
 
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.run_config import RunConfig
-    from ibpwf.training.loop import Progress as EpochProgress
+    from ibpwf.training.callbacks import EpochEnd
 
 
 def run_command(
@@ -196,7 +196,7 @@ class Display:
             self.fetching, description=escape(label[:50]), completed=done / unit, total=whole, detail=detail
         )
 
-    def epoch(self, training: str, progress: EpochProgress) -> None:
+    def epoch(self, training: str, progress: EpochEnd) -> None:
         if self.fetching is not None:
             self.bar.remove_task(self.fetching)
             self.fetching = None
@@ -205,7 +205,7 @@ class Display:
             self.bars[training] = self.bar.add_task(escape(named), total=self.epochs, detail="")
         detail = f"loss {progress.loss:.3f}"
         if progress.active:
-            phase = "fine-tune" if progress.phase == "finetune" else f"KL {progress.extra:.0f}"
+            phase = "fine-tune" if progress.phase == "finetune" else f"KL {progress.penalty:.0f}"
             new = f" (+{progress.new})" if self.wide else ""
             detail += f" {phase} factors {progress.active}{new}"
         self.bar.update(self.bars[training], advance=1, detail=detail)

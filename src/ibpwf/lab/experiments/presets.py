@@ -6,7 +6,6 @@ is taken, and `note` says so. `default` is ours; `quick` is for a first look.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,7 @@ class Preset:
     def make_settings(self, method: str = "ibpwf", setting: str | None = None) -> FrozenSettings:
         """The method's own kind of settings; one this method does not have is left out."""
         kind = settings_type(method)
-        known = {field.name for field in dataclasses.fields(kind)}
+        known = kind.model_fields
         chosen = self.settings | (self.settings_for.get(setting, {}) if setting else {})
         return kind().replace(**{name: value for name, value in chosen.items() if name in known})
 
@@ -91,9 +90,9 @@ _SPLIT_CIFAR10: dict[str, Any] = {
     "temperature_start": 10.0,
     "kappa": 0.5,
     "augment": "crop-flip",
-    "inference_features": "factors",
+    "features": "factors",
 }
-_GROWING: dict[str, Any] = {"max_factors": None, "kl_terms": None, "gaussians": "class"}
+_GROWING: dict[str, Any] = {"max_factors": None, "kl_terms": None, "inference": "class-gaussian"}
 
 
 def _mlp(hidden: list[int]) -> dict[str, Any]:

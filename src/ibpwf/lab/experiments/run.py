@@ -38,7 +38,7 @@ from ibpwf.lab.methods import method_named
 from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.settings import Settings
 from ibpwf.storage import folder as store
-from ibpwf.training.loop import Progress
+from ibpwf.training.callbacks import Callback, EpochEnd
 from ibpwf.training.phase import Phase, make_optimizer
 
 
@@ -46,7 +46,7 @@ from ibpwf.training.phase import Phase, make_optimizer
 class Events:
     """What a display may listen to."""
 
-    epoch: Callable[[str, Progress], None] = lambda training, progress: None
+    epoch: Callable[[str, EpochEnd], None] = lambda training, progress: None
     task: Callable[[str, dict[str, Any]], None] = lambda training, row: None
     phase: Callable[[str], None] = lambda text: None
     fetched: Callable[[str, int, int | None], None] = lambda label, done, total: None
@@ -207,7 +207,7 @@ def _in_workers(planned: Planned, behind: Sequence[_Training], workers: int, eve
         if message["kind"] == "line":
             store.append_jsonl(out / "metrics.jsonl", message["line"])
         elif message["kind"] == "epoch":
-            events.epoch(message["training"], Progress(**message["progress"]))
+            events.epoch(message["training"], EpochEnd(**message["progress"]))
         else:
             events.task(message["training"], message["row"])
 
@@ -234,7 +234,7 @@ def train_on(
     """So many tasks of one training from where it is, in a worker process that tells the run about it."""
     stream = config.stream(seed)
 
-    def epoch(name: str, progress: Progress) -> None:
+    def epoch(name: str, progress: EpochEnd) -> None:
         tell({"kind": "epoch", "training": name, "progress": asdict(progress)})
 
     def task(name: str, row: dict[str, Any]) -> None:
@@ -270,7 +270,7 @@ def _drop_unfinished(metrics: Path, finished: dict[str, int]) -> None:
         store.write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-class _Training:
+class _Training(Callback):
     """One seed's learner (for one setting, where a method is trained for each), its rows so far and its folder."""
 
     def __init__(
@@ -319,18 +319,19 @@ class _Training:
         task = self.stream[number]
         self.samples = self.epochs = 0
         self.before = zero_shot(self.learner, task.classes, task.test.x, task.test.y)
-        yield from self.learner.learn_steps(task.train.x, task.train.y, name=task.name, progress=self._told)
+        yield from self.learner.learn_steps(task.train.x, task.train.y, name=task.name, callbacks=[self])
 
-    def _told(self, progress: Progress) -> None:
+    def epoch_end(self, progress: EpochEnd) -> None:
         number = len(self.learner.tasks)
         self.samples += progress.samples
         self.epochs += 1
         self.events.epoch(self.name, progress)
         line = {"seed": self.seed, "training": self.name, "task_number": number, **asdict(progress)}
+        line["extra"] = line.pop("penalty")
         self.note(line)
         if self.writer is not None:
             step = number * 1000 + self.epochs  # TensorBoard's axis: the task in thousands, then the epoch
-            for key in ("loss", "extra", "active", "new", "reused"):
+            for key in ("loss", "penalty", "active", "new", "reused"):
                 self.writer.add_scalar(f"{self.name}/{key}", getattr(progress, key), step)
 
     def finish(self, number: int, seconds: float) -> None:

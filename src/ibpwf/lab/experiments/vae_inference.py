@@ -14,7 +14,6 @@ import shlex
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,14 @@ from ibpwf.learner import choose_device
 from ibpwf.settings import FrozenSettings, require
 from ibpwf.storage import folder as store
 from ibpwf.storage.files import plain_errors
-from ibpwf.training.loop import epoch_steps
+from ibpwf.training.loop import fit_steps
 from ibpwf.training.method import TaskData
+from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
-from ibpwf.training.step import Step
 
 ROWS_AT_ONCE = 2048
 
 
-@dataclass(frozen=True)
 class VAESettings(FrozenSettings):
     """The VAE of a task, its training, and the draws of z in an answer."""
 
@@ -53,8 +51,7 @@ class VAESettings(FrozenSettings):
     learning_rate: float = 1e-3
     samples: int = 20
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         for name in ("latent", "epochs", "batch_size", "samples"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
 
@@ -73,15 +70,12 @@ class TaskVAE:
         s, data = self.settings, self.data
         noise, shuffle = data.generator("noise", data.x.device), data.generator("shuffle")
 
-        def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            bound = -self.vae.elbo(x, self.vae.encoder(x.flatten(1)), noise).mean()
-            return bound, bound
+        def loss(x: Tensor, y: Tensor) -> Loss:
+            return Loss(-self.vae.elbo(x, self.vae.encoder(x.flatten(1)), noise).mean())
 
         phase = Phase("vae", s.epochs, s.batch_size, s.learning_rate)
-        step = Step(phase, list(self.vae.parameters()), loss, data.x, data.y, generators=(noise,), tf32=True)
-        for epoch in range(s.epochs):
-            order = torch.randperm(self.count, generator=shuffle)
-            yield from epoch_steps(step, order, f"epoch {epoch + 1} of the VAE of task '{data.name}'")
+        fit = Fit(list(self.vae.parameters()), loss, generators=(noise,))
+        yield from fit_steps(fit, phase, data.rows, shuffle, f"the VAE of task '{data.name}'")
 
     def score(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """log p_t(x) + log N_t."""
@@ -116,7 +110,7 @@ def run(scenario: str, seeds: int, settings: VAESettings, device: str, command: 
     return {
         "kind": "vae-inference",
         "scenario": scenario,
-        "settings": {**asdict(settings), "hidden": list(settings.hidden)},
+        "settings": settings.to_json(),
         "seeds": list(range(seeds)),
         "task_inference": spread([sum(found) / len(found) for found in per_task]),
         "per_task": per_task,

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Problem, seeded
 from ibpwf.models import mlp
 from ibpwf.training.method import TaskData
+from ibpwf.training.rows import Rows, TensorRows
 
 
 class Separate(DenseMethod):
@@ -110,9 +111,9 @@ class Joint(DenseMethod):
         tasks = torch.arange(len(self.known)).repeat_interleave(torch.tensor([len(c) for c in self.known]))
         self._owner = tasks.to(self.device)
 
-    def examples_to_train(self, data: TaskData) -> tuple[Tensor, Tensor]:
+    def rows_to_train(self, data: TaskData) -> Rows:
         x, y = zip(*self.examples, (data.x, data.y + self.first_column(data.index)), strict=True)
-        return torch.cat(x), torch.cat(y)
+        return TensorRows(torch.cat(x), torch.cat(y))
 
     def fit(self, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy among the classes that compete with a row's own."""

@@ -116,13 +116,12 @@ def solve_regularised(matrix: Tensor, added: Tensor, right: Tensor) -> Tensor:
     return torch.cholesky_solve(right, factor)
 
 
-@dataclass(frozen=True)
 class SLDASettings(DenseSettings):
     hidden: tuple[int, ...] = (1000,)
     shrinkage: float = 1e-3
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(0 < self.shrinkage <= 1, "shrinkage", self.shrinkage, "give more than 0 and at most 1")
 
 
@@ -143,13 +142,12 @@ class SLDA(ClosedForm):
         return weight, (sums.count / sums.total).log() - 0.5 * (sums.means * weight).sum(0)
 
 
-@dataclass(frozen=True)
 class RidgeSettings(DenseSettings):
     hidden: tuple[int, ...] = (5000,)
     ridge: float = 1e-3
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.ridge > 0, "ridge", self.ridge, "it must be above 0")
 
 

@@ -10,7 +10,6 @@ settings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -23,14 +22,13 @@ from ibpwf.lab.methods.dense import DenseSettings, Problem, seeded
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.settings import Settings, require
-from ibpwf.training.method import TaskData
+from ibpwf.training.method import Loss, TaskData
 from ibpwf.training.phase import Phase
 
 CERTAIN = 30.0
 """The logit of a factor that every task reads: its probability rounds to 1 in float32."""
 
 
-@dataclass(frozen=True)
 class ConstWFSettings(DenseSettings):
     """`nu` and `omega` count factors per layer; the others are IBP-WF's, its 10 + 5 epochs in one."""
 
@@ -41,11 +39,11 @@ class ConstWFSettings(DenseSettings):
     omega: int = 40
     heads: Literal["shared", "per-task"] = "shared"
     strength_std: float = 0.316
-    gaussians: Literal["task", "class"] = "task"
+    inference: Literal["gaussian", "class-gaussian"] = "gaussian"
     ridge: float = 1e-4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.nu >= 1, "nu", self.nu, "give the first task at least 1 factor")
         require(self.omega >= 0, "omega", self.omega, "it cannot be negative")
         for name in ("strength_std", "ridge"):
@@ -88,7 +86,7 @@ class ConstWF(IBPWF):
             name: ConstantDictionary(layer.inputs, layer.outputs, chosen.nu, chosen.omega)
             for name, layer in model.layers.items()
         }
-        super().__init__(model, Settings(gaussians=chosen.gaussians, ridge=chosen.ridge))
+        super().__init__(model, Settings(inference=chosen.inference, ridge=chosen.ridge))
         self.problem, self.chosen, self.seed = problem, chosen, seed
 
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
@@ -104,9 +102,8 @@ class ConstWF(IBPWF):
         """The new factors, the task's strengths and biases."""
         return self._training.trainable(posterior=False)
 
-    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loss = F.cross_entropy(self._training(x), y)
-        return loss, torch.zeros_like(loss)
+    def loss(self, x: Tensor, y: Tensor) -> Loss:
+        return Loss(F.cross_entropy(self._training(x), y))
 
     def memory(self) -> dict[str, int]:
         """Bytes kept between tasks, by kind."""

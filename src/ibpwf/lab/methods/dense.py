@@ -22,13 +22,12 @@ from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.uncertainty import entropy
 from ibpwf.models import mlp, resnet20
 from ibpwf.settings import FrozenSettings, require
-from ibpwf.training.method import Method, TaskData
+from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase
 
 ROWS_AT_ONCE = 4096
 
 
-@dataclass(frozen=True)
 class DenseSettings(FrozenSettings):
     """The paper's defaults for baselines on Split MNIST (appendix 'Experiment Setup').
 
@@ -45,8 +44,8 @@ class DenseSettings(FrozenSettings):
     augment: Literal["none", "crop-flip"] = "none"
     precision: Literal["float32", "bfloat16"] = "float32"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         for name in ("epochs", "batch_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
         require(self.learning_rate > 0, "learning_rate", self.learning_rate, "it must be above 0")
@@ -180,11 +179,15 @@ class DenseMethod(Method):
     def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
         return [p for p in self.net.parameters() if p.requires_grad]
 
-    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def template(self) -> nn.Module:
+        return self.net
+
+    def loss(self, x: Tensor, y: Tensor) -> Loss:
         """Cross-entropy on the task plus the child's penalty."""
         fit = self.fit(x, y)
         penalty = self.penalty(x)
-        return fit + penalty, penalty.detach()
+        return Loss(fit + penalty, penalty)
 
     def fit(self, x: Tensor, y: Tensor) -> Tensor:
         task = self.task.index

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -28,17 +27,16 @@ from ibpwf.lab.methods.dense import DenseMethod, DenseSettings
 from ibpwf.lab.methods.vae import VAE
 from ibpwf.models import mlp
 from ibpwf.settings import require
-from ibpwf.training.method import TaskData
+from ibpwf.training.method import Loss, TaskData
 
 
-@dataclass(frozen=True)
 class DGRSettings(DenseSettings):
     """The generator has the network's hidden layers on either side of `latent` values."""
 
     latent: int = 100
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.latent >= 1, "latent", self.latent, "give at least 1")
 
 
@@ -103,7 +101,7 @@ class DGR(DenseMethod):
     def generators(self) -> Sequence[torch.Generator]:
         return [self._draws]
 
-    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, x: Tensor, y: Tensor) -> Loss:
         """What answering and generating cost on new and replayed examples, and the second beside it."""
         task, count = self.task.index, len(x)
         share = 1 / (task + 1)
@@ -119,7 +117,7 @@ class DGR(DenseMethod):
             fit = fit + (1 - share) * self.replay_loss(logits[count:], before)
             bound = bound - (1 - share) * elbo[count:].mean()
         bound = self.generator_weight * bound
-        return fit + bound, bound.detach()
+        return Loss(fit + bound, bound)
 
     def replay_loss(self, logits: Tensor, before: Tensor) -> Tensor:
         """How far the outputs for replayed examples are from those the previous network gave."""

@@ -3,7 +3,6 @@ online form with one running Fisher information (Schwarz et al., ICML 2018)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,15 +16,14 @@ from ibpwf.training.method import TaskData
 NEGLIGIBLE = 1e-5  # the part of the information that is not worth computing: most labels make up less than this
 
 
-@dataclass(frozen=True)
 class EWCSettings(PenaltySettings):
     """`fisher_samples`: on how many training examples, at most, the Fisher information is computed."""
 
     coefficient: float = 100.0
     fisher_samples: int = 1024
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.fisher_samples >= 1, "fisher_samples", self.fisher_samples, "give at least 1 example")
 
 
@@ -70,15 +68,14 @@ def weighted_log_probability(outputs: Tensor, label: Tensor) -> Tensor:
     return (log_p.detach() / 2).exp() * log_p
 
 
-@dataclass(frozen=True)
 class OnlineEWCSettings(EWCSettings):
     """`gamma`: how much of the old Fisher information stays when a task's is added."""
 
     coefficient: float = 400.0
     gamma: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "give a number from 0 to 1")
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings
 
 
-@dataclass(frozen=True)
 class SGDSettings(DenseSettings):
     learning_rate: float = 1e-2
     optimizer: Literal["adam", "sgd", "adagrad"] = "sgd"
 
 
-@dataclass(frozen=True)
 class AdagradSettings(DenseSettings):
     optimizer: Literal["adam", "sgd", "adagrad"] = "adagrad"
 

@@ -18,7 +18,6 @@ Lopez-Paz and Ranzato (2017), 'Gradient Episodic Memory for Continual Learning',
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -38,14 +37,13 @@ NO_LENGTH = 1e-10
 """A gradient shorter than this share of the longest is that of a task answered perfectly: nothing harms it."""
 
 
-@dataclass(frozen=True)
 class GEMSettings(MemorySettings):
     """`margin` is γ, how hard to pull towards the earlier tasks whenever a step would harm one."""
 
     margin: float = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.margin >= 0, "margin", self.margin, "it cannot be negative")
 
 
@@ -53,7 +51,7 @@ class GEM(MemoryMethod):
     name: ClassVar[str] = "gem"
     summary: ClassVar[str] = "turns each step so that it does not harm any earlier task's stored examples"
     settings_type: ClassVar[type[DenseSettings]] = GEMSettings
-    decides_on_host: ClassVar[bool] = True  # whether and how far to turn
+    decides_on_host = True  # whether and how far to turn
 
     def prepare(self, data: TaskData) -> None:
         super().prepare(data)

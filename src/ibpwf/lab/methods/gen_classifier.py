@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -26,7 +26,6 @@ VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
 """How many decoded values to have in memory at a time: what fits a processor's cache, or fills a GPU."""
 
 
-@dataclass(frozen=True)
 class GenClassifierSettings(DenseSettings):
     """`hidden` are the encoder's layers, in reverse the decoder's; `latent` the size of z; `sigma` the deviation of
     x from what is decoded, in x's own units; `samples` is S. The learning rate falls along half a cosine."""
@@ -37,8 +36,8 @@ class GenClassifierSettings(DenseSettings):
     sigma: float = 0.65
     samples: int = 20
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.sigma > 0, "sigma", self.sigma, "it must be above 0")
         for name in ("latent", "samples"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -27,7 +26,6 @@ from ibpwf.settings import require
 from ibpwf.training.method import Counts
 
 
-@dataclass(frozen=True)
 class IBNNSettings(VCLSettings):
     """`alpha` of the IBP (how many units of a layer the prior expects in use), `temperature` of the relaxation.
 
@@ -42,8 +40,8 @@ class IBNNSettings(VCLSettings):
     temperature: float = 0.7
     infer_task: Literal["none", "entropy", "batch-entropy"] = "none"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         for name in ("alpha", "temperature"):
             require(getattr(self, name) > 0, name, getattr(self, name), "it must be above 0")
 

@@ -4,7 +4,6 @@ the new task's data (Li & Hoiem, 2017; distillation after Hinton et al., 2015)."
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,18 +12,17 @@ from torch.nn import functional as F
 
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings
 from ibpwf.settings import require
-from ibpwf.training.method import TaskData
+from ibpwf.training.method import Loss, TaskData
 
 
-@dataclass(frozen=True)
 class LwFSettings(DenseSettings):
     """`coefficient` weighs the distillation against the new task, `temperature` softens both answers."""
 
     coefficient: float = 1.0
     temperature: float = 2.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.coefficient >= 0, "coefficient", self.coefficient, "it cannot be negative; 0 is fine-tuning")
         require(self.temperature > 0, "temperature", self.temperature, "it must be above 0")
 
@@ -45,11 +43,11 @@ class LwF(DenseMethod):
     def prepare(self, data: TaskData) -> None:
         self.teacher = copy.deepcopy(self.net).eval().requires_grad_(False) if self.classes else None
 
-    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, x: Tensor, y: Tensor) -> Loss:
         task, outputs = self.task.index, self.net(x)
         fit = F.cross_entropy(outputs[:, self.columns(task)], self.target(y, task))
         distillation = self.distillation(outputs, x)
-        return fit + distillation, distillation.detach()
+        return Loss(fit + distillation, distillation)
 
     def heads(self) -> list[tuple[slice, int]]:
         """Outputs among which the new network chooses, and how many of them, from the first, the old one knew."""

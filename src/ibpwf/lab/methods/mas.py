@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,15 +13,14 @@ from ibpwf.settings import require
 from ibpwf.training.method import TaskData
 
 
-@dataclass(frozen=True)
 class MASSettings(PenaltySettings):
     """`output_samples`: on how many training examples, at most, the outputs are looked at."""
 
     coefficient: float = 1.0
     output_samples: int = 1024
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.output_samples >= 1, "output_samples", self.output_samples, "give at least 1 example")
 
 

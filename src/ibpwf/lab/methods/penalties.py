@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -26,14 +25,13 @@ from ibpwf.training.method import TaskData
 NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}  # gradients held at a time: on a CPU, what its caches hold
 
 
-@dataclass(frozen=True)
 class PenaltySettings(DenseSettings):
     """`coefficient` is λ."""
 
     coefficient: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.coefficient >= 0, "coefficient", self.coefficient, "it cannot be negative; 0 is fine-tuning")
 
 
@@ -139,7 +137,6 @@ class ImportancePenalty(DenseMethod):
         return torch.cat([size(gradient).sum(0).flatten() for gradient in gradients.values()])
 
 
-@dataclass(frozen=True)
 class L2Settings(PenaltySettings):
     coefficient: float = 0.03
 

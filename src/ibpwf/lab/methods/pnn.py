@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -15,14 +14,13 @@ from ibpwf.lab.methods.dense import DenseSettings
 from ibpwf.settings import require
 
 
-@dataclass(frozen=True)
 class PNNSettings(DenseSettings):
     """`adapter` is the width of the layer between the earlier columns and the new one."""
 
     adapter: int = 50
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.adapter >= 1, "adapter", self.adapter, "give at least 1")
 
 

@@ -9,7 +9,6 @@ The oldest remedy against forgetting (Ratcliff 1990; Robins 1995), 'Naive rehear
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -22,14 +21,13 @@ from ibpwf.settings import require
 from ibpwf.training.method import TaskData
 
 
-@dataclass(frozen=True)
 class MemorySettings(DenseSettings):
     """`memory_size` examples are kept in all, whatever the number of tasks (Permuted MNIST: 1,100)."""
 
     memory_size: int = 400
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.memory_size >= 1, "memory_size", self.memory_size, "keep at least one example a task")
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -31,7 +30,6 @@ from ibpwf.training.method import TaskData
 from ibpwf.training.phase import Phase
 
 
-@dataclass(frozen=True)
 class RtFSettings(DGRSettings):
     """`iterations` are steps a task, rounded up to whole epochs; with none, `epochs` counts. `temperature` softens
     the answers that are distilled, `generator_weight` is that of the ELBO per input value."""
@@ -40,8 +38,8 @@ class RtFSettings(DGRSettings):
     temperature: float = 2.0
     generator_weight: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         number = self.iterations
         require(number is None or number >= 1, "iterations", number, "give at least 1, or none to count in epochs")
         for name in ("temperature", "generator_weight"):

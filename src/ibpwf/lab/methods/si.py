@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,15 +14,14 @@ from ibpwf.settings import require
 from ibpwf.training.method import TaskData
 
 
-@dataclass(frozen=True)
 class SISettings(PenaltySettings):
     """`damping` is ξ, which bounds the importance of parameters that hardly moved."""
 
     coefficient: float = 300.0
     damping: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.damping > 0, "damping", self.damping, "it must be above 0")
 
 

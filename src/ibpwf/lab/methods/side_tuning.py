@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,15 +13,14 @@ from ibpwf.models import mlp
 from ibpwf.settings import require
 
 
-@dataclass(frozen=True)
 class SideTuningSettings(DenseSettings):
     """`hidden` are the base network's layers, `side_hidden` those of a side network before it gives as many
     features as the base."""
 
     side_hidden: tuple[int, ...] = (50,)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(
             min(self.side_hidden, default=1) >= 1,
             "side_hidden",

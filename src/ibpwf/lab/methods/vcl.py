@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -25,15 +24,15 @@ from ibpwf.lab.methods.bayesian_layers import BayesianMLP
 from ibpwf.lab.methods.buffer import shares
 from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
 from ibpwf.settings import require
-from ibpwf.training.loop import epoch_steps
-from ibpwf.training.method import TaskData
+from ibpwf.training.loop import fit_steps
+from ibpwf.training.method import Loss, TaskData
+from ibpwf.training.objective import Fit
 from ibpwf.training.phase import Phase
-from ibpwf.training.step import Step
+from ibpwf.training.rows import Rows, TensorRows
 
 LIKELIHOOD = "likelihood"
 
 
-@dataclass(frozen=True)
 class VCLSettings(DenseSettings):
     """`likelihood_epochs` of maximum likelihood before the first task, `samples` of the posterior averaged in an
     answer, `prior_std` of the first prior.
@@ -46,8 +45,8 @@ class VCLSettings(DenseSettings):
     samples: int = 20
     prior_std: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.likelihood_epochs >= 0, "likelihood_epochs", self.likelihood_epochs, "give 0 or more")
         require(self.samples >= 1, "samples", self.samples, "give at least 1")
         require(self.prior_std > 0, "prior_std", self.prior_std, "it must be above 0")
@@ -133,7 +132,6 @@ class VCL(DenseMethod):
         return self.mean_probabilities(x, slice(0, self.learnt)).log()
 
 
-@dataclass(frozen=True)
 class VCLCoresetSettings(VCLSettings):
     """`memory_size` examples in all, shared evenly by the tasks seen; `coreset_epochs` over them before answering,
     with `coreset_kl_weight` on the KL (1 is the bound itself)."""
@@ -143,8 +141,8 @@ class VCLCoresetSettings(VCLSettings):
     coreset_epochs: int = 100
     coreset_kl_weight: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.memory_size >= 1, "memory_size", self.memory_size, "give at least 1 example, or use method vcl")
         require(self.coreset_epochs >= 1, "coreset_epochs", self.coreset_epochs, "give at least 1")
         weight = self.coreset_kl_weight
@@ -184,9 +182,9 @@ class VCLCoreset(VCL):
         self.rest = rest.nonzero().flatten()
         self.examples_trained = len(self.rest)
 
-    def examples_to_train(self, data: TaskData) -> tuple[Tensor, Tensor]:
+    def rows_to_train(self, data: TaskData) -> Rows:
         """Those not in the coreset."""
-        return data.x[self.rest], data.y[self.rest]
+        return TensorRows(data.x[self.rest], data.y[self.rest])
 
     def consolidate(self, data: TaskData) -> None:
         new = data.x[self.held_out], data.y[self.held_out] + self.learnt
@@ -207,20 +205,17 @@ class VCLCoreset(VCL):
             first = self.first_column(task)
             rivals[first : first + len(classes), self.columns(task)] = True
 
-        def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def loss(x: Tensor, y: Tensor) -> Loss:
             kl = net.kl(outputs, noise) * weight
             logits = net(x, noise)[:, :outputs].masked_fill(~rivals[y], -torch.inf)
-            return F.cross_entropy(logits, y) + kl, kl
+            return Loss(F.cross_entropy(logits, y) + kl, kl)
 
         s = self.settings
         weight = s.coreset_kl_weight / len(y)
         phase = Phase("coreset", s.coreset_epochs, s.batch_size, s.learning_rate, s.optimizer)
-        step = Step(phase, list(net.parameters()), loss, x, y, generators=(noise,), tf32=self.tf32)
-        order = data.generator("order")
-        for epoch in range(phase.epochs):
-            describe = f"epoch {epoch + 1} over the coreset of task '{data.name}'"
-            for _ in epoch_steps(step, torch.randperm(len(y), generator=order), describe):
-                pass
+        fit = Fit(list(net.parameters()), loss, generators=(noise,), tf32=self.tf32)
+        for _ in fit_steps(fit, phase, TensorRows(x, y), data.generator("order"), f"the coreset of '{data.name}'"):
+            pass
         return net
 
     def kept(self) -> dict[str, Tensor]:

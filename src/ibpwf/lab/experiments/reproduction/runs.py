@@ -74,7 +74,7 @@ def in_table(table: str) -> list[tuple[str, str]]:
 QUICK_MNIST = RunSpec(
     "split-mnist",
     preset="quick",
-    changes={"epochs": 3, "finetune_epochs": 1, "batch_size": 64, "gaussians": "task"},
+    changes={"epochs": 3, "finetune_epochs": 1, "batch_size": 64, "inference": "gaussian"},
     models=True,
 )
 # Some two minutes of two cores, for responses that can be looked at; it has learnt little.

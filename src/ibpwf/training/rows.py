@@ -1,0 +1,189 @@
+"""Where a task's mini-batches come from: tensors on the device, a Dataset, or anything that gives batches.
+
+`Batches` is what a user may hand to `learn`: an object that can be iterated again and again and gives pairs (x, y),
+such as a DataLoader. A task may well be read once for every epoch, so random transforms are drawn afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Tensor
+
+from ibpwf.errors import InputError
+from ibpwf.inputs import check_inputs, check_labels
+
+ROWS_AT_ONCE = 4096
+"""Rows that are looked at together where no gradient is taken."""
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """Mini-batches (x, y) of one task, anew with every iteration. `len`, where there is one, counts them."""
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
+
+
+class Rows(Protocol):
+    """A task's examples as training sees them: labels count the task's classes from 0."""
+
+    def __len__(self) -> int: ...
+
+    def steps(self, batch_size: int) -> int | None:
+        """Mini-batches in an epoch, where that is known beforehand."""
+
+    def epoch(self, batch_size: int, shuffle: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass for training; all that is random in it comes from `shuffle`."""
+
+    def in_order(self, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every row once, for statistics."""
+
+    def identity(self) -> dict[str, Tensor]:
+        """What tells these rows from others, for a checkpoint to be refused where they differ."""
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All rows at once, for methods that need them so."""
+
+
+class TensorRows:
+    """Examples that lie on the training device. An epoch is a shuffled order, a batch a gather by index."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def steps(self, batch_size: int) -> int:
+        """A rest smaller than a batch is left out, and finds its place in another epoch's order: every step has one
+        shape."""
+        return len(self) // min(batch_size, len(self))
+
+    def order(self, batch_size: int, shuffle: Generator) -> Tensor:
+        """The rows of every step of an epoch, a row each."""
+        size, count = min(batch_size, len(self)), self.steps(batch_size)
+        return torch.randperm(len(self), generator=shuffle)[: count * size].view(count, size)
+
+    def epoch(self, batch_size: int, shuffle: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in self.order(batch_size, shuffle).to(self.x.device):
+            yield self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def in_order(self, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(torch.split(self.x, batch_size), torch.split(self.y, batch_size), strict=True)
+
+    def identity(self) -> dict[str, Tensor]:
+        return {"x": self.x, "y": self.y}
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.x, self.y
+
+
+class StreamedRows:
+    """Examples that are read anew for every epoch, from a Dataset or from ready-made batches."""
+
+    def __init__(self, source: Any, device: torch.device, shape: tuple[int, ...] | None) -> None:
+        self.source, self.device, self.shape = source, device, shape
+        self.numbers: Mapping[int, int] = {}
+        labels = [y for _, y in self._read(self._batches(ROWS_AT_ONCE))]
+        if not labels:
+            raise InputError(f"the {type(source).__name__} is empty; a task needs examples.")
+        self.labels = torch.cat(labels)
+        self.classes = tuple(int(label) for label in torch.unique(self.labels))
+        self.numbers = {label: number for number, label in enumerate(self.classes)}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def steps(self, batch_size: int) -> int | None:
+        if isinstance(self.source, torch.utils.data.Dataset):
+            return max(len(self) // batch_size, 1)
+        return len(self.source) if hasattr(self.source, "__len__") else None
+
+    def epoch(self, batch_size: int, shuffle: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """In the order that tensors would have, where there is a choice."""
+        order = torch.randperm(len(self), generator=shuffle)
+        seed = int((order[:8] * torch.tensor([8191**place % 1000003 for place in range(len(order[:8]))])).sum())
+        return self._drawn(self._batches(batch_size, order), seed)
+
+    def in_order(self, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._drawn(self._batches(batch_size), 0)
+
+    def identity(self) -> dict[str, Tensor]:
+        """Labels alone: what random transforms make of an example is never the same."""
+        return {"labels": self.labels.sort().values}
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        parts = list(self.in_order())
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def _drawn(self, batches: Iterator[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Transforms that draw from torch's random numbers draw the same ones for the same seed, and leave the
+        caller's alone."""
+        reader = self._read(batches)
+        outside = torch.get_rng_state()
+        torch.manual_seed(seed)
+        while True:
+            try:
+                found = next(reader, None)
+                mine = torch.get_rng_state()
+            finally:
+                torch.set_rng_state(outside)
+            if found is None:
+                return
+            yield found
+            outside = torch.get_rng_state()
+            torch.set_rng_state(mine)
+
+    def _read(self, batches: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches checked, on the device, with labels as numbers of classes once these are known."""
+        for number, batch in enumerate(batches):
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                raise InputError(
+                    f"batch {number} of the {type(self.source).__name__} is not an (x, y) pair; give such pairs."
+                )
+            x = check_inputs(batch[0], self.shape)
+            self.shape = tuple(x.shape[1:])
+            y = check_labels(batch[1], len(x))
+            if self.numbers:
+                new = [label for label in y.tolist() if label not in self.numbers]
+                if new:
+                    raise InputError(
+                        f"batch {number} has the label {new[0]}, which was not there when the task began; every pass "
+                        "must have the same classes."
+                    )
+                y = torch.tensor([self.numbers[label] for label in y.tolist()])
+            yield x.to(self.device), y.to(self.device)
+
+    def _batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Any]:
+        """Of a Dataset in the given order, or as its items come; of ready-made batches as they are."""
+        source = self.source
+        if not isinstance(source, torch.utils.data.Dataset):
+            yield from source
+            return
+        if hasattr(source, "__iter__"):
+            items = iter(source)
+        else:
+            places = range(len(source)) if order is None else order.tolist()  # type: ignore[arg-type]
+            items = (source[place] for place in places)
+        started = False
+        while rows := list(islice(items, batch_size)):
+            # In training a rest smaller than a batch is left out, unless it is all there is.
+            if order is None or not started or len(rows) == batch_size:
+                yield _collated(rows)
+            started = True
+
+
+def _collated(rows: Sequence[Any]) -> Any:
+    for number, row in enumerate(rows):
+        if not isinstance(row, (tuple, list)) or len(row) != 2:
+            raise InputError(f"item {number} of the Dataset is not an (example, label) pair; give such pairs.")
+    try:
+        return torch.utils.data.default_collate([tuple(row) for row in rows])
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(
+            f"items of the Dataset do not fit together ({reason}); give examples of one shape."
+        ) from error
