@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ibpwf.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ibpwf.core.model import factorize
+    from ibpwf.core.factorize import factorize
     from ibpwf.errors import IBPWFError
     from ibpwf.estimator import ContinualClassifier
     from ibpwf.exporting import export
@@ -38,7 +38,7 @@ __getattr__ = lazy_names(
         "Prediction": "ibpwf.inference.prediction",
         "Settings": "ibpwf.settings",
         "export": "ibpwf.exporting",
-        "factorize": "ibpwf.core.model",
+        "factorize": "ibpwf.core.factorize",
         "load": "ibpwf.learner",
         "open_model": "ibpwf.learner",
     },

@@ -19,15 +19,19 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ibpwf.errors import InputError, StoreError
+from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.novelty import Novelty
-from ibpwf.inference.prediction import Prediction
+from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook
 from ibpwf.learner import Learner
-from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.preprocessing import Standardizer
-from ibpwf.settings import Settings
+from ibpwf.settings import Settings, renamed
+from ibpwf.storage.folder import open_folder
+from ibpwf.storage.model_folder import KIND as MODEL
+from ibpwf.task_learner import face_of, whole_folder
 from ibpwf.training.callbacks import Callback
+from ibpwf.training.method import Forgotten
 
 KIND = "continual-classifier"
 ROWS_AT_ONCE = 4096
@@ -40,29 +44,6 @@ DEFAULTS: dict[str, Any] = {
     "ridge": 0.2,
 }
 """What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
-
-PER_TASK = ("epochs", "finetune_epochs", "batch_size", "learning_rate")
-"""Settings that may differ from task to task; all others are those of the first."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How long and how fast a task is trained; half as many epochs again are for fine-tuning."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-
-
-def automatic_training(rows: int) -> Training:
-    """What "auto" stands for in a task of so many rows.
-
-    Few rows are learnt in some hundred small, bold steps, more of them in about 600, a great many in 10 or 5 passes.
-    """
-    if rows < 500:
-        return Training(min(math.ceil(400 / max(1, rows // 16)), 100), 16, 3e-3)
-    batch = 32 if rows < 4_000 else 64 if rows < 40_000 else 128 if rows < 400_000 else 256
-    return Training(max(math.ceil(600 / (rows // batch)), 10 if rows < 40_000 else 5), batch, 1e-3)
 
 
 @dataclass(frozen=True)
@@ -93,8 +74,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     probabilities are mixed over tasks: P(c|x) = Σ_t P(t|x) P(c|x,t).
 
     Parameters: `hidden` layer widths; `alpha`, the expected factors per task and layer ("auto": half of each weight's
-    rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `automatic_training`; half as many
-    epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`;
+    rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `settings.automatic_schedule`;
+    half as many epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`;
     `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
 
     Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
@@ -187,36 +168,24 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels = labels.with_labels(y)
         standardizer = Standardizer.fit(X) if anew else self._standardizer
         learner = self._new_learner(len(present)) if anew else self.learner_
-        novelty = Novelty(_method(learner).inference, self.false_alarm_rate) if anew else self._novelty
+        novelty = Novelty(_gaussians(learner), self.false_alarm_rate) if anew else self._novelty
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
-        wanted = self.settings_for(len(y))
-        _method(learner).settings = learner.settings.replace(**{name: getattr(wanted, name) for name in PER_TASK})
         learner.learn(x, numbers, name=task, callbacks=callbacks)
         try:
             local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
             novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
         except BaseException:  # interrupted at the last moment: be as before
             learner.tasks.pop()
-            _method(learner).drop_last_task()
+            learner.method.drop_last_task()
             raise
         self.learner_, self._standardizer, self._labels, self._novelty = learner, standardizer, labels, novelty
         self._publish()
         return self
 
-    def settings_for(self, rows: int) -> Settings:
-        """The settings that a task of so many rows is learnt with."""
-        auto = automatic_training(rows)
-        epochs = auto.epochs if self.epochs == "auto" else self.epochs
-        chosen = {
-            **DEFAULTS,
-            "alpha": self.alpha,
-            "epochs": epochs,
-            "finetune_epochs": (epochs + 1) // 2 if isinstance(epochs, (int, np.integer)) else 0,
-            "batch_size": auto.batch_size if self.batch_size == "auto" else self.batch_size,
-            "learning_rate": auto.learning_rate if self.learning_rate == "auto" else self.learning_rate,
-            **(self.settings or {}),
-        }
-        return Settings().replace(**chosen)
+    def make_settings(self) -> Settings:
+        """The settings that tasks are learned with."""
+        asked = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
+        return Settings(**{**DEFAULTS, **asked, **renamed(self.settings or {})})
 
     def _new_learner(self, outputs: int) -> Learner:
         seed = self.random_state
@@ -225,7 +194,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with torch.random.fork_rng(devices=[]):  # torch's own random numbers go on as if nothing had been drawn
             torch.manual_seed(int(seed))
             net = mlp(self.n_features_in_, list(self.hidden), outputs)
-        return Learner(net, self.settings_for(1), seed=int(seed), device=self.device)
+        return Learner(net, self.make_settings(), seed=int(seed), device=self.device)
 
     def _publish(self) -> None:
         """The attributes scikit-learn and users read."""
@@ -282,15 +251,46 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._class_probabilities(self._prediction(X, task))
 
     def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
-        """The likeliest label of each row."""
-        likeliest = self.predict_proba(X, task).argmax(1)
+        """The likeliest label of each row, as `predict_proba` would have it.
+
+        Tasks are asked in the order of P(t|x), and only until what is left of it cannot change the answer any more:
+        one pass through one task's network for all rows whose task is clear.
+        """
+        if task is not None:
+            likeliest = self.predict_proba(X, task).argmax(1)
+        else:
+            x = self._inputs(X).to(self.learner_.device)
+            parts = [self._best_columns(rows) for rows in torch.split(x, ROWS_AT_ONCE)]
+            likeliest = torch.cat(parts).cpu().numpy() if parts else np.zeros(0, dtype=np.int64)
         chosen: NDArray[Any] = self.classes_[likeliest]
         return chosen
 
+    def _best_columns(self, x: Tensor) -> Tensor:
+        """The column of the likeliest label of every row."""
+        method = self.learner_.method
+        columns = torch.from_numpy(self._labels.columns()).to(x.device)
+        likely, order = method.task_probabilities(x).sort(dim=1, descending=True, stable=True)
+        left = 1 - likely.cumsum(1)  # what the tasks not asked yet can still add to any one label
+        found = torch.zeros(len(x), len(self.classes_), dtype=torch.float64, device=x.device)
+        open_rows = torch.arange(len(x), device=x.device)
+        for turn in range(order.shape[1]):
+            for number, rows in rows_by_value(order[open_rows, turn]):
+                at = open_rows[rows]
+                p, _ = method.class_probabilities(x[at], number)
+                own = columns[torch.tensor(method.classes[number], device=x.device)]
+                found[at.unsqueeze(1), own] += p * likely[at, turn].unsqueeze(1)
+            if found.shape[1] < 2 or turn + 1 == order.shape[1]:
+                break
+            best = found[open_rows].topk(2, dim=1).values
+            open_rows = open_rows[best[:, 0] - best[:, 1] <= left[open_rows, turn] + 1e-12]
+            if not len(open_rows):
+                break
+        return found.argmax(1)
+
     def predict_task(self, X: Any) -> NDArray[Any]:
         """The name of the task each row most likely belongs to."""
-        inputs = self._inputs(X)
-        likeliest = _method(self.learner_).task_probabilities(inputs.to(self.learner_.device)).argmax(1)
+        x = self._inputs(X).to(self.learner_.device)
+        likeliest = self.learner_.method.task_probabilities(x).argmax(1)
         names: NDArray[Any] = np.array(self.tasks_)[likeliest.cpu().numpy()]
         return names
 
@@ -316,18 +316,18 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Whether a row looks like nothing learnt, at the false-alarm rate stated when it was."""
         return self.novelty(X) > 1
 
-    def forget(self, task: str | int) -> Self:
+    def forget(self, task: str | int) -> Forgotten:
         """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
         task. Its classes keep their columns, with no probability left. The only task cannot be forgotten."""
         check_is_fitted(self)
         number = self.learner_.task_number(task)
         if len(self.learner_.tasks) == 1:
             raise InputError(f"task '{self.tasks_[0]}' is the only one; call fit to start anew.")
-        self.learner_.forget(number)
+        forgotten = self.learner_.forget(number)
         limits = [limit for place, limit in enumerate(self._novelty.limits) if place != number]
-        self._novelty = Novelty(_method(self.learner_).inference, self._novelty.rate, limits)
+        self._novelty = Novelty(_gaussians(self.learner_), self._novelty.rate, limits)
         self._publish()
-        return self
+        return forgotten
 
     # Storing
 
@@ -338,10 +338,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         saves that give none.
         """
         check_is_fitted(self)
-        own = dict(getattr(self, "extra_", {}) if extra is None else extra)
         names = getattr(self, "feature_names_in_", None)
         seed = self.random_state
-        content = {
+        self.learner_.face = {
             "kind": KIND,
             "parameters": {
                 **self.get_params(deep=False),
@@ -353,40 +352,31 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
             "standardizer": self._standardizer.to_json(),
             "novelty": {"rate": self._novelty.rate, "limits": _finite(self._novelty.limits)},
-            **({"own": own} if own else {}),
         }
-        self.learner_.save(path, extra=content)
-        self.extra_ = own
+        self.extra_ = dict(getattr(self, "extra_", {}) if extra is None else extra)
+        self.learner_.save(path, extra=self.extra_)
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
         """Read a folder that `save` wrote; goes on with the next task to the same bits."""
-        learner = Learner.load(path, device=device)
-        extra = learner.extra
-        if extra.get("kind") != KIND:
+        opened = open_folder(path, kind=MODEL)
+        face = face_of(opened.content)
+        if face is None or face.get("kind") != KIND:
             raise StoreError(f"{path} holds no ContinualClassifier; read it with ibpwf.load(path).")
-        loaded = cls(**{**extra["parameters"], "hidden": tuple(extra["parameters"]["hidden"]), "device": device})
-        loaded.learner_ = learner
-        loaded.extra_ = dict(extra.get("own", {}))
-        loaded.n_features_in_ = int(extra["features"]["count"])
-        if extra["features"]["names"] is not None:
-            loaded.feature_names_in_ = np.array(extra["features"]["names"], dtype=object)
-        loaded._labels = LabelBook.from_json(extra["labels"])
-        loaded._standardizer = Standardizer.from_json(extra["standardizer"])
-        limits = [math.inf if limit is None else limit for limit in extra["novelty"]["limits"]]
-        loaded._novelty = Novelty(_method(learner).inference, extra["novelty"]["rate"], limits)
-        loaded._publish()
+        learner = Learner.restored(opened, None, device)
+        with whole_folder(path):
+            loaded = cls(**{**face["parameters"], "hidden": tuple(face["parameters"]["hidden"]), "device": device})
+            loaded.learner_ = learner
+            loaded.extra_ = dict(face.get("own", {}) if learner.extra.get("kind") == KIND else learner.extra)
+            loaded.n_features_in_ = int(face["features"]["count"])
+            if face["features"]["names"] is not None:
+                loaded.feature_names_in_ = np.array(face["features"]["names"], dtype=object)
+            loaded._labels = LabelBook.from_json(face["labels"])
+            loaded._standardizer = Standardizer.from_json(face["standardizer"])
+            limits = [math.inf if limit is None else limit for limit in face["novelty"]["limits"]]
+            loaded._novelty = Novelty(_gaussians(learner), face["novelty"]["rate"], limits)
+            loaded._publish()
         return loaded
-
-
-def without_task(extra: Mapping[str, Any], number: int, left: int) -> dict[str, Any]:
-    """What `save` stored beside the model, once task `number` is forgotten there and `left` tasks remain."""
-    if extra.get("kind") != KIND:
-        return dict(extra)
-    if not left:
-        raise InputError("it is the only task of this classifier; remove the folder instead.")
-    limits = [limit for place, limit in enumerate(extra["novelty"]["limits"]) if place != number]
-    return {**extra, "novelty": {**extra["novelty"], "limits": limits}}
 
 
 def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -395,15 +385,20 @@ def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
     return entropy
 
 
-def _method(learner: Learner) -> IBPWF:
-    assert isinstance(learner.method, IBPWF)
-    return learner.method
+def _gaussians(learner: Learner) -> GaussianTaskInference:
+    inference = learner.method.inference
+    if not isinstance(inference, GaussianTaskInference):
+        raise InputError(
+            f"inference is {learner.settings.inference}, which has no Gaussians to tell novelty by; a classifier needs "
+            "gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
+        )
+    return inference
 
 
 def _features(learner: Learner, x: Tensor) -> Iterator[Tensor]:
     """φ of some rows at a time."""
     for rows in torch.split(x, ROWS_AT_ONCE):
-        yield _method(learner).features(rows.to(learner.device))
+        yield learner.method.features(rows.to(learner.device))
 
 
 def _plain(task: Any) -> Any:

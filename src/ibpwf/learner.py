@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.model import FactorModel, factorize
+from ibpwf.core.factorize import factorize
+from ibpwf.core.model import FactorModel
 from ibpwf.core.weights import load_tensors
 from ibpwf.errors import InputError, StoreError
-from ibpwf.method import IBPWF
-from ibpwf.settings import Settings
+from ibpwf.inference.base import Features, TaskInference
+from ibpwf.method import IBPWF, Parts
+from ibpwf.settings import Factorization, Settings
 from ibpwf.storage import folder as store
 from ibpwf.storage.architecture import build, check_same, describe, signature
 from ibpwf.storage.model_folder import KIND, SCHEMA
-from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
+from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, face_of, whole_folder
 from ibpwf.training.checkpoint import discard_finished
+
+if TYPE_CHECKING:
+    from ibpwf.estimator import ContinualClassifier
 
 __all__ = ["KIND", "SCHEMA", "Learner", "TaskInfo", "TaskLearner", "choose_device", "load", "open_model"]
 
@@ -28,10 +33,14 @@ __all__ = ["KIND", "SCHEMA", "Learner", "TaskInfo", "TaskLearner", "choose_devic
 class Learner(TaskLearner):
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
-    Given a plain network, it is factorised with the settings' `alpha`, `max_factors`, `heads`, `strength_std` and
-    `init`; given the result of `factorize`, that keeps its own. The same seed on the same machine gives
-    the same bits, whether or not the learner was stored and loaded between tasks.
+    Given a plain network, it is factorized with the settings' `alpha`, `max_factors`, `heads`, `strength_std` and
+    `init`; what `factorize` gives has its own, and settings that say otherwise are refused. `features`, `inference`,
+    `loss` and `optimizer` take the place of what the settings name (docs/extending.md): a `Features`, a
+    `TaskInference`, a function of logits and labels, a function that makes an optimizer of parameters. The same seed
+    on the same machine gives the same bits, whether or not the learner was stored and loaded between tasks.
     """
+
+    method: IBPWF
 
     def __init__(
         self,
@@ -40,23 +49,22 @@ class Learner(TaskLearner):
         *,
         seed: int = 0,
         device: str | torch.device = "auto",
+        features: Features | None = None,
+        inference: TaskInference | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     ) -> None:
         settings = settings or Settings()
-        if isinstance(model, nn.Module):
-            model = factorize(
-                model,
-                alpha=settings.alpha,
-                max_factors=settings.max_factors,
-                heads=settings.heads,
-                strength_std=settings.strength_std,
-                init=settings.init,
-            )
-        if not isinstance(model, FactorModel):
+        if not isinstance(model, nn.Module):
             raise InputError(
                 f"model is a {type(model).__name__}; give a torch.nn.Module or the result of ibpwf.factorize."
             )
+        if isinstance(model, FactorModel):
+            _check_factorization(model, settings)
+        else:
+            model = factorize(model, **settings.factorization)
         if model.tasks:
-            raise InputError("this factorised model already belongs to a learner; factorize the network again.")
+            raise InputError("this factorized model already belongs to a learner; factorize the network again.")
         caps = {n: d.max_factors for n, d in model.layers.items() if d.max_factors is not None}
         self.settings = settings.replace(
             alpha={name: dictionary.alpha for name, dictionary in model.layers.items()},
@@ -66,7 +74,18 @@ class Learner(TaskLearner):
             init=model.init,
         )
         self.model = model.to(choose_device(device))
-        super().__init__(IBPWF(model, self.settings), seed=seed)
+        parts = Parts(features, inference, loss, optimizer)
+        self._needs: list[str] = []  # parts of its own that a loaded learner was taught with and has not been given
+        super().__init__(IBPWF(model, self.settings, parts), seed=seed)
+
+    def learn_steps(self, *arguments: Any, **options: Any) -> Generator[None, None, None]:
+        if self._needs:
+            given = ", ".join(f"{name}=..." for name in self._needs)
+            raise InputError(
+                f"this learner was taught with a {' and a '.join(self._needs)} of your own, which a folder cannot hold; "
+                f"pass the same again to learn on: Learner.load(path, {given})."
+            )
+        yield from super().learn_steps(*arguments, **options)
 
     def merge(self, task: int | str) -> nn.Module:
         """One task as an ordinary network of the original class, its outputs in the order of the task's classes.
@@ -86,17 +105,33 @@ class Learner(TaskLearner):
             "head": self.model.head,
             "layers": list(self.model.layers),
             "frozen": sorted(self.model.frozen),
+            "parts": sorted({*self.method.parts.names(), *self._needs}),
         }
         return configuration, {"template": dict(self.model.net.state_dict())}
 
     @classmethod
-    def load(cls, path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto") -> Learner:
+    def load(
+        cls, path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto", **parts: Any
+    ) -> Learner:
         """Read a model folder. A network of your own class must be given again as `net` (its weights do not
-        matter); networks from `ibpwf.models` and `nn.Sequential` ones are rebuilt from the folder."""
+        matter); networks from `ibpwf.models` and `nn.Sequential` ones are rebuilt from the folder. So must features
+        and task inference of your own (`features=`, `inference=`), to answer, and a `loss` and `optimizer` to
+        learn."""
         opened = store.open_folder(path, kind=KIND)
         with whole_folder(path):
             if opened.content["method"] != IBPWF.name:
                 raise StoreError(f"{path} holds a '{opened.content['method']}' model; read it with ibpwf.load(path).")
+            if face_of(opened.content) is not None:
+                raise StoreError(f"{path} holds a ContinualClassifier; read it with ibpwf.load(path).")
+        return cls.restored(opened, net, device, **parts)
+
+    @classmethod
+    def restored(
+        cls, opened: store.Opened, net: nn.Module | None, device: str | torch.device = "auto", **parts: Any
+    ) -> Learner:
+        """The learner of an opened folder, whatever stands around it there."""
+        path = opened.path
+        with whole_folder(path):
             configuration = opened.content["configuration"]
             if net is None:
                 if configuration["network"] is None:
@@ -107,24 +142,43 @@ class Learner(TaskLearner):
             check_same(net, configuration["signature"])
             load_tensors(net, opened.tensors("template"))
             settings = Settings.from_json(configuration["settings"])
+            wanted = [name for name in configuration.get("parts", []) if parts.get(name) is None]
+            for name in ("features", "inference"):
+                if name in wanted or (":" in getattr(settings, name) and parts.get(name) is None):
+                    raise StoreError(
+                        f"{path} was taught with {name} of your own; pass it again: Learner.load(path, {name}=...)."
+                    )
             model = factorize(
-                net,
-                alpha=settings.alpha,
-                max_factors=settings.max_factors,
-                heads=settings.heads,
-                head=configuration["head"],
-                include=list(configuration["layers"]),
-                strength_std=settings.strength_std,
-                init=settings.init,
+                net, **settings.factorization, head=configuration["head"], include=list(configuration["layers"])
             )
             model.frozen = frozenset(configuration.get("frozen", ()))  # as it was, whatever the given network has
-            return cls(model, settings, seed=opened.content["seed"], device=device)._restored(opened)
+            learner = cls(model, settings, seed=opened.content["seed"], device=device, **parts)
+            learner._needs = wanted
+            return learner._restored(opened)
 
 
-def load(path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto") -> TaskLearner:
-    """Read the model folder of any method; `net` is for IBP-WF on a network of your own class."""
-    if store.open_folder(path, kind=KIND).content.get("method") == IBPWF.name:
-        return Learner.load(path, net=net, device=device)
+def _check_factorization(model: FactorModel, settings: Settings) -> None:
+    """Refuse settings that say otherwise than the model was factorized: one of the two would be ignored."""
+    for name in Factorization.model_fields:
+        if name in settings.model_fields_set and getattr(settings, name) != model.options[name]:
+            raise InputError(
+                f"{name} is {getattr(settings, name)!r} in the settings, but the model was factorized with "
+                f"{model.options[name]!r}; say it once, to factorize or in the settings of a plain network."
+            )
+
+
+def load(
+    path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto", **parts: Any
+) -> TaskLearner | ContinualClassifier:
+    """Read a model folder: whatever was saved comes back as what it was, a `Learner`, a `ContinualClassifier`, or a
+    learner of another method. `net` and parts of your own are for IBP-WF, as in `Learner.load`."""
+    content = store.open_folder(path, kind=KIND).content
+    if face_of(content) is not None:
+        from ibpwf.estimator import ContinualClassifier
+
+        return ContinualClassifier.load(path, device=str(device))
+    if content.get("method") == IBPWF.name:
+        return Learner.load(path, net=net, device=device, **parts)
     return TaskLearner.load(path, device=device)
 
 
@@ -132,14 +186,15 @@ def load(path: str | Path, *, net: nn.Module | None = None, device: str | torch.
 def open_model(
     path: str | Path,
     *,
-    new: Callable[[], TaskLearner] | None = None,
+    new: Callable[[], Any] | None = None,
     net: nn.Module | None = None,
     device: str | torch.device = "auto",
-) -> Iterator[TaskLearner]:
+    **parts: Any,
+) -> Iterator[Any]:
     """Hold a model folder while you learn into it: `with open_model("model") as learner: ...`.
 
-    The learner is the folder's, or what `new` makes where there is none yet. Until the block ends, anyone else who
-    wants to write to the folder, in this process or another, gets an error at once. Save inside the block.
+    What is given is what `load` gives, or what `new` makes where there is none yet. Until the block ends, anyone else
+    who wants to write to the folder, in this process or another, gets an error at once. Save inside the block.
     """
     if new is None:
         store.open_folder(path, kind=KIND)  # a path that holds no model is not made a folder
@@ -147,6 +202,7 @@ def open_model(
         if new is not None and not os.path.lexists(Path(path) / store.MANIFEST):
             yield new()
         else:
-            learner = load(path, net=net, device=device)
+            found = load(path, net=net, device=device, **parts)
+            learner = found if isinstance(found, TaskLearner) else found.learner_
             discard_finished(path, learner.method.serial(len(learner.tasks)))
-            yield learner
+            yield found

@@ -1,13 +1,13 @@
 """IBP-WF: each task selects rank-1 weight factors from a shared, growing dictionary (Mehta et al., 2021).
 
-Per task: (1) maximise the ELBO over the selection, the strengths and the free factors; (2) fix the selection to
+Per task: (1) maximize the ELBO over the selection, the strengths and the free factors; (2) fix the selection to
 the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the first task's weights; (4) lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Self
 
@@ -16,55 +16,46 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ibpwf.accel.folding import linear_features
-from ibpwf.accel.screening import rows_by_value
+import ibpwf.accel.standins  # noqa: F401 (registers what is faster than the reference)
+from ibpwf import method_state
 from ibpwf.core import in_progress
+from ibpwf.core.elbo import negative_elbo
+from ibpwf.core.factorize import factorize
 from ibpwf.core.forgetting import forget_task
-from ibpwf.core.model import FactorModel, factorize
+from ibpwf.core.model import FactorModel
+from ibpwf.core.reference import accelerated
 from ibpwf.core.task_network import TaskNetwork
-from ibpwf.errors import InputError
-from ibpwf.inference.features.layer import check_layers, features, first_layer, unread_by
-from ibpwf.inference.features.random import RandomFeatures, automatic_width
-from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
-from ibpwf.inference.prediction import Prediction
-from ibpwf.inference.shared import SharedGaussianInference, class_moments
+from ibpwf.inference.base import Features, TaskInference, infer_tasks
+from ibpwf.inference.kinds import make_features, make_inference
+from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
-from ibpwf.method_state import state_of, take_state
 from ibpwf.settings import Settings
 from ibpwf.storage.architecture import build, describe
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.objective import share_right
-from ibpwf.training.phase import Phase
+from ibpwf.training.phase import Phase, make_optimizer
+from ibpwf.training.rows import ROWS_AT_ONCE, Rows
 
 ELBO, FINETUNE = "elbo", "finetune"
-ROWS_AT_ONCE = 4096
 
 
-def negative_elbo(logits: Tensor, y: Tensor, kl: Tensor, examples: int, kl_weight: float = 1.0) -> Tensor:
-    """−L_t / N_t = mean cross-entropy + KL / N_t  (eq. ELBO), a mini-batch standing for the task."""
-    return F.cross_entropy(logits, y) + kl * (kl_weight / examples)
+@dataclass(frozen=True)
+class Parts:
+    """What a user may put in the place of ours: features φ, task inference, the loss of logits and labels, and how an
+    optimizer is made from parameters. None stands for what the settings say."""
 
+    features: Features | None = None
+    inference: TaskInference | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None
 
-@torch.no_grad()
-def estimate_statistics(network: nn.Module, x: Tensor, batch_size: int) -> None:
-    """Give batch normalisation the statistics of the weights as they are now, averaged over all of `x`: those it
-    kept while weights were sampled belong to other weights, and a network that answered with them would fail."""
-    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over batches
-    for rows in torch.split(x, batch_size):
-        if len(rows) > 1:
-            network(rows)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
+    def names(self) -> list[str]:
+        """Of those that were given."""
+        return [name for name, part in vars(self).items() if part is not None]
 
 
 class IBPWF(Method):
-    """The method on a factorised model."""
+    """The method on a factorized model."""
 
     name: ClassVar[str] = "ibpwf"
     summary: ClassVar[str] = "each task selects rank-1 weight factors from a shared, growing dictionary"
@@ -73,25 +64,14 @@ class IBPWF(Method):
     resumable: ClassVar[bool] = True
     locks: ClassVar[bool] = True
 
-    def __init__(self, model: FactorModel, settings: Settings) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, model: FactorModel, settings: Settings, parts: Parts | None = None) -> None:
+        self.model, self.settings, self.parts = model, settings, parts or Parts()
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
-        layers = settings.inference_layers
-        self.random: RandomFeatures | None = None  # drawn when the first task ends
-        if settings.features == "random":
-            self.inference_layers: tuple[str, ...] = ()
-        else:
-            self.inference_layers = (first_layer(model.net),) if layers == "auto" else tuple(layers)
-        check_layers(model.net, self.inference_layers)
-        if settings.features == "factors" and len(self.inference_layers) != 1:
-            raise InputError(
-                f"features is 'factors', which reads one layer, but inference_layers names "
-                f"{len(self.inference_layers)}; name one, or set features='layer'."
-            )
-        shared = settings.inference == "shared-gaussian"
-        kind = SharedGaussianInference if shared else GaussianTaskInference
-        self.inference = kind(settings.ridge, settings.shrinkage)
+        self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
+        self.features: Features = self.parts.features or make_features(settings, model)
+        self.inference: TaskInference = self.parts.inference or make_inference(settings)
+        self.fit_loss = self.parts.loss or F.cross_entropy
         self.classes: list[tuple[int, ...]] = []
         self.serials: list[int] = []
         self.network: TaskNetwork | None = None
@@ -114,27 +94,16 @@ class IBPWF(Method):
         network = self.model.start_task(len(data.classes), data.generator("init"), start, s.kl_terms)
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
-        self.network, self._phase, self._examples = network, ELBO, len(data.y)
-        plan = s.schedule_for(len(data.y))
+        self.network, self._phase, self._examples = network, ELBO, len(data.rows)
+        plan = s.schedule_for(len(data.rows))
+        rate = s.finetune_learning_rate or plan.learning_rate
         phases = [self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)]
-        if plan.finetune_epochs:
-            rate = s.finetune_learning_rate or plan.learning_rate
-            phases.append(self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate))
-        return phases
+        finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate)
+        return [*phases, finetune] if plan.finetune_epochs else phases
 
     def _phase_of(self, name: str, epochs: int, batch_size: int, rate: float) -> Phase:
         s = self.settings
-        return Phase(
-            name,
-            epochs,
-            batch_size,
-            rate,
-            s.optimizer,
-            weight_decay=s.weight_decay,
-            clip=s.clip,
-            schedule=s.schedule,
-            augment=s.augment,
-        )
+        return Phase(name, epochs, batch_size, rate, s.optimizer, s.weight_decay, s.clip, s.schedule, s.augment)
 
     @property
     def _training(self) -> TaskNetwork:
@@ -148,6 +117,9 @@ class IBPWF(Method):
             self._training.fix_selection(self.settings.kappa)
         return self._training.trainable(posterior=phase.name == ELBO)
 
+    def make_optimizer(self, phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        return make_optimizer(phase, parameters) if self.parts.optimizer is None else self.parts.optimizer(parameters)
+
     def generators(self) -> Sequence[torch.Generator]:
         noise = self._training.noise
         return (noise,) if noise is not None else ()
@@ -156,13 +128,14 @@ class IBPWF(Method):
         return [self._training.posterior.temperature, *self._training.network.buffers()]
 
     def loss(self, x: Tensor, y: Tensor) -> Loss:
+        """The negative ELBO (eq. ELBO); once the selection is fixed, the fit alone."""
         network = self._training
         if self._phase == FINETUNE:
             logits = network(x)
-            return Loss(F.cross_entropy(logits, y), accuracy=share_right(logits, y))
+            return Loss(self.fit_loss(logits, y), accuracy=share_right(logits, y))
         kl = network.kl()
         logits = network(x)
-        total = negative_elbo(logits, y, kl, self._examples, self.settings.kl_weight)
+        total = negative_elbo(self.fit_loss(logits, y), kl, self._examples, self.settings.kl_weight)
         return Loss(total, kl, share_right(logits, y))
 
     def after_backward(self) -> None:
@@ -196,23 +169,18 @@ class IBPWF(Method):
 
     def end_task(self, data: TaskData) -> None:
         network = self._training
-        plan = self.settings.schedule_for(len(data.y))
+        plan = self.settings.schedule_for(len(data.rows))
         if not plan.finetune_epochs:
             network.fix_selection(self.settings.kappa)
-            estimate_statistics(network, data.x, plan.batch_size)
+            estimate_statistics(network, data.rows, plan.batch_size)
         self.model.finish_task(network, self.settings.kappa)
         try:
-            if self.settings.features == "random" and data.index == 0:
-                width = self.settings.random_features
-                width = automatic_width(len(data.x)) if width == "auto" else width
-                self.random = RandomFeatures.drawn(data.x, width, data.generator("random features"))
-            groups = self._statistics(data)
-            if self.inference.absolute_ridge is None:
-                self.inference.set_scale(groups)
-            for group in groups:
-                self.inference.add(data.index, group)
+            if data.index == 0:
+                self.features.fit(data.rows.in_order(), len(data.rows), data.generator("random features"))
+            phi = ((self.features(x), y) for x, y in data.rows.in_order())
+            self.inference.learn(data.index, phi, len(data.classes))
             self.classes.append(data.classes)
-            self.serials.append(data.index if data.serial is None else data.serial)
+            self.serials.append(data.serial)
         except BaseException:
             self.drop_last_task()
             raise
@@ -221,24 +189,9 @@ class IBPWF(Method):
     def drop_last_task(self) -> None:
         """Undo `end_task`, or as much of it as was done."""
         last = len(self.model.tasks) - 1
-        self.inference.keep(sum(owner < last for owner in self.inference.owner))
+        self.inference.forget(last)
         del self.classes[last:], self.serials[last:]
         self.model.drop_last_task()
-
-    def _statistics(self, data: TaskData) -> list[Moments]:
-        """Moments of φ under the first task's weights (eq. parameter_est), per task or per class."""
-        batches = zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True)
-        if self.settings.inference == "shared-gaussian":
-            return class_moments(((self.features(x), y) for x, y in batches), len(data.classes))
-        per_class = self.settings.inference == "class-gaussian"
-        sums = [MomentAccumulator() for _ in (data.classes if per_class else [0])]
-        for x, y in batches:
-            phi = self.features(x)
-            for number, accumulator in enumerate(sums):
-                rows = phi[y == number] if per_class else phi
-                if len(rows):
-                    accumulator.add(rows)
-        return [accumulator.finish() for accumulator in sums]
 
     def abandon_task(self) -> None:
         self.network = None
@@ -254,8 +207,8 @@ class IBPWF(Method):
         """Remove a task. The next one's prior is the newest remaining task's posterior."""
         if self.name != IBPWF.name:  # a child may count on every task's factors being there
             return super().forget(task)
-        removed, kept = forget_task(self.model, task, unread_by(self.model.net, self.inference_layers))
         self.inference.forget(task)
+        removed, kept = forget_task(self.model, task, self.features.unread())
         del self.classes[task], self.serials[task]
         return Forgotten(removed, kept)
 
@@ -263,8 +216,7 @@ class IBPWF(Method):
 
     def trial(self, x: Tensor) -> object:
         net = self.model.net.eval()
-        if self.inference_layers:  # a layer that never runs is named now
-            features(net, dict(net.state_dict()), self.inference_layers, x)
+        self.features.check(x)
         with torch.no_grad():
             out = net(x)
         self.model.check_head(x, out)
@@ -273,31 +225,10 @@ class IBPWF(Method):
     def logits(self, x: Tensor, task: int) -> Tensor:
         return self.model.logits(x, task)
 
-    def features(self, x: Tensor) -> Tensor:
-        """φ(x), always under the weights of the task that was learnt first, or from the fixed random layer."""
-        if self.random is not None:
-            return self.random(x)
-        if self.settings.features == "factors":
-            state = self.model.factor_state(self.inference_layers[0])
-        else:
-            state = self.model.reference_state()
-        return features(self.model.net, state, self.inference_layers, x)
-
-    def task_log_probabilities(self, x: Tensor) -> Tensor:
-        """log P(t | φ(x)) for every row and task."""
-        return self._for_rows(self.inference.task_log_probabilities, x)
-
     def task_probabilities(self, x: Tensor) -> Tensor:
-        """P(t | φ(x)) for every row and task; it costs less than the logarithms, of which most are never seen."""
-        layer = None
-        if self.random is None and self.settings.features == "layer":
-            layer = linear_features(self.model.net, self.model.reference_state(), self.inference_layers)
-        if layer is None or x.dtype != torch.float32:
-            return self._for_rows(self.inference.task_probabilities, x)
-        return self.inference.task_probabilities_through(layer, x, len(self.classes))
-
-    def _for_rows(self, ask: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
-        return torch.cat([ask(self.features(rows), len(self.classes)) for rows in torch.split(x, ROWS_AT_ONCE)])
+        """P(t | φ(x)) for every row and task (eq. phi_task_inference)."""
+        with accelerated(self.accelerate):
+            return infer_tasks(self.inference, self.features, x)
 
     def class_columns(self) -> tuple[tuple[int, int], ...]:
         return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
@@ -319,7 +250,7 @@ class IBPWF(Method):
         # Grouped by task: every row runs through its own task's network once (all tasks' when marginal).
         everything = torch.arange(len(x), device=x.device)
         for t, rows in [(t, everything) for t in range(tasks)] if marginal else rows_by_value(task):
-            p, spread = self._task_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
+            p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
             here = slice(first[t], first[t + 1])
             # The label is the inferred task's own best class (the paper's rule), also when marginal.
             own = task == t if marginal else rows
@@ -341,7 +272,7 @@ class IBPWF(Method):
             mutual_information=(total - single).clamp(min=0) if draws else None,
         )
 
-    def _task_probabilities(self, x: Tensor, task: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    def class_probabilities(self, x: Tensor, task: int, draws: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
         """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
         if draws:
             generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + self.serials[task])
@@ -357,14 +288,13 @@ class IBPWF(Method):
         return {name: asdict(use) for name, use in self.model.use(task).items()}
 
     def parameter_count(self) -> int:
-        return self.model.parameters()
+        return sum(self.model.stored_numbers().values())
 
     def memory(self) -> dict[str, int]:
-        means = sum(g.mean.numel() for g in self.inference.groups)
-        covariances = {id(g.covariance): g.covariance.numel() for g in self.inference.groups}  # a task's may be one
-        random = sum(t.numel() for t in self.random.tensors().values()) if self.random else 0
-        moments = 8 * (means + sum(covariances.values())) + 4 * random
-        return {"factors and tasks": 4 * self.model.parameters(), "feature statistics": moments}
+        states = [self.features.state(), self.inference.state()]
+        states += [self.inference.task_state(task) for task in range(len(self.classes))]
+        statistics = sum(tensor.nbytes for _, tensors in states for tensor in tensors.values())
+        return {"factors and tasks": 4 * self.parameter_count(), "feature statistics": statistics}
 
     def configuration(self) -> dict[str, Any]:
         """The model folder of `Learner` also keeps the network's own tensors, so it stores this itself."""
@@ -373,11 +303,28 @@ class IBPWF(Method):
     @classmethod
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
         settings = Settings.from_json(configuration["settings"])
-        names = {key: getattr(settings, key) for key in ("alpha", "max_factors", "heads", "strength_std", "init")}
-        return cls(factorize(build(configuration["network"]), **names).to(device), settings)
+        return cls(factorize(build(configuration["network"]), **settings.factorization).to(device), settings)
 
     def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        return state_of(self)
+        return method_state.state_of(self)
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        take_state(self, content, files)
+        method_state.take_state(self, content, files)
+
+
+@torch.no_grad()
+def estimate_statistics(network: nn.Module, rows: Rows, batch_size: int) -> None:
+    """Give batch normalization the statistics of the weights as they are now, averaged over all rows: those it kept
+    while weights were sampled belong to other weights, and a network that answered with them would fail."""
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over batches
+    for x, _ in rows.in_order(batch_size):
+        if len(x) > 1:
+            network(x)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum

@@ -10,18 +10,13 @@ import torch
 from torch import Tensor
 
 from ibpwf.core.dictionary import FactorBlock
-from ibpwf.core.learned import LearntTask, Reference
+from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.core.posterior import LayerVectors
-from ibpwf.inference.features.random import RandomFeatures
-from ibpwf.inference.gaussian import Moments
 
 if TYPE_CHECKING:
     from ibpwf.method import IBPWF
 
-BLOCK = ("a", "b", "positions")
-VECTORS = ("strength", "logit", "c", "d")
 REFERENCE = "reference"
-RANDOM_FEATURES = "random-features"
 
 Tensors = dict[str, Tensor]
 
@@ -32,10 +27,10 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
     parts: dict[str, Tensors] = {}
     tasks = []
     for t, serial in enumerate(method.serials):
-        groups = [group for group, owner in zip(inference.groups, inference.owner, strict=True) if owner == t]
+        learned, tensors = inference.task_state(t)
         blocks = {name: dictionary.blocks[t] for name, dictionary in model.layers.items()}
         factors = sum(len(block.positions) for block in blocks.values())
-        parts[f"task-{serial:04d}"] = _task_part(model.tasks[t], groups)
+        parts[f"task-{serial:04d}"] = _task_part(model.tasks[t], tensors)
         if factors:
             parts[f"factors-{serial:04d}"] = _block_part(blocks)
         tasks.append(
@@ -43,34 +38,27 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
                 "serial": serial,
                 "classes": list(method.classes[t]),
                 "outputs": model.tasks[t].outputs,
-                "groups": [group.count for group in groups],
                 "factors": factors,
+                "inference": learned,
             }
         )
     if model.reference is not None:
         parts[REFERENCE] = _reference_part(method)
-    if method.random is not None:
-        parts[RANDOM_FEATURES] = method.random.tensors()
-    content = {
-        "inference_layers": list(method.inference_layers),
-        "absolute_ridge": inference.absolute_ridge,
-        "reference": model.reference is not None,
-        "tasks": tasks,
-    }
+    content: dict[str, Any] = {"reference": model.reference is not None, "tasks": tasks}
+    for name, part in (("features", method.features), ("inference", method.inference)):
+        content[name], tensors = part.state()
+        if tensors:
+            parts[name] = tensors
     return content, parts
 
 
-def _task_part(task: LearntTask, groups: list[Moments]) -> Tensors:
-    """A task's vectors, its own parameters and buffers, φ's moments."""
+def _task_part(task: LearnedTask, inference: Tensors) -> Tensors:
+    """A task's vectors, its own parameters and buffers, and what task inference keeps of it."""
     tensors = {f"own/{name}": tensor for name, tensor in task.own.items()}
     for name, vectors in task.vectors.items():
         tensors |= {f"posterior/{name}/{part}": getattr(vectors, part) for part in VECTORS}
         tensors[f"posterior/{name}/selected"] = task.selected[name]
-    for number, group in enumerate(groups):
-        tensors[f"moments/{number}/mean"] = group.mean
-        if number == 0 or group.covariance is not groups[0].covariance:  # a task's classes may share one
-            tensors[f"moments/{number}/covariance"] = group.covariance
-    return tensors
+    return tensors | {f"inference/{name}": tensor for name, tensor in inference.items()}
 
 
 def _block_part(blocks: Mapping[str, FactorBlock]) -> Tensors:
@@ -96,36 +84,55 @@ def _reference_part(method: IBPWF) -> Tensors:
 
 
 def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """The inverse of `state_of`, on a fresh method; schema 1, with a task's factors in the task's part, too."""
-    model, inference = method.model, method.inference
+    """The inverse of `state_of`, on a fresh method, of earlier schemas too."""
+    model = method.model
+    content, files = _upgraded(content, files)
 
     def part(name: str) -> Tensors:
-        return {key: tensor.to(method.device) for key, tensor in files[name].items()}
+        return {key: tensor.to(method.device) for key, tensor in files.get(name, {}).items()}
 
-    method.inference_layers = tuple(content["inference_layers"])
-    inference.absolute_ridge = content["absolute_ridge"]
-    if RANDOM_FEATURES in files:
-        method.random = RandomFeatures.from_tensors(files[RANDOM_FEATURES], method.device)
-    if content.get("reference", False):
+    method.features.load_state(content["features"], part("features"))
+    if content["reference"]:
         _take_reference(method, part(REFERENCE))
-    for t, entry in enumerate(content["tasks"]):
-        serial = int(entry.get("serial", t))
+    learned = []
+    for entry in content["tasks"]:
+        serial = int(entry["serial"])
         tensors = part(f"task-{serial:04d}")
-        factors = tensors
-        if "factors" in entry:
-            factors = part(f"factors-{serial:04d}") if entry["factors"] else {}
+        factors = tensors if "factors" not in entry else part(f"factors-{serial:04d}")
         vectors, selected = {}, {}
         for name in model.layers:
             vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
             selected[name] = tensors[f"posterior/{name}/selected"]
-        task = LearntTask(int(entry["outputs"]), vectors, selected, _own(tensors))
+        task = LearnedTask(int(entry["outputs"]), vectors, selected, _within(tensors, "own/"))
         model.add_task(task, {name: _block(method, name, factors) for name in model.layers})
         method.classes.append(tuple(entry["classes"]))
         method.serials.append(serial)
-        for number, count in enumerate(entry["groups"]):
-            covariance = tensors.get(f"moments/{number}/covariance", tensors["moments/0/covariance"])
-            inference.add(t, Moments(int(count), tensors[f"moments/{number}/mean"], covariance))
+        learned.append((entry["inference"], _within(tensors, "inference/")))
+    method.inference.load_state((content["inference"], part("inference")), learned)
     _check_read(method)
+
+
+def _upgraded(
+    content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]
+) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]]]:
+    """What schemas 1 and 2 stored, in the form of schema 3: moments of φ lay beside the tasks under names of their
+    own, and schema 1 had a task's factors in the task's part and no serials."""
+    if "features" in content:
+        return content, files
+    renamed = {
+        name: {key.replace("moments/", "inference/", 1): tensor for key, tensor in tensors.items()}
+        for name, tensors in files.items()
+    }
+    if "random-features" in renamed:
+        renamed["features"] = renamed.pop("random-features")
+    tasks = [
+        {"serial": number, **entry, "inference": {"groups": entry["groups"]}}
+        for number, entry in enumerate(content["tasks"])
+    ]
+    features = {"layers": content["inference_layers"]}
+    inference = {"absolute_ridge": content["absolute_ridge"]}
+    reference = content.get("reference", False)
+    return {"features": features, "inference": inference, "reference": reference, "tasks": tasks}, renamed
 
 
 def _check_read(method: IBPWF) -> None:
@@ -149,7 +156,7 @@ def _take_reference(method: IBPWF, tensors: Tensors) -> None:
             strength[name] = tensors[f"posterior/{name}/strength"]
             selected[name] = tensors[f"posterior/{name}/selected"]
             dictionary.reference = _block(method, name, tensors)
-    model.reference = Reference(strength, selected, _own(tensors))
+    model.reference = Reference(strength, selected, _within(tensors, "own/"))
 
 
 def _block(method: IBPWF, layer: str, tensors: Tensors) -> FactorBlock:
@@ -161,5 +168,5 @@ def _block(method: IBPWF, layer: str, tensors: Tensors) -> FactorBlock:
     return FactorBlock(empty(dictionary.inputs, 0), empty(0, dictionary.outputs), at)
 
 
-def _own(tensors: Tensors) -> Tensors:
-    return {key.removeprefix("own/"): tensor for key, tensor in tensors.items() if key.startswith("own/")}
+def _within(tensors: Tensors, prefix: str) -> Tensors:
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

@@ -197,6 +197,21 @@ def automatic_schedule(rows: int) -> Schedule:
     return Schedule(epochs, (epochs + 1) // 2, batch, rate)
 
 
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored settings under the names they have now: before schema 3 of model folders, features and task inference
+    were told by `gaussians`, `inference_features` and `inference_layers`."""
+    now = dict(values)
+    if "gaussians" in now:
+        kinds = {"task": "gaussian", "class": "class-gaussian", "shared": "shared-gaussian"}
+        now["inference"] = kinds[now.pop("gaussians")]
+    if "inference_features" in now:
+        now["features"] = "factors" if now.pop("inference_features") == "factors" else "layer"
+    if now.get("inference_layers") == "random":
+        now["features"] = "random"
+        del now["inference_layers"]
+    return now
+
+
 class Settings(Factorization):
     """How IBP-WF factorizes, trains and infers. Names follow the paper."""
 
@@ -274,15 +289,7 @@ class Settings(Factorization):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Settings as they were stored, by earlier versions too."""
-        now = dict(values)
-        if "gaussians" in now:  # schema 2 and before
-            kinds = {"task": "gaussian", "class": "class-gaussian", "shared": "shared-gaussian"}
-            now["inference"] = kinds[now.pop("gaussians")]
-            features = now.pop("inference_features", "outputs")
-            now["features"] = "factors" if features == "factors" else "layer"
-            if now.get("inference_layers") == "random":
-                now["features"], now["inference_layers"] = "random", "auto"
-        return cls(**now)
+        return cls(**renamed(values))
 
     @property
     def factorization(self) -> dict[str, Any]:

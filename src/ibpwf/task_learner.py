@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibpwf import __version__
+from ibpwf import __version__, registry
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
-from ibpwf.lab.methods import method_named
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage import folder as store
 from ibpwf.storage.model_folder import KIND, SCHEMA, SavedParts
@@ -96,9 +95,15 @@ class TaskLearner:
         self.seed = _whole("seed", seed)
         self.tasks: list[TaskInfo] = []
         self.extra: dict[str, Any] = {}
+        self.face: dict[str, Any] | None = None  # what stands around it, such as a classifier with labels of its own
         self.history: list[dict[str, Any]] = []
         self._input_shape: tuple[int, ...] | None = None
         self._saved = SavedParts()
+
+    def __repr__(self) -> str:
+        names = ", ".join(task.name for task in self.tasks[:6]) + (", …" if len(self.tasks) > 6 else "")
+        tasks = f"{len(self.tasks)} task{'s' * (len(self.tasks) != 1)}" + (f": {names}" if names else "")
+        return f"{type(self).__name__}({self.method.name}, {tasks}, seed={self.seed}, device='{self.device}')"
 
     @property
     def device(self) -> torch.device:
@@ -311,11 +316,18 @@ class TaskLearner:
             "seed": self.seed,
             "input_shape": None if self._input_shape is None else list(self._input_shape),
             "tasks": [
-                {"name": t.name, "classes": list(t.classes), "examples": t.examples, "accuracy": t.accuracy}
+                {
+                    "name": t.name,
+                    "classes": list(t.classes),
+                    "examples": t.examples,
+                    "accuracy": t.accuracy,
+                    "training_accuracy": t.training_accuracy,
+                }
                 for t in self.tasks
             ],
             "state": state,
             "history": self.history,
+            "face": self.face,
             "extra": self.extra if extra is None else dict(extra),
         }
         with store.lock_folder(path):
@@ -334,12 +346,12 @@ class TaskLearner:
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
-        """Read a model folder of any method but IBP-WF (see `Learner.load`)."""
+        """Read a model folder of any method but IBP-WF (see `Learner.load`). A method from another package is found
+        if that has registered it."""
         opened = store.open_folder(path, kind=KIND)
+        kind = registry.find(registry.METHODS, str(opened.content.get("method")), {}, imports=False)
         with whole_folder(path):
-            method = method_named(opened.content["method"]).create(
-                opened.content["configuration"], choose_device(device)
-            )
+            method = kind.create(opened.content["configuration"], choose_device(device))
             return cls(method, seed=opened.content["seed"])._restored(opened)
 
     def _restored(self, opened: store.Opened) -> Self:
@@ -350,15 +362,31 @@ class TaskLearner:
         shape = content["input_shape"]
         self._input_shape = None if shape is None else tuple(shape)
         self.tasks = [
-            TaskInfo(t["name"], number, tuple(t["classes"]), t["examples"], t.get("accuracy"))
+            TaskInfo(
+                t["name"],
+                number,
+                tuple(t["classes"]),
+                t["examples"],
+                t.get("accuracy"),
+                t.get("training_accuracy"),
+            )
             for number, t in enumerate(content["tasks"])
         ]
         learnt = [{"event": "learnt", "serial": number, "version": None} for number in range(len(self.tasks))]
         self.history = list(content.get("history", learnt))
-        self.extra = dict(content.get("extra", {}))
+        self.extra, self.face = dict(content.get("extra", {})), face_of(content)
         same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
         self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})
         return self
+
+
+def face_of(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a folder's learner stands inside of; schema 2 and before kept it among the user's own JSON."""
+    found = content.get("face")
+    extra = content.get("extra", {})
+    if found is None and extra.get("kind") == "continual-classifier":
+        found = dict(extra)
+    return found
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ibpwf.accel import screening
 from ibpwf.accel.screening import Screen, rows_by_value
-from ibpwf.core.model import factorize
+from ibpwf.core.factorize import factorize
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator
 from ibpwf.models import mlp
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.accel.screening import ROUNDING, Placed, Screen
+from ibpwf.accel.screening import ROUNDING, Located, Screen
 
-NOTHING = 1e-5  # of W, that may lie outside the directions φ takes: no more than rounding
+OUTSIDE_SHARE = 1e-5  # of W, that may lie outside the directions φ takes: no more than rounding
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Fold:
         matrix, shift = weight.T @ basis, basis.T @ bias
         outside = float((weight - basis @ matrix.T).norm()), float((bias - basis @ shift).norm())
         size, shift_size = float(weight.norm()), float(shift.norm())
-        if outside[0] > NOTHING * size or outside[1] > NOTHING * (size + shift_size):
+        if outside[0] > OUTSIDE_SHARE * size or outside[1] > OUTSIDE_SHARE * (size + shift_size):
             return None
         moved = matrix.norm(dim=0).unsqueeze(1) * screen.whole.matrix.double()
         stretch = _spectral_bound(moved) * basis.shape[1] ** 0.5
         return cls(layer, matrix.float(), shift.float(), stretch, shift_size, outside, screen.steepest)
 
-    def place(self, x: Tensor) -> Placed:
+    def place(self, x: Tensor) -> Located:
         """Where φ(x) lies, as `Screen.place` finds it from φ.
 
         An entry of x·matrix is off by no more than (M+2)u·‖x‖·‖column‖, in whatever order it is summed. A vector of
@@ -92,7 +92,7 @@ class Fold:
         length = torch.linalg.vector_norm(inside, dim=1).double()
         stray = self.outside[0] * given + basis * length + (self.outside[1] + basis * self.shift_size)
         doubt = torch.outer(each * given, self.stretch).add_((self.steepest * stray).unsqueeze(1))
-        return Placed(inside, length, doubt)
+        return Located(inside, length, doubt)
 
 
 def _spectral_bound(matrices: Tensor) -> Tensor:

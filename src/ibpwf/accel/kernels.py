@@ -1,9 +1,9 @@
-"""`divergence` on a GPU as four kernels in Triton, the language of kernels that comes with torch for CUDA.
+"""`accel.kl` on a GPU as four kernels in Triton, the language of kernels that comes with torch for CUDA.
 
 A recorded step costs the host about half a microsecond for every kernel in it, and the KL of a small network was
-half of its kernels. Here value and slopes of the KL are two: sticks by the dozen, then a layer's selection in one
+half of its kernels. Here value and gradient of the KL are two: sticks by the dozen, then a layer's selection in one
 program, as every stick is in the prior of all that follow. Both compute in float64. The formulas are those of
-`divergence` and `series`, where they are explained.
+`accel.kl`, and what they stand for is in `core.elbo` and `core.distributions`.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ibpwf.core.distributions import EULER_GAMMA, LEAST
+from ibpwf.core.elbo import Posterior, StickPrior
 from ibpwf.core.prior import LOG_P_RANGE
 
 GAMMA = tl.constexpr(EULER_GAMMA)
@@ -38,7 +39,7 @@ def _log1p(y):
 
 @triton.jit
 def _gammas(z):
-    """log Γ and ψ for z >= 1: Stirling's series at z + 6 (see `series.log_gamma`)."""
+    """log Γ and ψ for z >= 1: Stirling's series at z + 6 (see `accel.kl.log_gamma`)."""
     p = z * (z + 5)
     product = p * (p + 4) * (p + 6)
     far = z + 6
@@ -63,23 +64,23 @@ def _trigamma(z):
 
 @triton.jit
 def _cut_series(x, b, TERMS: tl.constexpr):
-    """Value and slopes by log x and log b of the first terms (`series._CutSeries`)."""
-    value_b, slope_b = _gammas(b + 1)
+    """Value and derivatives by log x and log b of the first terms (`accel.kl.cut_series`)."""
+    value_b, psi_b = _gammas(b + 1)
     total, by_x, by_b = x * 0, x * 0, x * 0
     for m in range(1, TERMS + 1):
         n = m * x
-        value_n, slope_n = _gammas(n + 1)
-        value_both, slope_both = _gammas(n + b + 1)
+        value_n, psi_n = _gammas(n + 1)
+        value_both, psi_both = _gammas(n + b + 1)
         term = tl.exp(value_n + value_b - value_both) / m
         total += term
-        by_x += term * n * (slope_n - slope_both)
-        by_b += term * (slope_b - slope_both) * b
+        by_x += term * n * (psi_n - psi_both)
+        by_b += term * (psi_b - psi_both) * b
     return total, by_x, by_b
 
 
 @triton.jit
 def _whole_series(log_x, b):
-    """The same of all terms, by quadrature (`series._LogSeries`)."""
+    """The same of all terms, by quadrature (`accel.kl.whole_series`)."""
     first = log_x <= 0
     mass, mean, by_x, by_h = b * 0, b * 0, b * 0, b * 0
     for point in range(POINTS):
@@ -111,10 +112,10 @@ def _add(a, b):
 
 @triton.jit
 def _sticks_kernel(
-    log_c_at, log_d_at, prior_c_at, prior_d_at, mask_at, values_at, slopes_at, count,
+    log_c_at, log_d_at, prior_c_at, prior_d_at, mask_at, values_at, gradients_at, count,
     BETA: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """KL(q(v) || p(v)) stick by stick, each with its slopes by log c and log d."""
+    """KL(q(v) || p(v)) stick by stick, each with its gradient by log c and log d."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     log_c = tl.load(log_c_at + at, mask=inside, other=0.0).to(tl.float64)
@@ -139,16 +140,16 @@ def _sticks_kernel(
         by_log_c -= (prior_d - 1) * by_log_x
         by_log_d += (prior_d - 1) * by_log_b
     tl.store(values_at + at, value * mask, mask=inside)
-    tl.store(slopes_at + count + at, (by_log_c * mask).to(tl.float32), mask=inside)
-    tl.store(slopes_at + 2 * count + at, (by_log_d * mask).to(tl.float32), mask=inside)
+    tl.store(gradients_at + count + at, (by_log_c * mask).to(tl.float32), mask=inside)
+    tl.store(gradients_at + 2 * count + at, (by_log_d * mask).to(tl.float32), mask=inside)
 
 
 @triton.jit
 def _selection_kernel(
-    logit_at, log_c_at, log_d_at, noise_at, mask_at, values_at, sums_at, slopes_at, width, BLOCK: tl.constexpr
+    logit_at, log_c_at, log_d_at, noise_at, mask_at, values_at, sums_at, gradients_at, width, BLOCK: tl.constexpr
 ):
     """KL(q(b) || p(b|v)) of a layer for the v that the noise gives. What the sticks gave is there already: the sum is
-    of both, and slopes are added to."""
+    of both, and gradients are added to."""
     row, rows = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -170,46 +171,39 @@ def _selection_kernel(
     far = tl.maximum(size, 0.05)
     coth = (1 + tl.exp(-far)) / (1 - tl.exp(-far))
     k = tl.where(near, square / 6 - square * square / 360, far * coth - 2)
-    slope = tl.where(near, size / 3 - size * square / 90 + size * square * square / 2520, (far - coth * k) / 2)
-    by_logit = tl.where(delta < 0, -slope, slope) * mask
+    derivative = tl.where(near, size / 3 - size * square / 90 + size * square * square / 2520, (far - coth * k) / 2)
+    by_logit = tl.where(delta < 0, -derivative, derivative) * mask
     by_log_p = tl.where(raw_log_p == log_p, -by_logit / not_p, 0.0)
     by_log_v = tl.associative_scan(by_log_p, 0, _add, reverse=True)
     by_log_v = tl.where(raw_log_v == log_v, by_log_v, 0.0)
     sticks = tl.load(values_at + at, mask=inside, other=0.0)
     tl.store(sums_at + row, tl.sum(tl.where(inside, k * mask + sticks, 0.0), 0))
-    tl.store(slopes_at + at, by_logit.to(tl.float32), mask=inside)
-    by_log_c = tl.load(slopes_at + block + at, mask=inside, other=0.0) - by_log_v * log_v
-    tl.store(slopes_at + block + at, by_log_c.to(tl.float32), mask=inside)
-    by_log_d = tl.load(slopes_at + 2 * block + at, mask=inside, other=0.0) - y * ratio * over_c * by_log_v
-    tl.store(slopes_at + 2 * block + at, by_log_d.to(tl.float32), mask=inside)
+    tl.store(gradients_at + at, by_logit.to(tl.float32), mask=inside)
+    by_log_c = tl.load(gradients_at + block + at, mask=inside, other=0.0) - by_log_v * log_v
+    tl.store(gradients_at + block + at, by_log_c.to(tl.float32), mask=inside)
+    by_log_d = tl.load(gradients_at + 2 * block + at, mask=inside, other=0.0) - y * ratio * over_c * by_log_v
+    tl.store(gradients_at + 2 * block + at, by_log_d.to(tl.float32), mask=inside)
 
 
-def kl_and_slopes(
-    logit: Tensor,
-    log_c: Tensor,
-    log_d: Tensor,
-    noise: Tensor,
-    prior_c: Tensor,
-    prior_d: Tensor | None,
-    mask: Tensor,
-    terms: int | None,
+def kl_and_gradients(
+    q: Posterior, p: StickPrior, noise: Tensor, mask: Tensor, terms: int | None
 ) -> tuple[Tensor, Tensor]:
-    """The KL of all rows, and its slopes by logit, log c and log d stacked."""
-    rows, width = logit.shape
-    count, device = logit.numel(), logit.device
+    """The KL of all rows, and its gradient by logit, log c and log d stacked."""
+    rows, width = q.logit.shape
+    count, device = q.logit.numel(), q.logit.device
     values = torch.empty(count, dtype=torch.float64, device=device)
     sums = torch.empty(rows, dtype=torch.float64, device=device)
-    slopes = torch.empty(3, rows, width, device=device)
+    gradients = torch.empty(3, rows, width, device=device)
     _sticks_kernel[(triton.cdiv(count, STICKS),)](
-        log_c, log_d, prior_c, prior_c if prior_d is None else prior_d, mask, values, slopes, count,
-        BETA=prior_d is None, TERMS=terms or 0, BLOCK=STICKS, num_warps=STICKS // 32,
+        q.log_c, q.log_d, p.c, p.c if p.d is None else p.d, mask, values, gradients, count,
+        BETA=p.d is None, TERMS=terms or 0, BLOCK=STICKS, num_warps=STICKS // 32,
     )  # fmt: skip
     block = triton.next_power_of_2(width)
     _selection_kernel[(rows,)](
-        logit, log_c, log_d, noise, mask, values, sums, slopes,
+        q.logit, q.log_c, q.log_d, noise, mask, values, sums, gradients,
         width, BLOCK=block, num_warps=min(max(block // 32, 1), 32),
     )  # fmt: skip
-    return sums.sum().to(logit.dtype), slopes
+    return sums.sum().to(q.logit.dtype), gradients
 
 
 @triton.jit
@@ -226,14 +220,14 @@ def _scores_kernel(strength_at, logit_at, temperature_at, uniform_at, scores_at,
 
 
 @triton.jit
-def _scores_slopes_kernel(strength_at, b_at, temperature_at, grad_at, slopes_at, count, BLOCK: tl.constexpr):
+def _scores_gradients_kernel(strength_at, b_at, temperature_at, grad_at, gradients_at, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     b = tl.load(b_at + at, mask=inside, other=0.0)
     by_strength = tl.load(grad_at + at, mask=inside, other=0.0) * b
     strength = tl.load(strength_at + at, mask=inside, other=0.0)
-    tl.store(slopes_at + at, by_strength, mask=inside)
-    tl.store(slopes_at + count + at, (1 - b) * strength * by_strength / tl.load(temperature_at), mask=inside)
+    tl.store(gradients_at + at, by_strength, mask=inside)
+    tl.store(gradients_at + count + at, (1 - b) * strength * by_strength / tl.load(temperature_at), mask=inside)
 
 
 def scores_from(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,10 +238,10 @@ def scores_from(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: T
     return scores, b
 
 
-def scores_slopes(strength: Tensor, b: Tensor, temperature: Tensor, grad: Tensor) -> Tensor:
+def scores_gradients(strength: Tensor, b: Tensor, temperature: Tensor, grad: Tensor) -> Tensor:
     """What λ's gradient is to r and to logit π̄, stacked."""
-    slopes = torch.empty(2, *strength.shape, device=strength.device)
+    gradients = torch.empty(2, *strength.shape, device=strength.device)
     count = strength.numel()
     grid = (triton.cdiv(count, 256),)
-    _scores_slopes_kernel[grid](strength, b, temperature, grad.contiguous(), slopes, count, BLOCK=256)
-    return slopes
+    _scores_gradients_kernel[grid](strength, b, temperature, grad.contiguous(), gradients, count, BLOCK=256)
+    return gradients

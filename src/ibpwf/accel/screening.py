@@ -5,11 +5,11 @@ The squared Mahalanobis distance is a sum of squares of whitened coordinates, �
     ‖Qᵀz‖² ≤ ‖z‖²
 
 so a few coordinates of every group, one product for all groups together, bound every group's distance from below, and
-the whole distance to the group that looks nearest bounds the best score from below. What may still come within LOST
-nats of that is looked at in more coordinates, and what is left then gets its whole distance too. φ seldom fills its
-space: all this happens in the r directions that the groups' φ takes. Everything is in float32, less (or plus) all
-that rounding and the other directions can do: a group that is dropped has a probability below e^-LOST for certain,
-and who is left is scored in float64.
+the whole distance to the group that looks nearest bounds the best score from below. What may still come within
+NEGLIGIBLE_NATS nats of that is looked at in more coordinates, and what is left then gets its whole distance too. φ
+seldom fills its space: all this happens in the r directions that the groups' φ takes. Everything is in float32, less
+(or plus) all that rounding and the other directions can do: a group that is dropped has a probability below
+e^-NEGLIGIBLE_NATS for certain, and who is left is scored in float64.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LOST = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
+from ibpwf.inference.prediction import rows_by_value
+
+NEGLIGIBLE_NATS = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
 COORDINATES = 32  # of every group, for every input
-MORE = 16  # of the groups that these do not rule out
+FURTHER_COORDINATES = 16  # of the groups that these do not rule out
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
 AT_ONCE = 2**20  # numbers to copy rather than take group by group
 ROUNDING = 2.0**-24
-SAFE = 1e-4  # relative, for norms in float32 and factors found in float64
+RELATIVE_ERROR = 1e-4  # relative, for norms in float32 and factors found in float64
 
 
 @dataclass(frozen=True)
-class Placed:
+class Located:
     """Inputs in the directions that φ takes: `inside` (N×r, float32) is φ − centre there, `length` (N, float64) its
     norm. `doubt` (N×G or N×1) is how far off a group's distance can be for all that `inside` leaves out of φ:
     rounding, and what φ has in other directions."""
@@ -111,27 +113,27 @@ class Screen:
             1.01 * ridge**-0.5,
         )
 
-    def place(self, phi: Tensor) -> Placed:
+    def place(self, phi: Tensor) -> Located:
         """Where φ, given in float64, lies."""
         centred = (phi - self.centre).float()
         inside = centred @ self.basis
         length = torch.linalg.vector_norm(centred, dim=1).double()
         outside = torch.linalg.vector_norm(torch.addmm(centred, inside, self.basis.T, alpha=-1), dim=1).double()
         stray = outside + 4 * (phi.shape[1] + 8) * ROUNDING * length
-        return Placed(inside, length, (self.steepest * stray).unsqueeze(1))
+        return Located(inside, length, (self.steepest * stray).unsqueeze(1))
 
-    def survivors(self, placed: Placed) -> Tensor:
-        """N×G: which groups may have a probability above e^-LOST, at least one in every row."""
-        inside, groups = placed.inside, len(self.constant)
+    def survivors(self, located: Located) -> Tensor:
+        """N×G: which groups may have a probability above e^-NEGLIGIBLE_NATS, at least one in every row."""
+        inside, groups = located.inside, len(self.constant)
         each = (inside.shape[1] + 8) * ROUNDING
-        error = torch.outer(each * placed.length, self.factor_size).add_(each * self.means_size).add_(placed.doubt)
+        error = torch.outer(each * located.length, self.factor_size).add_(each * self.means_size).add_(located.doubt)
         found = torch.addmm(self.offsets, inside, self.frames).view(len(inside), groups, len(self.offsets) // groups)
         near = torch.linalg.vector_norm(found, dim=2).double()
         most = _scores(self.constant, near, error, -1)
         best = most.argmax(1)
         at = torch.arange(len(best), device=best.device)
         distance, doubt, constant = self.whole.norms(inside, at, best), error[at, best], self.constant[best]
-        least = _scores(constant, distance, doubt, 1) - LOST
+        least = _scores(constant, distance, doubt, 1) - NEGLIGIBLE_NATS
         most[at, best] = -torch.inf  # nothing more to look for
         row, group = (most >= least.unsqueeze(1)).nonzero(as_tuple=True)
         left = torch.zeros(most.shape, dtype=torch.bool, device=most.device)
@@ -141,7 +143,9 @@ class Screen:
             row, group = row[still], group[still]
         if len(row):
             fine, error_fine = self.whole.norms(inside, row, group), error[row, group]
-            least.scatter_reduce_(0, row, _scores(self.constant[group], fine, error_fine, 1) - LOST, "amax")
+            least.scatter_reduce_(
+                0, row, _scores(self.constant[group], fine, error_fine, 1) - NEGLIGIBLE_NATS, "amax"
+            )
             left[row, group] = _scores(self.constant[group], fine, error_fine, -1) >= least[row]
         left[at, best] = _scores(constant, distance, doubt, -1) >= least
         return left
@@ -150,24 +154,17 @@ class Screen:
 def _scores(constant: Tensor, near: Tensor, error: Tensor, sign: int) -> Tensor:
     """The highest score that a distance allows which is at least `near` but for rounding (sign -1), the lowest for
     one that is at most that (sign 1). Numbers that float32 has no room for say nothing."""
-    distance = torch.add(near * (1 + sign * SAFE), error, alpha=sign).clamp_(min=0)
+    distance = torch.add(near * (1 + sign * RELATIVE_ERROR), error, alpha=sign).clamp_(min=0)
     nothing = 0.0 if sign < 0 else torch.inf
     square = distance.square_().nan_to_num_(nan=nothing, posinf=nothing)
     return torch.add(constant, square, alpha=-0.5)
-
-
-def rows_by_value(values: Tensor) -> list[tuple[int, Tensor]]:
-    """Each value there is in `values`, from the least, and the rows that have it, in order."""
-    ordered, rows = values.sort(stable=True)
-    different, counts = torch.unique_consecutive(ordered, return_counts=True)
-    return list(zip(different.tolist(), torch.split(rows, counts.tolist()), strict=True)) if len(rows) else []
 
 
 def _telling_directions(factor: Tensor, apart: Tensor, spread: Tensor) -> Tensor:
     """For each group the k directions of its whitened space in which inputs of all groups lie farthest from its mean,
     the most telling first: the eigenvectors of Lᵀ E[(φ−μ)(φ−μ)ᵀ] L, nearly. G×r×k."""
     groups, size = apart.shape
-    wanted = min(COORDINATES + MORE, size)
+    wanted = min(COORDINATES + FURTHER_COORDINATES, size)
     start = torch.randn(size, wanted, generator=torch.Generator().manual_seed(0), dtype=factor.dtype)
     frame: Tensor = torch.linalg.qr(start.to(factor.device)).Q.expand(groups, -1, -1)
     for _ in range(SWEEPS):

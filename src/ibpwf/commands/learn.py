@@ -249,7 +249,7 @@ class Bar(Callback):
         self.first_phase = 0
 
     def begin(self, classifier: ContinualClassifier, rows: int) -> None:
-        plan = classifier.settings_for(rows).schedule_for(rows)
+        plan = classifier.make_settings().schedule_for(rows)
         self.first_phase = plan.epochs
         total = plan.epochs + plan.finetune_epochs
         self.shown.update(self.bar, description=f"{rows:,} rows", total=total, visible=True)

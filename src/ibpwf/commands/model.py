@@ -64,16 +64,14 @@ def forget_command(
     json_: AsJson = False,
 ) -> None:
     """Remove a task and every factor that only it used. All other tasks answer with the same bits as before."""
-    from ibpwf.estimator import without_task
     from ibpwf.learner import open_model
 
-    with open_model(model, device="cpu") as learner:
+    with open_model(model, device="cpu") as found:
         before = sum(path.stat().st_size for path in model.iterdir() if path.is_file())
-        extra = without_task(learner.extra, learner.task_number(task), len(learner.tasks) - 1)
-        forgotten = learner.forget(task)
-        learner.save(model, extra=extra)
+        forgotten = found.forget(task)
+        found.save(model)
         freed = before - sum(path.stat().st_size for path in model.iterdir() if path.is_file())
-    left = [known.name for known in learner.tasks]
+    left = [known.name for known in getattr(found, "learner_", found).tasks]
     if json_:
         counts = {"removed": forgotten.removed, "kept": forgotten.kept}
         typer.echo(

@@ -9,6 +9,7 @@ wants to keep; they are appended and never written again, so an old task cannot 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +26,8 @@ class FactorBlock:
     b: Tensor
     positions: Tensor
 
-    def to(self, device: torch.device) -> FactorBlock:
-        return FactorBlock(self.a.to(device), self.b.to(device), self.positions.to(device))
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> FactorBlock:
+        return FactorBlock(fn(self.a), fn(self.b), fn(self.positions))
 
 
 class Dictionary:
@@ -113,6 +114,7 @@ class Dictionary:
         self.blocks.pop()
         self.width = width
 
-    def to(self, device: torch.device) -> None:
-        self.blocks = [block.to(device) for block in self.blocks]
-        self.reference = None if self.reference is None else self.reference.to(device)
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Move the factors, as torch moves a module's tensors."""
+        self.blocks = [block.apply(fn) for block in self.blocks]
+        self.reference = None if self.reference is None else self.reference.apply(fn)

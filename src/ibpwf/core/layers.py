@@ -1,39 +1,24 @@
 """Layers whose weight is a task-specific sum of rank-1 factors (paper, eq. W_fac_sum).
 
-A factor layer exists only while a task is being learnt. It holds the locked factors as constants (no
-gradient, no optimiser state) and the task's free factors as parameters, and reads the factor scores
-λ = r ⊙ b from `scores`, which the task network fills in before each forward pass. A layer's weight
-`(out, in, …)` is seen as the matrix `W (J×M)` with `J = in·…` and `M = out`; for a convolution that is the
-paper's `(H·W·C_in) × C_out`.
+A factor layer exists only while a task is being learned. It holds the locked factors as constants (no gradient, no
+optimizer state) and the task's free factors as parameters, and reads the factor scores λ = r ⊙ b from `scores`, which
+the task network fills in before each forward pass.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from ibpwf.accel import products
+from ibpwf.core.compose import as_weight, compose, product
 from ibpwf.core.dictionary import FactorBlock
-
-
-def block_on(device: torch.device) -> int:
-    """To a multiple of how many factors are filled up: a GPU multiplies faster where rows begin at whole 16 bytes."""
-    return 8 if device.type == "cuda" else 1
-
-
-def as_matrix(weight: Tensor) -> Tensor:
-    """A layer's weight `(out, in, …)` as the paper's matrix `J×M`."""
-    return weight.flatten(1).t()
-
-
-def as_weight(matrix: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """The inverse of `as_matrix`: `J×M` back to `(M, …)`."""
-    return matrix.t().reshape(matrix.shape[1], *shape[1:])
+from ibpwf.core.reference import reference
 
 
 def xavier(inputs: int, outputs: int, count: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -43,21 +28,11 @@ def xavier(inputs: int, outputs: int, count: int, width: int, generator: torch.G
     return a, b
 
 
-class Joined(NamedTuple):
-    """All factors of a layer, one row each of W_aᵀ and W_b: locked, then free ones (rows `free`), in one piece of
-    memory each, of which the parameters are a part. `places` are their sticks. Blocks are filled up with zeros
-    (stick -1) where products are faster for it."""
-
-    a: Tensor
-    b: Tensor
-    free: slice
-    places: Tensor
-
-
 class FactorLayer(nn.Module):
     """Locked and free factors of one layer, and the two ways to apply them.
 
-    A factor is a row of `..._a` (W_aᵀ) and of `..._b` (W_b); `scores` has its λ, in the order of `places`.
+    A factor is a row of `..._a` (W_aᵀ) and of `..._b` (W_b), and `..._at` is its stick. `scores` has λ in the order
+    of `places`, the sticks of all factors: locked ones, then free ones (-1 where an accelerated layout fills up).
     """
 
     locked_a: Tensor
@@ -65,6 +40,7 @@ class FactorLayer(nn.Module):
     locked_at: Tensor
     free_at: Tensor
     scores: Tensor
+    places: Tensor
 
     def __init__(self, original: nn.Module, locked: FactorBlock, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -79,7 +55,8 @@ class FactorLayer(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
         # Kept in a tuple so that the original's own weight is not registered as a parameter of ours.
         self._original = (original,)
-        self._join()
+        self.layout: Any = None  # what an accelerated product keeps with the layer
+        arrange(self)
 
     def __getattr__(self, name: str) -> Any:
         """What else a network asks its layer for (`in_features`, `stride`, ...) is the original's."""
@@ -93,13 +70,8 @@ class FactorLayer(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Another device or type: parameters and locked factors were moved one by one."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._join()
+        arrange(self)
         return self
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight as the original's, for a network that reads it itself."""
-        return as_weight(self.compose(), self.shape)
 
     @property
     def inputs(self) -> int:
@@ -110,88 +82,75 @@ class FactorLayer(nn.Module):
         return self.shape[0]
 
     @property
-    def places(self) -> Tensor:
-        """The stick of every score."""
-        return self._joined.places
+    def weight(self) -> Tensor:
+        """The weight as the original's, for a network that reads it itself. A sum of many products needs all its
+        bits, also where products may be rounded."""
+        device = self.free_a.device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self.weight
+        return as_weight(layer_weight(self), self.shape)
 
     def set_free(self, a: Tensor, b: Tensor, positions: Tensor) -> None:
         """Replace the free factors (when the dictionary grows or a selection is fixed), a row each."""
         self.free_a, self.free_b = nn.Parameter(a.detach()), nn.Parameter(b.detach())
         self.free_at = positions
-        self._join()
+        arrange(self)
 
     def set_locked(self, a: Tensor, b: Tensor, positions: Tensor) -> None:
         """Keep only some of the locked factors in the computation."""
         self.locked_a, self.locked_b, self.locked_at = a, b, positions
-        self._join()
+        arrange(self)
 
-    @torch.no_grad()
-    def _join(self) -> None:
-        """Put all factors side by side, and let parameters and locked factors be parts of that."""
-        block = block_on(self.free_a.device)
-        locked, free = len(self.locked_at), len(self.free_at)
-        start = -(-locked // block) * block
-        stop = start - (-free // block) * block
-        a, b = self.free_a.new_zeros(stop, self.inputs), self.free_b.new_zeros(stop, self.outputs)
-        places = self.free_at.new_full((stop,), -1)
-        for whole, first, second in ((a, self.locked_a, self.free_a), (b, self.locked_b, self.free_b)):
-            whole[:locked], whole[start : start + free] = first, second
-        places[:locked], places[start : start + free] = self.locked_at, self.free_at
-        self.locked_a, self.locked_b = a[:locked], b[:locked]
-        self.free_a.data, self.free_b.data = a[start : start + free], b[start : start + free]
-        self._joined = Joined(a, b, slice(start, stop), places)
-
-    def _factors(self) -> Joined:
-        """All factors as they are now. Parameters may have been replaced for one call (`functional_call`)."""
-        joined = self._joined
-        start = joined.free.start
-        for whole, part in ((joined.a, self.free_a), (joined.b, self.free_b)):
-            if part.numel() and part.data_ptr() != whole.data_ptr() + start * whole.stride(0) * whole.element_size():
-                break
-        else:
-            return joined
-        a, b = joined.a.clone(), joined.b.clone()
-        a[start : start + len(self.free_a)], b[start : start + len(self.free_b)] = (
-            self.free_a.detach(),
-            self.free_b.detach(),
-        )
-        return joined._replace(a=a, b=b)
-
-    def compose(self) -> Tensor:
-        """`W_t = Σ_k λ_k w_a,k ⊗ w_b,k` over locked and free factors, as `J×M` (eq. W_fac_sum).
-
-        Multiplied as `Wᵀ = W_bᵀ W_aᵀ`, the shape torch keeps a layer's weight in: the result needs no copy, and a
-        head of ten outputs is ten long rows, where products and gradients with ten columns take five times as long.
-        """
-        device = self.free_a.device.type
-        if torch.is_autocast_enabled(device):  # a sum of many products needs all its bits
-            with torch.autocast(device, enabled=False):
-                return self.compose()
-        a, b, free, _ = self._factors()
-        return products.weight(self.scores, self.free_a, self.free_b, a, b, free).t()
-
-    def through(self, x: Tensor) -> Tensor:
-        """`((x W_a) λ) W_b` and the bias, without ever forming W."""
-        a, b, free, _ = self._factors()
-        return products.through(x, self.scores, self.free_a, self.free_b, self.bias, a, b, free)
+    def factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W_a (J×F), λ (F) and W_b (F×M) of all factors, locked ones first."""
+        w_a, w_b = torch.cat([self.locked_a, self.free_a]).t(), torch.cat([self.locked_b, self.free_b])
+        return w_a, self.scores if len(self.scores) == len(w_b) else self.scores[self.places >= 0], w_b
 
     def extra_repr(self) -> str:
         return f"{self.inputs}×{self.outputs}, locked={len(self.locked_at)}, free={len(self.free_at)}"
 
 
+@reference
+def arrange(layer: FactorLayer) -> None:
+    """Called whenever a layer's factors have been replaced or moved: says in which order `scores` must come."""
+    layer.layout = None
+    layer.places = torch.cat([layer.locked_at, layer.free_at])
+
+
+@reference
+def layer_weight(layer: FactorLayer) -> Tensor:
+    """The layer's weight as the paper's J×M matrix (eq. W_fac)."""
+    return compose(*layer.factors())
+
+
+@reference
+def layer_product(layer: FactorLayer, x: Tensor) -> Tensor:
+    """x times the layer's weight, and the bias, without ever forming the weight (eq. W_fac)."""
+    y = product(x, *layer.factors())
+    return y if layer.bias is None else y + layer.bias
+
+
+@reference
+def deal_scores(scores: Tensor, layers: Sequence[FactorLayer]) -> None:
+    """Give every layer (a row of λ) the scores of its factors, in their order."""
+    for row, layer in zip(scores, layers, strict=True):
+        layer.scores = row[layer.places]
+
+
 class FactorLinear(FactorLayer):
-    """`nn.Linear` with a factorised weight; takes the cheaper order of multiplication."""
+    """`nn.Linear` with a factorized weight; takes the cheaper order of multiplication."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // max(x.shape[-1], 1)
         factors = len(self.locked_at) + len(self.free_at)
-        through = rows * factors * (self.inputs + self.outputs)
+        by_factors = rows * factors * (self.inputs + self.outputs)
         composed = self.inputs * self.outputs * (factors + rows)
-        return self.through(x) if through <= composed else F.linear(x, self.compose().t(), self.bias)
+        return layer_product(self, x) if by_factors <= composed else F.linear(x, self.weight, self.bias)
 
 
 class FactorConv(FactorLayer):
-    """`nn.Conv1d/2d/3d` with a factorised kernel; stride, padding, dilation and groups are the original's."""
+    """`nn.Conv1d/2d/3d` with a factorized kernel; stride, padding, dilation and groups are the original's."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self._conv_forward(x, self.weight, self.bias)
@@ -199,7 +158,7 @@ class FactorConv(FactorLayer):
 
 
 class FactorWeight(FactorLayer):
-    """The factorised weight of a module that runs as it is: a projection that an attention module reads, or a layer
+    """The factorized weight of a module that runs as it is: a projection that an attention module reads, or a layer
     with a forward pass of its own. It is composed before every pass and lent to the module; a bias stays there."""
 
 
@@ -210,15 +169,3 @@ def factor_layer(original: nn.Module, locked: FactorBlock) -> FactorLayer:
     if isinstance(original, _ConvNd) and not original.transposed:
         return FactorConv(original, locked, original.weight, original.bias)
     raise TypeError(f"no factor layer for {type(original).__name__}")
-
-
-__all__ = [
-    "FactorConv",
-    "FactorLayer",
-    "FactorLinear",
-    "FactorWeight",
-    "as_matrix",
-    "as_weight",
-    "factor_layer",
-    "xavier",
-]

@@ -1,21 +1,28 @@
-"""What a factorised model keeps of the tasks it has learnt: tensors, and nothing that could still be trained."""
+"""What a factorized model keeps of the tasks it has learned: tensors, and nothing that could still be trained."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.posterior import LayerVectors
+
+Move = Callable[[Tensor], Tensor]
+
+VECTORS = ("strength", "logit", "c", "d")
+BLOCK = ("a", "b", "positions")
 
 
 @dataclass(frozen=True)
-class LearntTask:
+class LearnedTask:
     """What one finished task keeps, besides the factors it locked.
 
     `vectors` are r, logit π̄, c, d per layer; `selected` the factors it reads; `own` the parameters and
-    buffers that belong to the task alone (biases, normalisation, a dense head), named as in the network.
+    buffers that belong to the task alone (biases, normalization, a dense head), named as in the network.
     """
 
     outputs: int
@@ -23,13 +30,9 @@ class LearntTask:
     selected: dict[str, Tensor]
     own: dict[str, Tensor]
 
-    def to(self, device: torch.device) -> LearntTask:
-        return LearntTask(
-            self.outputs,
-            {name: vectors.to(device) for name, vectors in self.vectors.items()},
-            {name: chosen.to(device) for name, chosen in self.selected.items()},
-            {name: tensor.to(device) for name, tensor in self.own.items()},
-        )
+    def apply(self, fn: Move) -> LearnedTask:
+        vectors = {name: vectors.apply(fn) for name, vectors in self.vectors.items()}
+        return LearnedTask(self.outputs, vectors, _moved(self.selected, fn), _moved(self.own, fn))
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,12 @@ class Reference:
     selected: dict[str, Tensor]
     own: dict[str, Tensor]
 
-    def to(self, device: torch.device) -> Reference:
-        parts = (self.strength, self.selected, self.own)
-        return Reference(*({name: tensor.to(device) for name, tensor in part.items()} for part in parts))
+    def apply(self, fn: Move) -> Reference:
+        return Reference(_moved(self.strength, fn), _moved(self.selected, fn), _moved(self.own, fn))
+
+
+def _moved(tensors: Mapping[str, Tensor], fn: Move) -> dict[str, Tensor]:
+    return {name: fn(tensor) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -53,3 +59,25 @@ class FactorUse:
     new: int
     reused: int
     total: int
+
+
+def task_tensors(task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> dict[str, Tensor]:
+    """A task and the factors it locked as flat, named tensors."""
+    tensors = {"outputs": torch.tensor(task.outputs)}
+    tensors |= {f"own.{name}": tensor for name, tensor in task.own.items()}
+    for name, vectors in task.vectors.items():
+        tensors |= {f"{part}.{name}": getattr(vectors, part) for part in VECTORS}
+        tensors[f"selected.{name}"] = task.selected[name]
+        tensors |= {f"factors.{part}.{name}": getattr(blocks[name], part) for part in BLOCK}
+    return tensors
+
+
+def task_from_tensors(
+    tensors: Mapping[str, Tensor], layers: Mapping[str, Dictionary]
+) -> tuple[LearnedTask, dict[str, FactorBlock]]:
+    """The inverse of `task_tensors`."""
+    vectors = {name: LayerVectors(*(tensors[f"{part}.{name}"] for part in VECTORS)) for name in layers}
+    selected = {name: tensors[f"selected.{name}"] for name in layers}
+    own = {name.removeprefix("own."): tensor for name, tensor in tensors.items() if name.startswith("own.")}
+    blocks = {name: FactorBlock(*(tensors[f"factors.{part}.{name}"] for part in BLOCK)) for name in layers}
+    return LearnedTask(int(tensors["outputs"]), vectors, selected, own), blocks

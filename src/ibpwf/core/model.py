@@ -1,4 +1,4 @@
-"""A network as a continual learner: which layers are factorised, what each task stored, and its weights.
+"""A network as a continual learner: which layers are factorized, what each task stored, and its weights.
 
 `factorize(net)` reads an ordinary `nn.Module` and never changes it. `FactorModel.start_task` builds a
 `TaskNetwork` to train; `finish_task` locks the factors the task selected. A finished task is then nothing
@@ -9,40 +9,39 @@ user's network itself, at its own cost, and `merge(task)` hands it back as an or
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from ibpwf.core.compose import as_matrix, as_weight, compose
 from ibpwf.core.dictionary import Dictionary, FactorBlock
-from ibpwf.core.layers import as_matrix, as_weight
-from ibpwf.core.learned import FactorUse, LearntTask, Reference
+from ibpwf.core.learned import FactorUse, LearnedTask, Reference, task_from_tensors, task_tensors
 from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
-from ibpwf.core.weights import (
-    Weight,
-    automatic_alpha,
-    check_patterns,
-    check_weight,
-    factorisable,
-    head_choices,
-    load_tensors,
-    per_layer,
-    replace_module,
-    resized,
-)
+from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
 from ibpwf.errors import InputError
 
 SILENT = -1e4
 """The bias of an output that a merged task has no class for: it never wins, and its probability is 0."""
 
+TASKS = "tasks"
+"""Where a state dict keeps the tasks."""
+
 REFERENCE = -1
 """Stands for the number of a forgotten first task where composed weights are remembered."""
 
 
-class FactorModel:
-    """A network whose chosen weights are sparse sums of factors from one shared dictionary per layer."""
+class FactorModel(nn.Module):
+    """A network whose chosen weights are sparse sums of factors from one shared dictionary per layer.
+
+    `model(x, task=0)` gives a task's outputs. It is a module like any other: it moves with `.to`, its `state_dict`
+    holds the template network and every task learned, and `parameters()` are the template's (locked factors are no
+    parameters: nothing ever trains them again).
+    """
+
+    net: nn.Module
 
     def __init__(
         self,
@@ -55,6 +54,7 @@ class FactorModel:
         init: str = "random",
         frozen: Iterable[str] = (),
     ) -> None:
+        super().__init__()
         self.net = net
         self.layers = dict(layers)
         self.weights = dict(weights)
@@ -63,25 +63,54 @@ class FactorModel:
         self.strength_std = strength_std
         self.init = init
         self.frozen = frozenset(frozen)
-        self.tasks: list[LearntTask] = []
+        self.options: dict[str, Any] = {}  # as `factorize` was asked
+        self.tasks: list[LearnedTask] = []
         self.reference: Reference | None = None
         self._composed: dict[int, dict[str, Tensor]] = {}
         self._ready: dict[int, nn.Module] = {}
         self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
 
+    def __repr__(self) -> str:
+        shown = [f"{name} {d.inputs}×{d.outputs} α={d.alpha:g}" for name, d in self.layers.items()]
+        layers = ", ".join(shown[:6]) + (f", … ({len(shown)} layers)" if len(shown) > 6 else "")
+        return f"FactorModel({layers}; heads={self.heads}, {len(self.tasks)} task{'s' * (len(self.tasks) != 1)})"
+
     @property
     def device(self) -> torch.device:
         return next((p.device for p in self.net.parameters()), torch.device("cpu"))
 
-    def to(self, device: torch.device | str) -> FactorModel:
-        target = torch.device(device)
-        self.net.to(target)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Another device: tasks and locked factors move with the template."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for dictionary in self.layers.values():
-            dictionary.to(target)
-        self.tasks = [task.to(target) for task in self.tasks]
-        self.reference = None if self.reference is None else self.reference.to(target)
+            dictionary.apply(fn)
+        self.tasks = [task.apply(fn) for task in self.tasks]
+        self.reference = None if self.reference is None else self.reference.apply(fn)
         self.forget_composed()
         return self
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        """The task's outputs, one column per class of the task."""
+        return self.logits(x, task)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for number, task in enumerate(self.tasks):
+            blocks = {name: dictionary.blocks[number] for name, dictionary in self.layers.items()}
+            for name, tensor in task_tensors(task, blocks).items():
+                destination[f"{prefix}{TASKS}.{number}.{name}"] = tensor
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        start = f"{prefix}{TASKS}."
+        mine = {key[len(start) :]: value for key, value in state_dict.items() if key.startswith(start)}
+        rest = {key: value for key, value in state_dict.items() if not key.startswith(start)}
+        super()._load_from_state_dict(rest, prefix, *args)
+        if self.tasks:
+            raise InputError("this model has tasks of its own; load a state dict into a freshly factorized network.")
+        for number in range(len({key.partition(".")[0] for key in mine})):
+            own = {key.partition(".")[2]: v for key, v in mine.items() if key.startswith(f"{number}.")}
+            moved = {key: value.to(self.device) for key, value in own.items()}
+            self.add_task(*task_from_tensors(moved, self.layers))
 
     def start_task(
         self, outputs: int, generator: torch.Generator, temperature: float = 2 / 3, kl_terms: int | None = None
@@ -95,7 +124,7 @@ class FactorModel:
         previous = self.tasks[-1].vectors if self.tasks else {}
         return TaskNetwork(self, outputs, previous, generator, temperature, kl_terms)
 
-    def finish_task(self, network: TaskNetwork, kappa: float) -> LearntTask:
+    def finish_task(self, network: TaskNetwork, kappa: float) -> LearnedTask:
         """Lock the factors `network` selected (π̄ ≥ κ) and store the task's vectors."""
         if network.number != len(self.tasks) + 1:
             raise ValueError(f"a network for task {network.number} cannot finish as task {len(self.tasks) + 1}")
@@ -105,7 +134,7 @@ class FactorModel:
             vectors[name] = network.posterior.vectors(row)
             blocks[name] = FactorBlock(layer.free_a.t(), layer.free_b, layer.free_at)
         selected = {name: chosen.clone() for name, chosen in network.selected.items()}
-        task = LearntTask(network.outputs, vectors, selected, network.own_state())
+        task = LearnedTask(network.outputs, vectors, selected, network.own_state())
         self.add_task(task, blocks)
         self._fitted.clear()  # only the first task starts from them
         return task
@@ -123,7 +152,7 @@ class FactorModel:
         self._composed.clear()
         self._ready.clear()
 
-    def add_task(self, task: LearntTask, blocks: Mapping[str, FactorBlock]) -> None:
+    def add_task(self, task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> None:
         """Append a finished task: lock its factors, store its vectors."""
         for name, dictionary in self.layers.items():
             dictionary.lock(blocks[name], width=len(task.vectors[name]))
@@ -155,7 +184,7 @@ class FactorModel:
     ) -> dict[str, Tensor]:
         state = dict(own)
         for name, (factors, strength) in chosen.items():
-            weight = as_weight((factors.a * strength) @ factors.b, self._weight(name).shape)
+            weight = as_weight(compose(factors.a, strength, factors.b), self._weight(name).shape)
             state[self.weights[name].parameter] = weight.contiguous()
         return state
 
@@ -231,13 +260,14 @@ class FactorModel:
         return {name: fit_of(as_matrix(self._weight(name)), *self.fitted_factors(name)) for name in self.layers}
 
     def fitted_network(self) -> nn.Module:
-        """The given network with every factorised weight as its fitted factors give it: where task 1 starts."""
+        """The given network with every factorized weight as its fitted factors give it: where task 1 starts."""
         self._need_pretrained()
         net = copy.deepcopy(self.net).eval()
         for name in self.layers:
             a, b = self.fitted_factors(name)
             shape = self._weight(name).shape
-            net.get_parameter(self.weights[name].parameter).copy_(as_weight(a @ b, shape))
+            weight = as_weight(compose(a, a.new_ones(a.shape[1]), b), shape)
+            net.get_parameter(self.weights[name].parameter).copy_(weight)
         return self.thawed(net)
 
     def _need_pretrained(self) -> None:
@@ -288,10 +318,8 @@ class FactorModel:
             probability = learnt.vectors[name].logit[factors.positions].sigmoid()
             noise = torch.rand(draws, len(probability), generator=generator, device=probability.device)
             scores = strength * (noise < probability)
-            matrices = (factors.a * scores.unsqueeze(1)) @ factors.b
-            shape = self._weight(name).shape
-            weight = matrices.transpose(1, 2).reshape(draws, matrices.shape[2], *shape[1:])
-            state[self.weights[name].parameter] = weight
+            weights = as_weight(compose(factors.a, scores, factors.b), self._weight(name).shape)
+            state[self.weights[name].parameter] = weights
         return state
 
     def merge(self, task: int) -> nn.Module:
@@ -329,15 +357,16 @@ class FactorModel:
             table[name] = FactorUse(active, new, active - new, total)
         return table
 
-    def parameters(self) -> int:
-        """Numbers stored: locked factors, and every task's strengths of the factors it reads and own tensors."""
+    def stored_numbers(self) -> dict[str, int]:
+        """How many numbers are kept, by kind: locked factors, every task's strengths of the factors it reads, and its
+        own tensors."""
         factors = sum(d.locked * (d.inputs + d.outputs) for d in self.layers.values())
-        vectors = sum(int(chosen.sum()) for task in self.tasks for chosen in task.selected.values())
-        own = sum(tensor.numel() for task in self.tasks for tensor in task.own.values())
+        kept: list[LearnedTask | Reference] = [*self.tasks]
         if self.reference is not None:
-            vectors += sum(int(chosen.sum()) for chosen in self.reference.selected.values())
-            own += sum(tensor.numel() for tensor in self.reference.own.values())
-        return factors + vectors + own
+            kept.append(self.reference)
+        strengths = sum(int(chosen.sum()) for each in kept for chosen in each.selected.values())
+        own = sum(tensor.numel() for each in kept for tensor in each.own.values())
+        return {"factors": factors, "strengths": strengths, "own": own}
 
 
 class FirstOutputs:
@@ -348,83 +377,3 @@ class FirstOutputs:
 
     def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return output[:, : self.outputs]
-
-
-def factorize(
-    net: nn.Module,
-    *,
-    alpha: float | str | Mapping[str, float] = "auto",
-    max_factors: int | Mapping[str, int] | None = None,
-    heads: str = "shared",
-    head: str | None = None,
-    include: str | list[str] | None = None,
-    exclude: str | list[str] | None = None,
-    strength_std: float = 0.316,
-    init: str = "random",
-) -> FactorModel:
-    """Turn a network into a continual learner's model; `net` itself is copied, not changed.
-
-    The weights of Linear and convolution layers and the projections of `nn.MultiheadAttention` are factorised;
-    `include` and `exclude` choose among them by name or type pattern. Every other parameter and buffer (biases,
-    normalisation and its running statistics, embeddings, tokens) becomes the task's own; one that is frozen
-    (`requires_grad=False`) stays as it is.
-    `alpha` is the IBP's expected number of factors per task and layer (a number, "auto", or a mapping from
-    layer-name or type patterns to numbers); `max_factors` caps the dictionary (None: it grows as needed).
-    `heads="shared"` factorises the last layer like any other, `"per-task"` gives each task a dense one; `head`
-    names that layer where it is not the last Linear one.
-    `init="pretrained"` fits the dictionary to the weights of `net` by singular value decomposition, so that the first
-    task starts from what `net` computes and each later one from the task before it; `FactorModel.fits` tells the
-    error. `"random"` takes nothing from `net` but what is not factorised.
-    """
-    if not isinstance(net, nn.Module):
-        raise InputError(f"net is a {type(net).__name__}; factorize takes a torch.nn.Module.")
-    for field, value, choices in (("heads", heads, ("shared", "per-task")), ("init", init, ("random", "pretrained"))):
-        if value not in choices:
-            raise InputError(f"{field} is {value!r}; choose {' or '.join(map(repr, choices))}.")
-    if not (strength_std > 0 and math.isfinite(strength_std)):
-        raise InputError(f"strength_std is {strength_std}; the spread of the initial r must be above 0.")
-    template = copy.deepcopy(net)
-    found = factorisable(template)
-    for field, chosen_by in (("include", include), ("exclude", exclude)):
-        check_patterns(field, [chosen_by] if isinstance(chosen_by, str) else chosen_by or [], found, template)
-    for field, numbers in (("alpha", alpha), ("max_factors", max_factors)):
-        check_patterns(field, numbers if isinstance(numbers, Mapping) else [], found, template)
-    head = _chosen_head(head, found)
-    chosen = {
-        name: weight
-        for name, weight in found.items()
-        if (include is None or weight.matches(include))
-        and not (exclude is not None and weight.matches(exclude))
-        and not (heads == "per-task" and name == head)
-    }
-    if not chosen:
-        raise InputError(
-            f"no layer of net is left to factorise (include={include!r}, exclude={exclude!r}, heads={heads!r}); "
-            f"it has {', '.join(found)}."
-        )
-    for weight in [*chosen.values(), found[head]] if heads == "per-task" else chosen.values():
-        check_weight(template, weight)
-    layers = {name: _dictionary(template, weight, alpha, max_factors) for name, weight in chosen.items()}
-    frozen = [name for name, parameter in template.named_parameters() if not parameter.requires_grad]
-    template.requires_grad_(False)
-    return FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen)
-
-
-def _chosen_head(head: str | None, found: Mapping[str, Weight]) -> str:
-    choices = head_choices(found)
-    if head is not None and head not in choices:
-        kind = "Linear" if any(isinstance(found[name].module, nn.Linear) for name in choices) else "convolution"
-        raise InputError(f"head is {head!r}; name one of the {kind} layers: {', '.join(choices) or 'none'}.")
-    if not choices:
-        raise InputError("net has no Linear or convolution layer to serve as its head; add one as the last layer.")
-    return head or choices[-1]
-
-
-def _dictionary(net: nn.Module, weight: Weight, alpha: object, max_factors: object) -> Dictionary:
-    """An empty dictionary for a weight, with the settings that the patterns give it."""
-    inputs, outputs = as_matrix(net.get_parameter(weight.parameter)).shape
-    layer_alpha = per_layer("alpha", alpha, weight, automatic_alpha(inputs, outputs))
-    cap = per_layer("max_factors", max_factors, weight, None)
-    if cap is not None and not cap.is_integer():
-        raise InputError(f"max_factors is {cap}; give a whole number, or None for a dictionary that grows freely.")
-    return Dictionary(inputs, outputs, layer_alpha or 0.0, None if cap is None else int(cap))

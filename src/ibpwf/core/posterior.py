@@ -9,13 +9,14 @@ network are then a handful of large operations, however many layers there are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ibpwf.accel.divergence import drawn_scores, posterior_kl
+from ibpwf.core.distributions import kumaraswamy_log_mean
+from ibpwf.core.elbo import Posterior, StickPrior, posterior_kl, sample_scores
 from ibpwf.core.prior import expected_probabilities, logit_from_log
 
 PADDING_LOGIT = -30.0
@@ -33,8 +34,8 @@ class LayerVectors:
     def __len__(self) -> int:
         return len(self.strength)
 
-    def to(self, device: torch.device | str) -> LayerVectors:
-        return LayerVectors(*(v.to(device) for v in (self.strength, self.logit, self.c, self.d)))
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> LayerVectors:
+        return LayerVectors(*(fn(v) for v in (self.strength, self.logit, self.c, self.d)))
 
     def selected(self, kappa: float) -> Tensor:
         """Which factors the task uses: π̄ ≥ κ, and at least the likeliest one."""
@@ -70,11 +71,6 @@ def initial_vectors(
     start = float(kumaraswamy_log_mean(prior_c.double(), prior_d.double()).sum()) if known else 0.0
     logit = torch.cat([previous.logit.cpu(), logit_from_log(log_mean + start)])
     return LayerVectors(strength, logit[:width], torch.cat([prior_c, c])[:width], torch.cat([prior_d, d])[:width])
-
-
-def kumaraswamy_log_mean(c: Tensor, d: Tensor) -> Tensor:
-    """log E[v] = log d + log B(1 + 1/c, d)."""
-    return d.log() + torch.lgamma(1 + 1 / c) + torch.lgamma(d) - torch.lgamma(1 + 1 / c + d)
 
 
 class TaskPosterior(nn.Module):
@@ -117,23 +113,17 @@ class TaskPosterior(nn.Module):
     def sample_scores(self, generator: torch.Generator | None = None) -> Tensor:
         """λ = r ⊙ b with b ~ BernoulliConcrete(π̄), one relaxed draw per layer and factor."""
         uniform = torch.rand(self.logit.shape, generator=generator, device=self.logit.device)
-        return drawn_scores(self.strength, self.logit, self.temperature, uniform)
+        return sample_scores(self.strength, self.logit, self.temperature, uniform)
 
     def kl(self, generator: torch.Generator | None = None) -> Tensor:
-        """KL(q‖p) = Σ_layers E_q(v)[KL(q(b)‖p(b|v))] + KL(q(v)‖p(v))  (eq. online_inference).
-
-        The first term takes one sample of v; given v it is exact. The second is closed for the Beta prior of
-        the first task and the series of appendix B afterwards: its first `kl_terms` terms, or all of them if None.
-        """
+        """KL(q ‖ p) of all layers, for one draw of v (eq. online_inference)."""
         if self.log_c.is_cuda:
             noise = torch.empty_like(self.log_c).exponential_(generator=generator)
         else:  # of the same distribution, from which torch takes longer to draw there
             uniform = torch.rand(self.log_c.shape, generator=generator)
             noise = uniform.clamp_(1e-7, 1 - 1e-7).log_().neg_()
-        prior_d = None if self._beta_prior else self.prior_d
-        return posterior_kl(
-            self.logit, self.log_c, self.log_d, noise, self.prior_c, prior_d, self.mask, self.kl_terms
-        )
+        prior = StickPrior(self.prior_c, None if self._beta_prior else self.prior_d)
+        return posterior_kl(Posterior(self.logit, self.log_c, self.log_d), prior, noise, self.mask, self.kl_terms)
 
     def carry_over(self, old: TaskPosterior) -> None:
         """Take over the parameters of `old`, which has the same layers but fewer sticks, to the bit."""

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ibpwf.accel.products import Deal
 from ibpwf.core.dictionary import FactorBlock
-from ibpwf.core.layers import FactorLayer, FactorWeight, factor_layer, xavier
+from ibpwf.core.layers import FactorLayer, FactorWeight, deal_scores, factor_layer, xavier
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
 from ibpwf.core.pretrained import continued_vectors, fitted_vectors
 from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
@@ -53,7 +52,6 @@ class TaskNetwork(nn.Module):
         self.strength_std = model.strength_std
         self.dictionaries = model.layers
         self.selected: dict[str, Tensor] = {}
-        self._deal: Deal | None = None
         self._temperature, self._kl_terms = temperature, kl_terms
         self.number = len(model.tasks) + 1
         self._fitted = model.init == "pretrained" and self.number == 1
@@ -118,9 +116,7 @@ class TaskNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
-        layers = self.factor_layers.values()
-        for layer, mine in zip(layers, self._dealing([layer.places for layer in layers])(scores), strict=True):
-            layer.scores = mine
+        deal_scores(scores, list(self.factor_layers.values()))
         with self._own_random_numbers(x.device):
             if self._lent:
                 weights = {parameter: layer.weight for parameter, layer in self._lent.values()}
@@ -134,13 +130,6 @@ class TaskNetwork(nn.Module):
         stream it ran on."""
         for layer in self.factor_layers.values():
             layer.scores = layer.scores.detach()
-
-    def _dealing(self, places: list[Tensor]) -> Deal:
-        """How scores go to the layers' factors, made anew when those have changed."""
-        width = self.posterior.logit.shape[1]
-        if self._deal is None or not self._deal.fits(places, width):
-            self._deal = Deal(places, width)
-        return self._deal
 
     @contextlib.contextmanager
     def _own_random_numbers(self, device: torch.device) -> Iterator[None]:
@@ -178,8 +167,8 @@ class TaskNetwork(nn.Module):
         device = self.posterior.logit.device
         for row, (name, layer) in enumerate(self.factor_layers.items()):
             dictionary = self.dictionaries[name]
-            vectors = self.posterior.vectors(row).to("cpu")
-            prior_vectors = self.posterior.prior_vectors(row).to("cpu")
+            vectors = self.posterior.vectors(row).apply(Tensor.cpu)
+            prior_vectors = self.posterior.prior_vectors(row).apply(Tensor.cpu)
             active = int(vectors.selected(kappa)[layer.free_at.cpu()].sum())
             extra = dictionary.shortage(active, len(layer.free_at))
             if extra:

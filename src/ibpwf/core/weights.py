@@ -1,6 +1,6 @@
 """Which weights of a network can be factorised, how patterns choose among them, and what is refused, by name.
 
-Every Linear and convolution layer has one factorisable weight and gives it its own name. An attention module
+Every Linear and convolution layer has one factorizable weight and gives it its own name. An attention module
 (`nn.MultiheadAttention`) reads the weights of its projections directly, so each of them stands for itself:
 `attention.in_proj_weight` (or `q_proj_weight`, `k_proj_weight`, `v_proj_weight`) and `attention.out_proj`.
 """
@@ -24,7 +24,7 @@ IN_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_we
 
 @dataclass(frozen=True)
 class Weight:
-    """A factorisable weight: the name its layer goes by, the parameter's name, and the module that owns it.
+    """A factorizable weight: the name its layer goes by, the parameter's name, and the module that owns it.
 
     `aliases` are other names and types a pattern may call it by; `replaceable` says whether a factor layer can
     stand in for the module (it is called, and calculates as torch's own layer does).
@@ -56,8 +56,8 @@ def _plain(module: nn.Module) -> bool:
     return type(module).forward in PLAIN_FORWARDS and not hooked
 
 
-def factorisable(net: nn.Module) -> dict[str, Weight]:
-    """The factorisable weights by the names of their layers, in the order of the network's modules."""
+def factorizable(net: nn.Module) -> dict[str, Weight]:
+    """The factorizable weights by the names of their layers, in the order of the network's modules."""
     found: dict[str, Weight] = {}
     projections: dict[str, tuple[str, ...]] = {}
     for name, module in net.named_modules(remove_duplicate=False):
@@ -106,7 +106,7 @@ def check_weight(net: nn.Module, weight: Weight) -> None:
 
 
 def check_patterns(field: str, patterns: Iterable[str], found: Mapping[str, Weight], net: nn.Module) -> None:
-    """Refuse a pattern that fits no factorisable layer: it is misspelt, or names something of another kind."""
+    """Refuse a pattern that fits no factorizable layer: it is misspelt, or names something of another kind."""
     for pattern in patterns:
         if any(weight.matches(pattern) for weight in found.values()):
             continue

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.errors import InputError
+from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.shared import SharedGaussianInference
@@ -66,6 +67,11 @@ class WholeGraph(nn.Module):
         super().__init__()
         self.prepare = prepare
         self.phi = _phi(method)
+        if not isinstance(method.inference, GaussianTaskInference):
+            raise InputError(
+                f"tasks are inferred by a {type(method.inference).__name__}, which cannot be put into one graph; export "
+                "one task at a time with --task."
+            )
         self.scores = _Scores(method.inference)
         self.nets = nn.ModuleList(nets)
         for task, places in enumerate(columns):
@@ -137,9 +143,15 @@ class _LayerPhi(nn.Module):
 
 def _phi(method: IBPWF) -> nn.Module:
     """φ(x) as a module of its own: the random layer, or a copy of the network up to the layer it is read from."""
-    if method.random is not None:
-        return _RandomPhi(method.random)
-    net, layers = method.model.net, method.inference_layers
+    features = method.features
+    if isinstance(features, RandomFeatures):
+        return _RandomPhi(features)
+    if not isinstance(features, LayerFeatures):
+        raise InputError(
+            f"tasks are inferred from {type(features).__name__}, which cannot be put into one graph; export one task "
+            "at a time with --task."
+        )
+    net, layers = method.model.net, features.layers
     names = [name for name, _ in net.named_children()]
     plain = type(net).forward is nn.Sequential.forward and len(layers) == 1 and layers[0] in names
     module = net.get_submodule(layers[0])
@@ -148,7 +160,7 @@ def _phi(method: IBPWF) -> nn.Module:
             f"tasks are inferred from layer {', '.join(layers)}, inside a network that is no plain sequence, which "
             "cannot be put into one graph; export one task at a time with --task."
         )
-    factors = method.settings.features == "factors"
+    factors = isinstance(features, FactorFeatures)
     state = method.model.factor_state(layers[0]) if factors else method.model.reference_state()
     parts = []
     for name in names[: names.index(layers[0]) + 1]:

@@ -10,19 +10,14 @@ constant to every group and cancel, where a ridge relative to each group's own v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from ibpwf.accel.folding import Fold, LinearFeatures
-from ibpwf.accel.screening import Screen, rows_by_value
 from ibpwf.errors import InputError
-
-SCREEN_FROM = 4
-"""With fewer groups than this, looking at a few coordinates first costs more than it saves."""
+from ibpwf.inference.base import Batch, State, TaskInference
 
 
 @dataclass(frozen=True)
@@ -33,8 +28,8 @@ class Moments:
     mean: Tensor
     covariance: Tensor
 
-    def to(self, device: torch.device) -> Moments:
-        return Moments(self.count, self.mean.to(device), self.covariance.to(device))
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> Moments:
+        return Moments(self.count, fn(self.mean), fn(self.covariance))
 
 
 class MomentAccumulator:
@@ -54,12 +49,13 @@ class MomentAccumulator:
             self.shift = phi.mean(0)
             self.first = torch.zeros_like(self.shift)
             self.second = phi.new_zeros(phi.shape[1], phi.shape[1])
-        centred = phi - self.shift
+        centered = phi - self.shift
         self.count += len(phi)
-        self.first = self.first + centred.sum(0)
-        self.second = self.second + centred.T @ centred
+        self.first = self.first + centered.sum(0)
+        self.second = self.second + centered.T @ centered
 
     def finish(self) -> Moments:
+        """Mean and covariance of all rows (eq. parameter_est)."""
         if self.shift is None or self.first is None or self.second is None:
             raise InputError("no examples to take feature statistics from.")
         offset = self.first / self.count
@@ -81,47 +77,56 @@ def whitening(covariance: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     return vectors / scale, scale.log().sum()
 
 
-class GaussianTaskInference:
-    """P(t | φ(x)) from stored moments.
+class GaussianTaskInference(TaskInference):
+    """P(t | φ(x)) from stored moments: one Gaussian per task (the paper's), or per class with `per_class`.
 
     `ridge` is relative to the first task's mean variance and becomes one absolute number for all groups.
-    `shrinkage` γ moves every covariance towards their mean, (1 − γ) Σ_g + γ Σ̄ (Friedman's regularised discriminant
-    analysis); what is kept of a group stays its own. Groups may be added at any time; `owner` says which task each
-    belongs to.
+    `shrinkage` γ moves every covariance towards their mean, (1 − γ) Σ_g + γ Σ̄ (Friedman's regularized discriminant
+    analysis); what is kept of a group stays its own. `owner` says which task each group belongs to.
     """
 
-    def __init__(self, ridge: float = 1e-4, shrinkage: float = 0.0) -> None:
+    def __init__(self, ridge: float = 1e-4, shrinkage: float = 0.0, *, per_class: bool = False) -> None:
         if not ridge > 0:
             raise InputError(f"ridge is {ridge}; it must be above 0.")
-        self.ridge, self.shrinkage = ridge, shrinkage
+        self.ridge, self.shrinkage, self.per_class = ridge, shrinkage, per_class
         self.absolute_ridge: float | None = None
         self.groups: list[Moments] = []
         self.owner: list[int] = []
+        self.version = 0  # counts changes, for whoever prepares something from all groups
         self._whitening: tuple[Tensor, Tensor, Tensor] | None = None
         self._each: dict[int, tuple[Moments, Tensor, Tensor]] = {}  # a group's whitening, by its id
-        self._screen: Screen | None = None
-        self._screened = False  # whether a screen was made, or found to be of no use
-        self._fold: tuple[LinearFeatures, Fold | None] | None = None
+
+    @property
+    def tasks(self) -> int:
+        return 1 + max(self.owner, default=-1)
 
     def _changed(self) -> None:
         """Other groups than before: what was prepared from all of them together is no more."""
-        self._whitening, self._screen, self._screened, self._fold = None, None, False, None
+        self.version += 1
+        self._whitening = None
         there = set() if self.shrinkage else {id(group) for group in self.groups}
         self._each = {key: value for key, value in self._each.items() if key in there}
 
-    def add(self, task: int, moments: Moments) -> None:
+    def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+        """The moments of a task's φ (eq. parameter_est)."""
+        groups = self.moments_of(batches, classes)
         if self.absolute_ridge is None:
-            raise ValueError("set_scale first")
+            self.set_scale(groups)
+        for group in groups:
+            self.add(task, group)
+
+    def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
+        """Of all rows together, or class by class."""
+        sums = [MomentAccumulator() for _ in range(classes if self.per_class else 1)]
+        for phi, y in batches:
+            for number, accumulator in enumerate(sums):
+                accumulator.add(phi[y == number] if self.per_class else phi)
+        return [accumulator.finish() for accumulator in sums]
+
+    def add(self, task: int, moments: Moments) -> None:
         self.groups.append(moments)
         self.owner.append(task)
         self._changed()
-
-    def keep(self, count: int) -> None:
-        """Drop all groups after the first `count`."""
-        del self.groups[count:], self.owner[count:]
-        self._changed()
-        if not count:
-            self.absolute_ridge = None
 
     def forget(self, task: int) -> None:
         """Drop the groups of one task; later tasks move up by one number. The ridge stays: it is every group's."""
@@ -140,7 +145,7 @@ class GaussianTaskInference:
         variance = (within + between) / len(mean)
         self.absolute_ridge = self.ridge * (variance if variance > 0 else 1.0)
 
-    def regularise(self, ridge: float, shrinkage: float) -> None:
+    def regularize(self, ridge: float, shrinkage: float) -> None:
         """Another ridge and shrinkage for the same moments."""
         assert self.absolute_ridge is not None
         self.absolute_ridge *= ridge / self.ridge
@@ -194,78 +199,17 @@ class GaussianTaskInference:
         z = phi.unsqueeze(0) @ whiten - means.unsqueeze(1) @ whiten
         return constant - 0.5 * z.square().sum(-1).T
 
-    def screen(self) -> Screen | None:
-        """What tells which groups are out of the question; None where it would not pay, or not be certain."""
-        if len(self.groups) < SCREEN_FROM or torch.get_float32_matmul_precision() != "highest":
-            return None
-        if not self._screened:
-            means, whiten, constant = self.prepared()
-            pooled = sum((group.covariance for group in self.groups), torch.zeros_like(whiten[0])) / len(self.groups)
-            self._screen = Screen.of(means, whiten, constant, pooled, self.ridge_for(0))
-            self._screened = True
-        return self._screen
+    def log_scores(self, phi: Tensor) -> Tensor:
+        """log P(t | φ) up to a constant, N×T: a task's probability is the sum over its groups (eq. task_inf)."""
+        return self.by_task(self.group_scores(phi))
 
-    def likely_scores(self, phi: Tensor) -> Tensor:
-        """`group_scores`, with -inf for groups whose probability is certainly below 1e-19 (see `screening`)."""
-        screen = self.screen()
-        if screen is None:
-            return self.group_scores(phi)
-        phi = phi.double()
-        return self._scores_of(screen.survivors(screen.place(phi)), lambda rows: phi[rows])
-
-    def likely_scores_through(self, layer: LinearFeatures, x: Tensor) -> Tensor:
-        """`likely_scores(layer(x))`, with φ itself only where it is needed (see `folding`)."""
-        screen = self.screen()
-        if screen is None:
-            return self.group_scores(layer(x))
-        if self._fold is None or not layer.same(self._fold[0]):
-            self._fold = layer, Fold.of(layer, screen)
-        fold = self._fold[1]
-        if fold is None:
-            return self.likely_scores(layer(x))
-        return self._scores_of(screen.survivors(fold.place(x)), lambda rows: layer(x[rows]).double())
-
-    def _scores_of(self, left: Tensor, phi_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scores of the groups that are `left` of every row; `phi_of` gives φ of the rows it is asked for."""
-        scores = torch.full(left.shape, -torch.inf, dtype=torch.float64, device=left.device).masked_fill_(left, 0.0)
-        rows = (left.sum(1) > 1).nonzero().flatten()  # a group left alone has probability 1, whatever its score
-        if len(rows):
-            claimed, phi = left[rows], phi_of(rows)
-            if 2 * int(claimed.sum()) > claimed.numel():
-                scores[rows] = self.group_scores(phi)
-                return scores
-            means, whiten, constant = self.prepared()
-            place, group = claimed.nonzero(as_tuple=True)
-            for one, at in rows_by_value(group):
-                z = phi[place[at]] @ whiten[one] - means[one] @ whiten[one]
-                scores[rows[place[at]], one] = constant[one] - 0.5 * z.square().sum(-1)
-        return scores
-
-    def task_log_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
-        """log P(t | φ(x)), N×T; a task's probability is the sum over its groups (eq. phi_task_inference)."""
-        parts = [self._by_task(self.group_scores(part), tasks).log_softmax(1) for part in torch.split(phi, chunk)]
-        return torch.cat(parts) if parts else phi.new_zeros(0, tasks).double()
-
-    def task_probabilities(self, phi: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
-        """P(t | φ(x)), N×T: what `task_log_probabilities` are the logarithms of, with 0 for less than 1e-19. Tasks
-        that are out of the question cost next to nothing, so that a hundred are told apart in the time of a few."""
-        return self._probabilities(self.likely_scores, phi, tasks, chunk)
-
-    def task_probabilities_through(self, layer: LinearFeatures, x: Tensor, tasks: int, chunk: int = 2048) -> Tensor:
-        """`task_probabilities(layer(x))` for a φ that is one linear layer of x, sooner."""
-        return self._probabilities(partial(self.likely_scores_through, layer), x, tasks, chunk)
-
-    def _probabilities(self, scores: Callable[[Tensor], Tensor], given: Tensor, tasks: int, chunk: int) -> Tensor:
-        parts = [self._by_task(scores(part), tasks).softmax(1) for part in torch.split(given, chunk)]
-        return torch.cat(parts) if parts else given.new_zeros(0, tasks).double()
-
-    def _by_task(self, scores: Tensor, tasks: int) -> Tensor:
+    def by_task(self, scores: Tensor) -> Tensor:
         """Scores of tasks, N×T, from those of all their groups."""
+        tasks = self.tasks
         if self.owner != list(range(tasks)):
             places: list[list[int]] = [[] for _ in range(tasks)]
             for group, task in enumerate(self.owner):
-                if task < tasks:
-                    places[task].append(group)
+                places[task].append(group)
             most = max(len(groups) for groups in places)
             none = len(self.owner)  # a column of -inf: no group
             table = torch.tensor([groups + [none] * (most - len(groups)) for groups in places], device=scores.device)
@@ -273,5 +217,24 @@ class GaussianTaskInference:
         return scores
 
     def to(self, device: torch.device) -> None:
-        self.groups = [group.to(device) for group in self.groups]
+        self.groups = [group.apply(lambda tensor: tensor.to(device)) for group in self.groups]
         self._changed()
+
+    def state(self) -> State:
+        return {"absolute_ridge": self.absolute_ridge}, {}
+
+    def task_state(self, task: int) -> State:
+        groups = [group for group, owner in zip(self.groups, self.owner, strict=True) if owner == task]
+        tensors = {}
+        for number, group in enumerate(groups):
+            tensors[f"{number}/mean"] = group.mean
+            if number == 0 or group.covariance is not groups[0].covariance:  # a task's classes may share one
+                tensors[f"{number}/covariance"] = group.covariance
+        return {"groups": [group.count for group in groups]}, tensors
+
+    def load_state(self, state: State, tasks: Iterable[State]) -> None:
+        self.absolute_ridge = state[0]["absolute_ridge"]
+        for task, (content, tensors) in enumerate(tasks):
+            for number, count in enumerate(content["groups"]):
+                covariance = tensors.get(f"{number}/covariance", tensors["0/covariance"])
+                self.add(task, Moments(int(count), tensors[f"{number}/mean"], covariance))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -29,3 +30,10 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def rows_by_value(values: Tensor) -> list[tuple[int, Tensor]]:
+    """Each value there is in `values`, from the least, and the rows that have it, in order."""
+    ordered, rows = values.sort(stable=True)
+    different, counts = torch.unique_consecutive(ordered, return_counts=True)
+    return list(zip(different.tolist(), torch.split(rows, counts.tolist()), strict=True)) if len(rows) else []

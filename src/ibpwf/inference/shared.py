@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ibpwf.accel.screening import Screen
+from ibpwf.inference.base import Batch
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 
 
@@ -44,6 +44,9 @@ def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> lis
 class SharedGaussianInference(GaussianTaskInference):
     """P(t | φ(x)) from class means and the covariance that all classes share."""
 
+    def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
+        return class_moments(batches, classes)
+
     def ridge_for(self, rows: int) -> float:
         """A prior worth as many rows as φ has dimensions."""
         return super().ridge_for(rows) * len(self.groups[0].mean) / rows
@@ -65,7 +68,3 @@ class SharedGaussianInference(GaussianTaskInference):
         """log N_c + log N(φ | μ_c, Σ) up to what all classes have in common, for every row and class."""
         _, directions, constant = self.prepared()
         return phi.double() @ directions + constant
-
-    def screen(self) -> Screen | None:
-        """With one covariance for all a score is one column of a product: nothing to be saved."""
-        return None

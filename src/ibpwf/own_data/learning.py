@@ -77,7 +77,7 @@ def learn_file(model: Path, read: Read, task: str, parameters: Mapping[str, Any]
             return _learn(model, there, read(there.layout), task, how)
     examples = read(None)
     classifier = ContinualClassifier(**{**parameters, "device": how.device})
-    classifier.settings_for(len(examples))  # a wrong setting is named before the folder is made
+    classifier.make_settings()  # a wrong setting is named before the folder is made
     examples.check_learnable()
     with _made(model):
         if os.path.lexists(model / store.MANIFEST):

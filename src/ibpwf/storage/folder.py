@@ -72,7 +72,7 @@ __all__ = [
     "write_text",
 ]
 
-SCHEMA = 2  # the newest layout of a folder that this version writes and reads
+SCHEMA = 3  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 

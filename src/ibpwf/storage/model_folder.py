@@ -17,7 +17,7 @@ from ibpwf.storage import folder as store
 from ibpwf.training.checkpoint import IN_PROGRESS
 
 KIND = "ibpwf-model"
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,52 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError, unknown
+from ibpwf.inference.base import Features, State
 
 FIRST, LAST = 1, -1  # where the channels are: N×C×…, or N×…×C
+
+
+class LayerFeatures(Features):
+    """The outputs of one or several layers under the first task's weights, for all tasks: the paper's φ."""
+
+    def __init__(self, model: FactorModel, layers: Sequence[str] | None = None) -> None:
+        self.model = model
+        self.layers = (first_layer(model.net),) if layers is None else tuple(layers)
+        check_layers(model.net, self.layers)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return features(self.model.net, self.model.reference_state(), self.layers, x)
+
+    def check(self, x: Tensor) -> None:
+        """A layer that never runs is named now."""
+        features(self.model.net, dict(self.model.net.state_dict()), self.layers, x)
+
+    def unread(self) -> tuple[str, ...]:
+        return unread_by(self.model.net, self.layers)
+
+    def state(self) -> State:
+        return {"layers": list(self.layers)}, {}
+
+    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.layers = tuple(content["layers"])
+
+
+class FactorFeatures(LayerFeatures):
+    """What each selected factor of one layer makes of the input, λ ⊙ (W_aᵀ x): more than the layer's outputs tell,
+    where it has more factors than outputs."""
+
+    def __init__(self, model: FactorModel, layers: Sequence[str] | None = None) -> None:
+        super().__init__(model, layers)
+        if len(self.layers) != 1:
+            raise InputError(
+                f"features is 'factors', which reads one layer, but inference_layers names {len(self.layers)}; name "
+                "one, or set features='layer'."
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return features(self.model.net, self.model.factor_state(self.layers[0]), self.layers, x)
 
 
 class _Enough(Exception):

@@ -10,12 +10,13 @@ task's mean and overall spread, put any input into the range where the ReLU bend
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from ibpwf.inference.base import Batch, Features, State
 
 BIAS_STD = 0.5
 """Spread of b beside inputs that give W's products a spread of 1. Measured best of 0.25 to 1.5 on digits, wine, iris,
@@ -25,7 +26,7 @@ MANY_ROWS = 1000
 
 
 def automatic_width(rows: int) -> int:
-    """How many features "auto" draws after a first task of so many rows.
+    """How many features are drawn after a first task of so many rows.
 
     With more rows a wider layer tells classes apart better (Fashion-MNIST: 1.3 points of accuracy with the task
     inferred), and its covariances are known well enough. A task then stores 32 MB of statistics instead of 8.
@@ -33,33 +34,36 @@ def automatic_width(rows: int) -> int:
     return 2000 if rows >= MANY_ROWS else 1000
 
 
-@dataclass(frozen=True)
-class RandomFeatures:
-    """The layer, with μ and s folded into its weight and bias; it never changes."""
+class RandomFeatures(Features):
+    """The layer, with μ and s folded into its weight and bias. `width` is its number of units; None: by the first
+    task's rows."""
 
-    weight: Tensor
-    bias: Tensor
+    def __init__(self, width: int | None = None) -> None:
+        self.width = width
+        self.weight, self.bias = torch.empty(0, 0), torch.empty(0)
 
-    @classmethod
-    def drawn(cls, x: Tensor, width: int, generator: torch.Generator) -> Self:
-        """A layer of `width` features for inputs like the rows of `x`; `generator` is one of the CPU's, so that the
-        layer does not depend on the device."""
-        rows = x.flatten(1).double()
-        mean = rows.mean(0)
-        spread = float((rows - mean).square().mean().sqrt())
-        size = rows.shape[1]
+    def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
+        """Draw the layer for inputs like these; `generator` is one of the CPU's, so that it does not depend on the
+        device."""
+        total, squares = torch.zeros(()), torch.zeros(())
+        for x, _ in batches:
+            flat = x.flatten(1).double()
+            total, squares = flat.sum(0) + total.to(flat), flat.square().sum() + squares.to(flat)
+        mean, size = total / rows, len(total)
+        spread = math.sqrt(max(float(squares / (rows * size) - mean.square().mean()), 0.0))
+        width = self.width or automatic_width(rows)
         weight = torch.randn(size, width, generator=generator, dtype=torch.float64)
         bias = torch.randn(width, generator=generator, dtype=torch.float64) * BIAS_STD
-        weight = weight.to(x.device) / (math.sqrt(size) * (spread or 1.0))
-        return cls(weight.float(), (bias.to(x.device) - mean @ weight).float())
+        weight = weight.to(mean.device) / (math.sqrt(size) * (spread or 1.0))
+        self.weight, self.bias = weight.float(), (bias.to(mean.device) - mean @ weight).float()
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ in float64: the Gaussians on it magnify float32's rounding, which differs from machine to machine."""
         return torch.addmm(self.bias.double(), x.flatten(1).double(), self.weight.double()).relu()
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"weight": self.weight, "bias": self.bias}
+    def state(self) -> State:
+        return {}, {"weight": self.weight, "bias": self.bias} if len(self.bias) else {}
 
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
-        return cls(tensors["weight"].to(device), tensors["bias"].to(device))
+    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        if tensors:
+            self.weight, self.bias = tensors["weight"], tensors["bias"]

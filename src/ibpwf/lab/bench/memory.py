@@ -25,12 +25,12 @@ def bytes_of_task(method: IBPWF, task: int) -> dict[str, int]:
     learnt = method.model.tasks[task]
     blocks = [dictionary.blocks[task] for dictionary in method.model.layers.values()]
     vectors = [part for v in learnt.vectors.values() for part in (v.strength, v.logit, v.c, v.d)]
-    moments = [g for g, owner in zip(method.inference.groups, method.inference.owner, strict=True) if owner == task]
+    statistics = method.inference.task_state(task)[1].values()
     return {
         "factors": size_of(part for block in blocks for part in (block.a, block.b, block.positions)),
         "vectors": size_of([*vectors, *learnt.selected.values()]),
         "own parameters": size_of(learnt.own.values()),
-        "feature statistics": size_of(part for group in moments for part in (group.mean, group.covariance)),
+        "feature statistics": size_of(statistics),
     }
 
 

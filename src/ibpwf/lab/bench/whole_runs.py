@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.core.model import factorize
+from ibpwf.core.factorize import factorize
 from ibpwf.lab.bench.measure import Row, Setup, milliseconds, ratio, take_turns
 from ibpwf.lab.bench.steps import elbo_step, repeat
 from ibpwf.lab.experiments.presets import preset

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import InputError, run_program
+from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.lab.data.scenarios import scenario as make_scenario
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score
@@ -49,7 +50,8 @@ def rescored_rows(
     assert isinstance(method, IBPWF)
     if len(learner.tasks) != len(rows):
         raise InputError(f"a model has {len(learner.tasks)} tasks, but its rows.json has {len(rows)} rows.")
-    method.inference.regularise(settings.ridge, settings.shrinkage)
+    assert isinstance(method.inference, GaussianTaskInference)
+    method.inference.regularize(settings.ridge, settings.shrinkage)
     found = []
     for number in reversed(range(len(rows))):
         scores = [score(learner, task.index, task.test.x, task.test.y) for task in stream[: number + 1]]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.core.dictionary import Dictionary
-from ibpwf.core.model import factorize
+from ibpwf.core.factorize import factorize
 from ibpwf.lab.methods.dense import DenseSettings, Problem, seeded
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp

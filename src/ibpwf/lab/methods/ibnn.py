@@ -74,7 +74,7 @@ class UnitSelection(nn.Module):
 
     def stick_kl(self) -> Tensor:
         """KL(q(v) ‖ p(v))."""
-        return kl_kumaraswamy(self.log_c.exp(), self.log_d.exp(), *self.prior, tail=True).sum()
+        return kl_kumaraswamy(self.log_c.exp(), self.log_d.exp(), *self.prior).sum()
 
     @torch.no_grad()
     def take_prior(self, learnt: int) -> None:

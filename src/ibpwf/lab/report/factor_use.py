@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ibpwf.core.prior import StickBreakingIBP
+from ibpwf.core.prior import expected_total
 from ibpwf.lab.report.accuracy_map import tick_names
 from ibpwf.lab.report.chart import Frame, label, legend, mark, svg
 from ibpwf.lab.report.markup import Markup, el, number, short
@@ -18,8 +18,7 @@ def expectation(alpha: float | None, tasks: int) -> list[float]:
     """α·H_t for t = 1 … tasks: the prior mean of the number of factors that t tasks use together."""
     if alpha is None or alpha <= 0:
         return []
-    prior = StickBreakingIBP(alpha)
-    return [prior.expected_total(t) for t in range(1, tasks + 1)]
+    return [expected_total(alpha, t) for t in range(1, tasks + 1)]
 
 
 def use_chart(uses: Sequence[Use], names: Sequence[str], alpha: float | None, title: str) -> Markup:

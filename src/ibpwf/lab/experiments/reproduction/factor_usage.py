@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ibpwf.core.prior import StickBreakingIBP
+from ibpwf.core.prior import expected_total
 from ibpwf.lab.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.learner import Learner
 
@@ -34,14 +34,13 @@ def factor_usage(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[st
         tasks = len(run.result["tasks"])
         layers = {}
         for name, dictionary in learner.model.layers.items():
-            prior = StickBreakingIBP(dictionary.alpha)
             layers[name] = {
                 "alpha": dictionary.alpha,
                 "per_task": [
                     {part: statistics.fmean(seed_[t][name][part] for seed_ in per_seed) for part in PARTS}
                     for t in range(tasks)
                 ],
-                "harmonic": [prior.expected_total(t) for t in range(1, tasks + 1)],
+                "harmonic": [expected_total(dictionary.alpha, t) for t in range(1, tasks + 1)],
             }
         panels.append(
             {

@@ -44,7 +44,7 @@ def test_sets(stream: Scenario, most: int | None, seed: int) -> dict[str, Tensor
 
 def class_probabilities(learner: Learner, x: Tensor, draws: int) -> list[Tensor]:
     """ρ_t: each task's class probabilities, averaged over posterior draws."""
-    found, columns = [], [task for task, _ in learner.method.class_columns()]  # type: ignore[attr-defined]
+    found, columns = [], [task for task, _ in learner.method.class_columns()]
     for task in range(len(learner.tasks)):
         own = torch.tensor([owner == task for owner in columns], device=learner.device)
         found.append(learner.predict(x, task=task, draws=draws).probabilities[:, own])
@@ -56,7 +56,7 @@ def entropies_after(learner: Learner, x: Tensor, rho: Sequence[Tensor], tasks: i
     method = learner.method
     assert isinstance(method, IBPWF)
     phi = torch.cat([method.features(rows) for rows in torch.split(x.to(learner.device), 4096)])
-    weights = method.inference.task_log_probabilities(phi, tasks).exp()
+    weights = method.inference.log_scores(phi)[:, :tasks].softmax(1)
     return entropy(torch.cat([p * weights[:, t : t + 1] for t, p in enumerate(rho[:tasks])], dim=1))
 
 

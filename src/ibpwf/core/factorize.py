@@ -1,0 +1,112 @@
+"""Turning an ordinary network into a model whose weights are sums of factors: which weights, with which
+dictionaries."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+
+from torch import nn
+
+from ibpwf.core.compose import as_matrix
+from ibpwf.core.dictionary import Dictionary
+from ibpwf.core.model import FactorModel
+from ibpwf.core.weights import (
+    Weight,
+    automatic_alpha,
+    check_patterns,
+    check_weight,
+    factorizable,
+    head_choices,
+    per_layer,
+)
+from ibpwf.errors import InputError
+
+
+def factorize(
+    net: nn.Module,
+    *,
+    alpha: float | str | Mapping[str, float] = "auto",
+    max_factors: int | Mapping[str, int] | None = None,
+    heads: str = "shared",
+    head: str | None = None,
+    include: str | list[str] | None = None,
+    exclude: str | list[str] | None = None,
+    strength_std: float = 0.316,
+    init: str = "random",
+) -> FactorModel:
+    """Turn a network into a continual learner's model; `net` itself is copied, not changed.
+
+    The weights of Linear and convolution layers and the projections of `nn.MultiheadAttention` are factorized;
+    `include` and `exclude` choose among them by name or type pattern. Every other parameter and buffer (biases,
+    normalization and its running statistics, embeddings, tokens) becomes the task's own; one that is frozen
+    (`requires_grad=False`) stays as it is.
+    `alpha` is the IBP's expected number of factors per task and layer (a number, "auto", or a mapping from
+    layer-name or type patterns to numbers); `max_factors` caps the dictionary (None: it grows as needed).
+    `heads="shared"` factorizes the last layer like any other, `"per-task"` gives each task a dense one; `head`
+    names that layer where it is not the last Linear one.
+    `init="pretrained"` fits the dictionary to the weights of `net` by singular value decomposition, so that the first
+    task starts from what `net` computes and each later one from the task before it; `FactorModel.fits` tells the
+    error. `"random"` takes nothing from `net` but what is not factorized.
+    """
+    if not isinstance(net, nn.Module):
+        raise InputError(f"net is a {type(net).__name__}; factorize takes a torch.nn.Module.")
+    for field, value, choices in (("heads", heads, ("shared", "per-task")), ("init", init, ("random", "pretrained"))):
+        if value not in choices:
+            raise InputError(f"{field} is {value!r}; choose {' or '.join(map(repr, choices))}.")
+    if not (strength_std > 0 and math.isfinite(strength_std)):
+        raise InputError(f"strength_std is {strength_std}; the spread of the initial r must be above 0.")
+    template = copy.deepcopy(net)
+    found = factorizable(template)
+    for field, chosen_by in (("include", include), ("exclude", exclude)):
+        check_patterns(field, [chosen_by] if isinstance(chosen_by, str) else chosen_by or [], found, template)
+    for field, numbers in (("alpha", alpha), ("max_factors", max_factors)):
+        check_patterns(field, numbers if isinstance(numbers, Mapping) else [], found, template)
+    head = _chosen_head(head, found)
+    chosen = {
+        name: weight
+        for name, weight in found.items()
+        if (include is None or weight.matches(include))
+        and not (exclude is not None and weight.matches(exclude))
+        and not (heads == "per-task" and name == head)
+    }
+    if not chosen:
+        raise InputError(
+            f"no layer of net is left to factorize (include={include!r}, exclude={exclude!r}, heads={heads!r}); "
+            f"it has {', '.join(found)}."
+        )
+    for weight in [*chosen.values(), found[head]] if heads == "per-task" else chosen.values():
+        check_weight(template, weight)
+    layers = {name: _dictionary(template, weight, alpha, max_factors) for name, weight in chosen.items()}
+    frozen = [name for name, parameter in template.named_parameters() if not parameter.requires_grad]
+    template.requires_grad_(False)
+    model = FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen)
+    model.options = {
+        "alpha": alpha,
+        "max_factors": max_factors,
+        "heads": heads,
+        "strength_std": strength_std,
+        "init": init,
+    }
+    return model
+
+
+def _chosen_head(head: str | None, found: Mapping[str, Weight]) -> str:
+    choices = head_choices(found)
+    if head is not None and head not in choices:
+        kind = "Linear" if any(isinstance(found[name].module, nn.Linear) for name in choices) else "convolution"
+        raise InputError(f"head is {head!r}; name one of the {kind} layers: {', '.join(choices) or 'none'}.")
+    if not choices:
+        raise InputError("net has no Linear or convolution layer to serve as its head; add one as the last layer.")
+    return head or choices[-1]
+
+
+def _dictionary(net: nn.Module, weight: Weight, alpha: object, max_factors: object) -> Dictionary:
+    """An empty dictionary for a weight, with the settings that the patterns give it."""
+    inputs, outputs = as_matrix(net.get_parameter(weight.parameter)).shape
+    layer_alpha = per_layer("alpha", alpha, weight, automatic_alpha(inputs, outputs))
+    cap = per_layer("max_factors", max_factors, weight, None)
+    if cap is not None and not cap.is_integer():
+        raise InputError(f"max_factors is {cap}; give a whole number, or None for a dictionary that grows freely.")
+    return Dictionary(inputs, outputs, layer_alpha or 0.0, None if cap is None else int(cap))

@@ -1,0 +1,86 @@
+"""Which task does an input belong to? The two parts that answer: features φ(x), and inference on them.
+
+    P(t | x) ≈ P(t | φ(x)) ∝ P(φ(x) | t) P(t)                         (eqs. gen_task_inference, phi_task_inference)
+
+Either may be your own: derive from `Features` or `TaskInference` and hand an instance to `Learner`, or register the
+class under a name (docs/extending.md).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ibpwf.core.reference import reference
+
+ROWS_AT_ONCE = 4096
+
+Batch = tuple[Tensor, Tensor]
+State = tuple[dict[str, Any], dict[str, Tensor]]
+"""What is stored of a part: JSON, and tensors by name."""
+
+
+class Features(ABC):
+    """φ: what inputs are told apart by. It is fitted once, on the first task, and never changes after that."""
+
+    def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:  # noqa: B027
+        """See the first task's (x, y), `rows` of them in all; random numbers come from `generator`."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """φ of every row, N×D."""
+
+    def check(self, x: Tensor) -> None:  # noqa: B027
+        """Refuse a network or inputs these features cannot be had of, seen by one example, before anything is
+        learned."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Prefixes of what φ does not read of the first task's weights; "" stands for all of them."""
+        return ("",)
+
+    def state(self) -> State:
+        return {}, {}
+
+    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """The inverse of `state`."""
+
+
+class TaskInference(ABC):
+    """Learns each task's φ once, and says of a new φ how likely each task is."""
+
+    @abstractmethod
+    def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+        """Take up the next task's (φ, y), where y counts its `classes` from 0."""
+
+    @abstractmethod
+    def log_scores(self, phi: Tensor) -> Tensor:
+        """log P(t | φ) of every row and task, N×T, up to a constant in each row."""
+
+    @abstractmethod
+    def forget(self, task: int) -> None:
+        """Leave no trace of a task; later ones move up by one number."""
+
+    def to(self, device: torch.device) -> None:  # noqa: B027
+        """Move what is kept."""
+
+    def state(self) -> State:
+        """What is kept beside the tasks."""
+        return {}, {}
+
+    def task_state(self, task: int) -> State:
+        """What is kept of one task; a later task must not change it."""
+        return {}, {}
+
+    @abstractmethod
+    def load_state(self, state: State, tasks: Iterable[State]) -> None:
+        """The inverse of `state` and every task's `task_state`."""
+
+
+@reference
+def infer_tasks(inference: TaskInference, features: Features, x: Tensor) -> Tensor:
+    """P(t | φ(x)) of every row and task, N×T (eq. phi_task_inference)."""
+    return torch.cat([inference.log_scores(features(rows)).softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)])
