@@ -16,9 +16,9 @@ from ibpwf.core.weights import load_tensors
 from ibpwf.errors import InputError, StoreError
 from ibpwf.method import IBPWF
 from ibpwf.settings import Settings
-from ibpwf.storage import folder as store
-from ibpwf.storage.architecture import build, check_same, describe, signature
+from ibpwf.storage.folder import MANIFEST, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, SCHEMA
+from ibpwf.storage.network_json import build, check_same, describe, signature
 from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
 from ibpwf.training.checkpoint import discard_finished
 
@@ -93,7 +93,7 @@ class Learner(TaskLearner):
     def load(cls, path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto") -> Learner:
         """Read a model folder. A network of your own class must be given again as `net` (its weights do not
         matter); networks from `ibpwf.models` and `nn.Sequential` ones are rebuilt from the folder."""
-        opened = store.open_folder(path, kind=KIND)
+        opened = open_folder(path, kind=KIND)
         with whole_folder(path):
             if opened.content["method"] != IBPWF.name:
                 raise StoreError(f"{path} holds a '{opened.content['method']}' model; read it with ibpwf.load(path).")
@@ -123,7 +123,7 @@ class Learner(TaskLearner):
 
 def load(path: str | Path, *, net: nn.Module | None = None, device: str | torch.device = "auto") -> TaskLearner:
     """Read the model folder of any method; `net` is for IBP-WF on a network of your own class."""
-    if store.open_folder(path, kind=KIND).content.get("method") == IBPWF.name:
+    if open_folder(path, kind=KIND).content.get("method") == IBPWF.name:
         return Learner.load(path, net=net, device=device)
     return TaskLearner.load(path, device=device)
 
@@ -142,9 +142,9 @@ def open_model(
     wants to write to the folder, in this process or another, gets an error at once. Save inside the block.
     """
     if new is None:
-        store.open_folder(path, kind=KIND)  # a path that holds no model is not made a folder
-    with store.lock_folder(path):
-        if new is not None and not os.path.lexists(Path(path) / store.MANIFEST):
+        open_folder(path, kind=KIND)  # a path that holds no model is not made a folder
+    with lock_folder(path):
+        if new is not None and not os.path.lexists(Path(path) / MANIFEST):
             yield new()
         else:
             learner = load(path, net=net, device=device)

@@ -31,7 +31,7 @@ from ibpwf.inference.shared import SharedGaussianInference, class_moments
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.method_state import state_of, take_state
 from ibpwf.settings import Settings
-from ibpwf.storage.architecture import build, describe
+from ibpwf.storage.network_json import build, describe
 from ibpwf.training.method import Counts, Method, TaskData
 from ibpwf.training.phase import Phase
 

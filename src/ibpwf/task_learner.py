@@ -20,7 +20,7 @@ from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels, from_dataset
 from ibpwf.lab.methods import method_named
 from ibpwf.settings import FrozenSettings
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import OpenedFolder, lock_folder, open_folder, save_folder
 from ibpwf.storage.model_folder import KIND, SCHEMA, SavedParts
 from ibpwf.training.checkpoint import Checkpoint, Identity, digest_of, discard_finished
 from ibpwf.training.loop import Progress, task_steps
@@ -162,7 +162,7 @@ class TaskLearner:
         with contextlib.ExitStack() as held:
             keeper = None
             if checkpoint is not None:
-                held.enter_context(store.lock_folder(checkpoint))
+                held.enter_context(lock_folder(checkpoint))
                 minutes = _minutes(every)
                 keeper = Checkpoint(checkpoint, self._identity(data), every=minutes, resume=resume, stop=stop)
             elif resume or stop is not None:
@@ -305,12 +305,10 @@ class TaskLearner:
             "history": self.history,
             "extra": self.extra if extra is None else dict(extra),
         }
-        with store.lock_folder(path):
+        with lock_folder(path):
             self._saved.check_unchanged_by_others(path)
             unchanged = self._saved.unchanged(path, files) if self.method.locks else {}
-            opened = store.save_folder(
-                path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged
-            )
+            opened = save_folder(path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged)
             discard_finished(path, self.method.serial(len(self.tasks)))
         self._saved.remember(opened, files if self.method.locks else {})
         self.extra = opened.content["extra"]
@@ -322,14 +320,14 @@ class TaskLearner:
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
         """Read a model folder of any method but IBP-WF (see `Learner.load`)."""
-        opened = store.open_folder(path, kind=KIND)
+        opened = open_folder(path, kind=KIND)
         with whole_folder(path):
             method = method_named(opened.content["method"]).create(
                 opened.content["configuration"], choose_device(device)
             )
             return cls(method, seed=opened.content["seed"])._restored(opened)
 
-    def _restored(self, opened: store.Opened) -> Self:
+    def _restored(self, opened: OpenedFolder) -> Self:
         """Take up the state of an opened folder."""
         content = opened.content
         parts = {name: opened.tensors(name) for name in opened.files}

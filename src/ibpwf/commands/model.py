@@ -23,11 +23,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 
 def verify_command(model: Model, json_: AsJson = False) -> None:
     """Check every file of a model folder against its digest. Exit code 0: whole, 1: damaged, 2: cannot be checked."""
-    from ibpwf.storage import folder as store
+    from ibpwf.storage.folder import open_folder
     from ibpwf.storage.model_folder import verify_model
 
     if not model.is_dir():
-        store.open_folder(model)  # says so
+        open_folder(model)  # says so
     checked = verify_model(model)
     if json_:
         problems = [problem._asdict() for problem in checked.problems]

@@ -131,7 +131,7 @@ def _plain_json(value: object, where: str) -> Any:
     raise StoreError(f"{where} is a {type(value).__name__}, which JSON cannot hold. {remedy}")
 
 
-def encode(obj: object, where: str, indent: int | None = None) -> bytes:
+def encode_json(obj: object, where: str, indent: int | None = None) -> bytes:
     try:
         plain = _plain_json(obj, where)
         # Without an indent it is the canonical form, over which digests are taken.
@@ -148,7 +148,7 @@ LINE = 180
 
 def encode_lines(obj: object, where: str) -> bytes:
     """JSON with as much on a line as fits: short to store, and a line for each thing that is listed."""
-    encode(obj, where)  # refuses what JSON cannot hold
+    encode_json(obj, where)  # refuses what JSON cannot hold
     return (_spread(_plain_json(obj, where), "\n") + "\n").encode("ascii")
 
 
@@ -173,7 +173,7 @@ def _decode(data: bytes) -> Any:
 
 def write_json(path: StrPath, obj: object) -> None:
     """Writes a JSON file whole or not at all."""
-    write_bytes(path, encode(obj, Path(path).name, 2) + b"\n")
+    write_bytes(path, encode_json(obj, Path(path).name, 2) + b"\n")
 
 
 def read_json(path: StrPath) -> Any:
@@ -198,7 +198,7 @@ def append_jsonl(path: StrPath, obj: Mapping[str, Any]) -> None:
     if not isinstance(obj, Mapping):
         # Objects only: a cut `{...` is never whole JSON, while a cut `123` would read as `12`.
         raise StoreError(f"a line of {os.fspath(path)!r} must be a dict, not {type(obj).__name__}.")
-    line = encode(obj, Path(path).name) + b"\n"
+    line = encode_json(obj, Path(path).name) + b"\n"
     with plain_errors("write", path):
         new = not os.path.exists(path)
         with open(path, "ab+", buffering=0) as file:  # no buffer: closing must not write what failed before

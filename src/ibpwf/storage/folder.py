@@ -30,47 +30,16 @@ from ibpwf.errors import StoreError
 from ibpwf.storage.files import (
     RESTORE,
     StrPath,
-    append_jsonl,
     decode_tensors,
-    encode,
+    encode_json,
     encode_lines,
     encode_tensors,
     plain_errors,
     read_bytes,
     read_json,
-    read_jsonl,
-    read_tensors,
     sync_folder,
     write_bytes,
-    write_json,
-    write_tensors,
-    write_text,
 )
-
-__all__ = [
-    "LOCK",
-    "MANIFEST",
-    "Entry",
-    "Opened",
-    "Problem",
-    "append_jsonl",
-    "encode",
-    "is_ours",
-    "lock_folder",
-    "open_folder",
-    "plain_errors",
-    "read_bytes",
-    "read_json",
-    "read_jsonl",
-    "read_tensors",
-    "save_folder",
-    "strangers",
-    "verify_folder",
-    "write_bytes",
-    "write_json",
-    "write_tensors",
-    "write_text",
-]
 
 SCHEMA = 2  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
@@ -101,7 +70,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedFolder:
     """A folder whose manifest has been read and checked; the tensors are read when asked for."""
 
     path: Path
@@ -183,7 +152,7 @@ def _lock(handle: int, path: StrPath, take: bool = True) -> None:
 def _seal(manifest: Mapping[str, Any]) -> str:
     """A digest over the manifest itself: without it, one flipped digit in the content would pass."""
     body = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(encode(body, MANIFEST)).hexdigest()
+    return hashlib.sha256(encode_json(body, MANIFEST)).hexdigest()
 
 
 def save_folder(
@@ -195,7 +164,7 @@ def save_folder(
     schema: int = SCHEMA,
     keep: Iterable[str] = (),
     unchanged: Mapping[str, Entry] | None = None,
-) -> Opened:
+) -> OpenedFolder:
     """Saves `content` and the parts in `files`, and returns the folder as opened.
 
     Parts named in `keep` stay as the folder has them, unread; parts named nowhere are dropped. A part whose
@@ -212,7 +181,7 @@ def save_folder(
             if old is None or name not in old.files:
                 raise StoreError(f"{str(folder)!r} has no part '{name}' to keep. Pass its tensors in files.")
             entries[name] = old.files[name]
-        plain = json.loads(encode(content, "content"))  # refused before anything is written
+        plain = json.loads(encode_json(content, "content"))  # refused before anything is written
         for name, tensors in files.items():
             known = unchanged.get(name)
             if known is not None and old is not None and old.files.get(name) == known and _is_there(folder, known):
@@ -232,7 +201,7 @@ def save_folder(
         manifest = {"schema": schema, "kind": kind, "files": listed, "content": plain}
         write_bytes(folder / MANIFEST, encode_lines({**manifest, "sha256": _seal(manifest)}, MANIFEST))
         _sweep(folder, {entry.file for entry in entries.values()})
-    return Opened(folder, kind, schema, plain, {name: entries[name] for name in listed})
+    return OpenedFolder(folder, kind, schema, plain, {name: entries[name] for name in listed})
 
 
 def _is_there(folder: Path, entry: Entry) -> bool:
@@ -253,7 +222,7 @@ def _sweep(folder: Path, wanted: set[str]) -> None:
                     os.unlink(folder / name)
 
 
-def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA) -> Opened:
+def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA) -> OpenedFolder:
     """Reads and checks the manifest of a folder; `kind=None` accepts any kind."""
     folder = Path(path)
     where = str(folder / MANIFEST)
@@ -293,7 +262,7 @@ def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA)
     if kind is not None and manifest["kind"] != kind:
         remedy = f"Give the path of a '{kind}'."
         raise StoreError(f"{where!r} holds a '{manifest['kind']}', not a '{kind}'. {remedy}")
-    return Opened(folder, manifest["kind"], schema, manifest["content"], entries)
+    return OpenedFolder(folder, manifest["kind"], schema, manifest["content"], entries)
 
 
 def is_ours(name: str) -> bool:
@@ -301,7 +270,7 @@ def is_ours(name: str) -> bool:
     return name in (MANIFEST, LOCK) or bool(_OURS.fullmatch(name) or _LEFTOVER.fullmatch(name))
 
 
-def strangers(path: StrPath) -> list[str]:
+def foreign_files(path: StrPath) -> list[str]:
     """What lies in a folder and is not part of the model: a user's own files, and what a killed save has left
     (the next save removes that). None of it is ever read."""
     opened = open_folder(path)

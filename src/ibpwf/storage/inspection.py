@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ibpwf.errors import StoreError
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder
 from ibpwf.storage.model_folder import KIND
 from ibpwf.training.checkpoint import task_in_progress
 
@@ -64,12 +64,12 @@ class ModelReport:
 def inspect_model(path: str | Path) -> ModelReport:
     """Read and check every part of a model folder and say what it holds."""
     unfinished = task_in_progress(path)
-    if unfinished is not None and not (Path(path) / store.MANIFEST).exists():
+    if unfinished is not None and not (Path(path) / MANIFEST).exists():
         raise StoreError(
             f"{path} holds no finished task yet; its first, '{unfinished.task}', was broken off. Learn it again with "
             "resume to go on."
         )
-    opened = store.open_folder(path, kind=KIND)
+    opened = open_folder(path, kind=KIND)
     try:
         return _report(opened)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -77,7 +77,7 @@ def inspect_model(path: str | Path) -> ModelReport:
         raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None
 
 
-def _report(opened: store.Opened) -> ModelReport:
+def _report(opened: OpenedFolder) -> ModelReport:
     content = opened.content
     stored = content["state"].get("tasks", [])
     known = [int(entry.get("serial", number)) for number, entry in enumerate(stored)]
@@ -107,7 +107,7 @@ def _report(opened: store.Opened) -> ModelReport:
             )
         )
     parts_bytes = sum(entry.bytes for entry in opened.files.values())
-    manifest = (opened.path / store.MANIFEST).stat().st_size
+    manifest = (opened.path / MANIFEST).stat().st_size
     unfinished = task_in_progress(opened.path)
     if unfinished is not None and unfinished.serial <= max(serials, default=-1):
         unfinished = None  # finished since
@@ -129,7 +129,7 @@ def _report(opened: store.Opened) -> ModelReport:
     )
 
 
-def _blocks(opened: store.Opened, part: str) -> dict[str, Tensor]:
+def _blocks(opened: OpenedFolder, part: str) -> dict[str, Tensor]:
     """Positions of the factors in a part, by layer."""
     tensors = opened.tensors(part) if part in opened.files else {}
     ends = "/positions"
@@ -140,7 +140,7 @@ def _blocks(opened: store.Opened, part: str) -> dict[str, Tensor]:
     }
 
 
-def _use(opened: store.Opened, serial: int, total: dict[str, int]) -> dict[str, LayerUse]:
+def _use(opened: OpenedFolder, serial: int, total: dict[str, int]) -> dict[str, LayerUse]:
     """The factors that a task uses; `total` counts on."""
     name = f"task-{serial:04d}"
     if name not in opened.files:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError, StoreError
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import encode_json, plain_errors
+from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder, save_folder
 
 if TYPE_CHECKING:
     from ibpwf.training.method import Method
@@ -83,9 +84,9 @@ class Checkpoint:
             discard(model)
         self.opened = self._found() if resume else None
 
-    def _found(self) -> store.Opened | None:
+    def _found(self) -> OpenedFolder | None:
         """The checkpoint of this task; None where there is none, or only that of a task finished since."""
-        if not os.path.lexists(self.folder / store.MANIFEST):
+        if not os.path.lexists(self.folder / MANIFEST):
             return None
         opened = _open(self.folder)
         found, mine = _identity(opened), self.identity
@@ -133,7 +134,7 @@ class Checkpoint:
         files = {"method": tensors, "step": {**step.kept(), "shuffle": place.shuffle}}
         if self.opened is None:
             discard(self.folder.parent)  # of a task that is finished
-        self.opened = store.save_folder(self.folder, kind=KIND, schema=SCHEMA, content=content, files=files)
+        self.opened = save_folder(self.folder, kind=KIND, schema=SCHEMA, content=content, files=files)
         self.written = time.monotonic()
         if stopping:
             raise KeyboardInterrupt
@@ -147,14 +148,14 @@ def task_in_progress(model: str | Path) -> Identity | None:
         return None
 
 
-def _open(folder: Path) -> store.Opened:
+def _open(folder: Path) -> OpenedFolder:
     try:
-        return store.open_folder(folder, kind=KIND, newest=SCHEMA)
+        return open_folder(folder, kind=KIND, newest=SCHEMA)
     except StoreError as error:
         raise StoreError(f"{error} {ANEW}") from None
 
 
-def _identity(opened: store.Opened) -> Identity:
+def _identity(opened: OpenedFolder) -> Identity:
     try:
         return Identity(*(opened.content[field] for field in Identity.__dataclass_fields__))
     except LookupError:
@@ -166,8 +167,8 @@ def discard(model: str | Path) -> None:
     folder = Path(model) / IN_PROGRESS
     if not os.path.isdir(folder):
         return
-    with store.plain_errors("remove", folder):
-        for name in sorted(os.listdir(folder), key=lambda name: name != store.MANIFEST):
+    with plain_errors("remove", folder):
+        for name in sorted(os.listdir(folder), key=lambda name: name != MANIFEST):
             os.unlink(folder / name)
         os.rmdir(folder)
 
@@ -176,14 +177,14 @@ def discard_finished(model: str | Path, serial: int) -> None:
     """Remove the checkpoint of a task older than `serial`, which the model holds finished, and what a process that
     was killed has left of one. For those who hold the folder's lock."""
     found = task_in_progress(model)
-    half = not os.path.lexists(Path(model) / IN_PROGRESS / store.MANIFEST)
+    half = not os.path.lexists(Path(model) / IN_PROGRESS / MANIFEST)
     if half or (found is not None and found.serial < serial):
         discard(model)
 
 
 def digest_of(content: object, parts: Mapping[str, Mapping[str, Tensor]]) -> str:
     """One digest over JSON and tensors: names, types, shapes and bytes."""
-    total = hashlib.sha256(store.encode(content, "content"))
+    total = hashlib.sha256(encode_json(content, "content"))
     for part in sorted(parts):
         for name, tensor in sorted(parts[part].items()):
             plain = tensor.detach().cpu().contiguous()

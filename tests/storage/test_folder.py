@@ -20,7 +20,8 @@ import torch
 
 from disk_faults import Killed, calls_of, fault
 from ibpwf.errors import StoreError
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import append_jsonl, read_json, write_text
+from ibpwf.storage.folder import LOCK, lock_folder, open_folder, save_folder, verify_folder
 
 KIND = "model"
 OLD = {"base": {"w": torch.arange(6.0).reshape(2, 3)}, "task-0001": {"s": torch.tensor(1.5)}}
@@ -31,12 +32,12 @@ NEW = {
 
 
 def save(path: Path, parts: Any, tasks: int) -> None:
-    store.save_folder(path, kind=KIND, content={"tasks": tasks}, files=parts)
+    save_folder(path, kind=KIND, content={"tasks": tasks}, files=parts)
 
 
 def whole(path: Path) -> tuple[int, dict[str, dict[str, torch.Tensor]]]:
     """What a reader gets, every part read and checked."""
-    opened = store.open_folder(path, kind=KIND)
+    opened = open_folder(path, kind=KIND)
     return opened.content["tasks"], {name: opened.tensors(name) for name in opened.files}
 
 
@@ -47,7 +48,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    return {item.name: item.read_bytes() for item in path.iterdir() if item.name != store.LOCK}
+    return {item.name: item.read_bytes() for item in path.iterdir() if item.name != LOCK}
 
 
 # -------------------------------------------------------------------------------------- injected faults
@@ -66,7 +67,7 @@ def test_a_save_killed_at_any_call_leaves_the_old_or_the_new_model(tmp_path: Pat
             save(path, NEW, 2)
         tasks, parts = whole(path)
         assert same(parts, OLD if tasks == 1 else NEW)
-        assert store.verify_folder(path) == []
+        assert verify_folder(path) == []
         seen.add(tasks)
         save(path, NEW, 2)  # and the next save works, and clears what the killed one left
         assert same(whole(path)[1], NEW)
@@ -115,20 +116,20 @@ def test_paths_that_cannot_be_are_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     cases = [
-        (store.read_json, tmp_path / "none.json", "no such file"),
-        (store.read_json, tmp_path, "it is a folder"),
-        (store.read_json, tmp_path / "pipe", "not a plain file"),
-        (store.read_json, tmp_path / "file" / "x", "is a file, not a folder"),
-        (store.read_json, "a\0b", "null"),
-        (lambda path: store.write_text(path, ""), tmp_path, "it is a folder"),
-        (lambda path: store.write_text(path, ""), tmp_path / ("x" * 300), "too long"),
-        (lambda path: store.write_text(path, ""), tmp_path / "no" / "x", "no such file or folder"),
-        (lambda path: store.append_jsonl(path, {}), tmp_path / "no" / "x", "no such file or folder"),
+        (read_json, tmp_path / "none.json", "no such file"),
+        (read_json, tmp_path, "it is a folder"),
+        (read_json, tmp_path / "pipe", "not a plain file"),
+        (read_json, tmp_path / "file" / "x", "is a file, not a folder"),
+        (read_json, "a\0b", "null"),
+        (lambda path: write_text(path, ""), tmp_path, "it is a folder"),
+        (lambda path: write_text(path, ""), tmp_path / ("x" * 300), "too long"),
+        (lambda path: write_text(path, ""), tmp_path / "no" / "x", "no such file or folder"),
+        (lambda path: append_jsonl(path, {}), tmp_path / "no" / "x", "no such file or folder"),
         (lambda path: save(path, OLD, 1), tmp_path / "file", "in the way"),
         (lambda path: save(path, OLD, 1), tmp_path / "file" / "x", "is a file, not a folder"),
-        (store.open_folder, tmp_path / "none", "no such file or folder"),
-        (store.open_folder, tmp_path / "file", "is a file, not a folder"),
-        (store.open_folder, tmp_path, "not a model folder"),
+        (open_folder, tmp_path / "none", "no such file or folder"),
+        (open_folder, tmp_path / "file", "is a file, not a folder"),
+        (open_folder, tmp_path, "not a model folder"),
     ]
     for call, path, words in cases:
         with pytest.raises(StoreError, match=words):
@@ -137,8 +138,8 @@ def test_paths_that_cannot_be_are_explained(tmp_path: Path) -> None:
 
 def test_a_file_that_may_not_be_read_is_a_store_error(tmp_path: Path) -> None:
     save(tmp_path, OLD, 1)
-    opened = store.open_folder(tmp_path, kind=KIND)
-    for read in (lambda: store.open_folder(tmp_path, kind=KIND), lambda: opened.tensors("base")):
+    opened = open_folder(tmp_path, kind=KIND)
+    for read in (lambda: open_folder(tmp_path, kind=KIND), lambda: opened.tensors("base")):
         with (
             fault(1, lambda: PermissionError(errno.EACCES, "denied"), True),
             pytest.raises(StoreError, match="permission denied"),
@@ -164,14 +165,14 @@ def test_learning_a_task_adds_files_and_rewrites_none(tmp_path: Path) -> None:
 
 def test_parts_can_be_kept_without_being_passed_again(tmp_path: Path) -> None:
     save(tmp_path, OLD, 1)
-    opened = store.save_folder(
+    opened = save_folder(
         tmp_path, kind=KIND, content={"tasks": 2}, files={"new": {"a": torch.ones(1)}}, keep=["base"]
     )
     assert set(opened.files) == {"base", "new"}
     assert same(opened.tensors("base"), OLD["base"])
     assert same(whole(tmp_path)[1]["base"], OLD["base"])
     with pytest.raises(StoreError, match="no part 'task-0001' to keep"):
-        store.save_folder(tmp_path, kind=KIND, content={}, files={}, keep=["task-0001"])
+        save_folder(tmp_path, kind=KIND, content={}, files={}, keep=["task-0001"])
 
 
 def test_the_manifest_lists_the_size_and_digest_of_each_file(tmp_path: Path) -> None:
@@ -209,14 +210,14 @@ def test_any_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
             try:
                 tasks, parts = whole(tmp_path)
             except StoreError:
-                assert store.verify_folder(tmp_path)
+                assert verify_folder(tmp_path)
             else:  # one blank for another between two fields of the manifest
                 assert name == "manifest.json"
                 assert json.loads(bad) == json.loads(data)
                 assert tasks == 1
                 assert same(parts, OLD)
         (tmp_path / name).write_bytes(data)
-    assert store.verify_folder(tmp_path) == []
+    assert verify_folder(tmp_path) == []
 
 
 def test_verify_names_every_bad_file_and_a_save_puts_lost_ones_back(tmp_path: Path) -> None:
@@ -224,13 +225,13 @@ def test_verify_names_every_bad_file_and_a_save_puts_lost_ones_back(tmp_path: Pa
     base, task = sorted(tmp_path.glob("*.safetensors"))
     base.unlink()
     task.write_bytes(task.read_bytes()[:-1])
-    problems = store.verify_folder(tmp_path)
+    problems = verify_folder(tmp_path)
     assert [problem.file for problem in problems] == [base.name, task.name]
     assert "missing" in problems[0].message
     assert "bytes instead of" in problems[1].message
     save(tmp_path, OLD, 1)
-    assert store.verify_folder(tmp_path) == []
-    assert [problem.file for problem in store.verify_folder(tmp_path / "none")] == ["manifest.json"]
+    assert verify_folder(tmp_path) == []
+    assert [problem.file for problem in verify_folder(tmp_path / "none")] == ["manifest.json"]
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -271,7 +272,7 @@ def test_a_manifest_that_is_not_ours_is_refused(tmp_path: Path, change: Any, wor
     save(tmp_path, OLD, 1)
     rewrite(tmp_path, change)
     with pytest.raises(StoreError, match=words):
-        store.open_folder(tmp_path, kind=KIND)
+        open_folder(tmp_path, kind=KIND)
     before = files_of(tmp_path)
     with pytest.raises(StoreError, match=words):  # nor is it written over
         save(tmp_path, NEW, 2)
@@ -288,7 +289,7 @@ def test_a_part_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) 
 def test_an_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     save(tmp_path, OLD, 1)
     with pytest.raises(StoreError, match=r"no part 'tusk'\. It has: base, task-0001"):
-        store.open_folder(tmp_path, kind=KIND).tensors("tusk")
+        open_folder(tmp_path, kind=KIND).tensors("tusk")
 
 
 # ---------------------------------------------------------------------------------------------- locking
@@ -297,7 +298,7 @@ def test_an_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 def test_a_second_process_is_refused_while_the_first_writes_and_let_in_after(tmp_path: Path) -> None:
     hold = "import fcntl,sys; f=open(sys.argv[1],'w'); fcntl.flock(f,2); print('held',flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", hold, str(tmp_path / store.LOCK)],
+        [sys.executable, "-c", hold, str(tmp_path / LOCK)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as other:
@@ -318,7 +319,7 @@ def test_the_thread_that_holds_the_lock_may_save_and_another_may_not(tmp_path: P
         except StoreError as error:
             refused.append(str(error))
 
-    with store.lock_folder(tmp_path):
+    with lock_folder(tmp_path):
         save(tmp_path, OLD, 1)
         thread = threading.Thread(target=other)
         thread.start()
