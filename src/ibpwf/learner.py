@@ -16,11 +16,11 @@ from ibpwf.core.weights import load_tensors
 from ibpwf.errors import InputError, StoreError
 from ibpwf.method import IBPWF
 from ibpwf.settings import Settings
+from ibpwf.storage.checkpoint_folder import discard_finished
 from ibpwf.storage.folder import MANIFEST, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, SCHEMA
 from ibpwf.storage.network_json import build, check_same, describe, signature
 from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
-from ibpwf.training.checkpoint import discard_finished
 
 __all__ = ["KIND", "SCHEMA", "Learner", "TaskInfo", "TaskLearner", "choose_device", "load", "open_model"]
 

@@ -20,9 +20,10 @@ from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels, from_dataset
 from ibpwf.lab.methods import method_named
 from ibpwf.settings import FrozenSettings
+from ibpwf.storage.checkpoint_folder import Identity, digest_of, discard_finished
 from ibpwf.storage.folder import OpenedFolder, lock_folder, open_folder, save_folder
 from ibpwf.storage.model_folder import KIND, SCHEMA, SavedParts
-from ibpwf.training.checkpoint import Checkpoint, Identity, digest_of, discard_finished
+from ibpwf.training.checkpoint import Checkpoint
 from ibpwf.training.loop import Progress, task_steps
 from ibpwf.training.method import Method, TaskData
 
@@ -182,7 +183,7 @@ class TaskLearner:
         chosen = settings.to_json() if isinstance(settings, FrozenSettings) else None
         model = digest_of([configuration, self.seed, state, chosen], {**fixed, **parts})
         rows = digest_of([data.name, list(data.classes)], {"data": {"x": data.x, "y": data.y}})
-        return Identity(data.name, self.method.serial(data.index), rows, model)
+        return Identity(task=data.name, serial=self.method.serial(data.index), data=rows, model=model)
 
     def note_accuracy(self, task: int | str, accuracy: float) -> None:
         """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ibpwf
@@ -18,7 +19,6 @@ from ibpwf.errors import StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.storage import files
 from ibpwf.storage import folder as folder_module
-from ibpwf.storage.files import read_tensors
 from ibpwf.storage.folder import SCHEMA, open_folder, verify_folder
 
 OLD_FOLDERS = sorted((Path(__file__).parent / "model-folders").glob("v*/*/"))
@@ -44,7 +44,7 @@ def small_learner() -> Learner:
 def test_a_folder_of_every_schema_version_answers_as_when_it_was_written(folder: Path) -> None:
     """The stored tensors come back bit for bit (their digests are checked); what is calculated from them may differ
     in the last digits from one processor to another, so answers are compared to 1e-6."""
-    stored = read_tensors(folder / "answers.safetensors")
+    stored = load_file(folder / "answers.safetensors")
     learner = Learner.load(folder, device="cpu")
     assert f"v{open_folder(folder).schema}" == folder.parent.name
 
@@ -63,7 +63,7 @@ def test_a_folder_of_every_schema_version_answers_as_when_it_was_written(folder:
 @pytest.mark.parametrize("folder", OLD_FOLDERS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_an_old_folder_can_be_learnt_into_and_is_then_of_the_newest_version(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    stored = read_tensors(folder / "answers.safetensors")
+    stored = load_file(folder / "answers.safetensors")
     learner = Learner.load(tmp_path / "model", device="cpu")
     answers = [learner.logits(stored["x"], number) for number in range(len(learner.tasks))]
     x, y = stored["x"], torch.arange(len(stored["x"])) % 2

@@ -16,8 +16,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner
-from ibpwf.storage.folder import save_folder
-from ibpwf.training.checkpoint import IN_PROGRESS, task_in_progress
+from ibpwf.storage.checkpoint_folder import IN_PROGRESS, save_checkpoint, task_in_progress
 from ibpwf.training.loop import Progress
 
 SETTINGS = Settings(
@@ -228,7 +227,8 @@ def test_a_checkpoint_is_written_when_its_time_has_come(tmp_path: Path, monkeypa
     monkeypatch.setattr("ibpwf.training.checkpoint.time.monotonic", lambda: clock[0])
     written = []
     monkeypatch.setattr(
-        "ibpwf.training.checkpoint.save_folder", lambda *a, **k: written.append(clock[0]) or save_folder(*a, **k)
+        "ibpwf.training.checkpoint.save_checkpoint",
+        lambda *a, **k: written.append(clock[0]) or save_checkpoint(*a, **k),
     )
     learner = begun("mlp")
     for _ in learner.learn_steps(*examples(1), checkpoint=tmp_path / "model", every=2):

@@ -16,8 +16,8 @@ from ibpwf.estimator import ContinualClassifier
 from ibpwf.files import Examples, Layout
 from ibpwf.own_data.holding_out import held_out
 from ibpwf.own_data.model import FileModel, rows_of
+from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
-from ibpwf.training.checkpoint import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.training.loop import Progress
 
 Read = Callable[[Layout | None], Examples]

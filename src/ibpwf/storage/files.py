@@ -51,9 +51,6 @@ def plain_errors(doing: str, path: StrPath) -> Iterator[None]:
         raise StoreError(f"cannot {doing} {os.fspath(path)!r}: {error}. Check the path.") from error
 
 
-# ------------------------------------------------------------------------------------------ plain files
-
-
 def sync_folder(folder: Path) -> None:
     """Makes a rename survive a power cut; Windows and some network disks offer no such call."""
     if os.name == "nt":
@@ -109,9 +106,6 @@ def read_bytes(path: StrPath) -> bytes:
             raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "it is not a plain file")
         with open(path, "rb") as file:
             return file.read()
-
-
-# ------------------------------------------------------------------------------------------------- JSON
 
 
 def _plain_json(value: object, where: str) -> Any:
@@ -183,7 +177,7 @@ def read_json(path: StrPath) -> Any:
         return _decode(data)
     except ValueError as error:
         what = "is empty" if not data.strip() else f"is not whole JSON ({error})"
-        raise StoreError(f"{os.fspath(path)!r} {what}. It was cut short or damaged; {RESTORE}") from error
+        raise StoreError(f"{os.fspath(path)!r} {what}. It was cut short or damaged. {RESTORE}") from error
 
 
 def _is_whole(line: bytes) -> bool:
@@ -232,9 +226,6 @@ def read_jsonl(path: StrPath) -> list[dict[str, Any]]:
     return [_decode(line) for line in ([*lines, last] if _is_whole(last) else lines)]
 
 
-# ---------------------------------------------------------------------------------------------- tensors
-
-
 def encode_tensors(tensors: Mapping[str, Tensor], where: str) -> bytes:
     copies: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -258,13 +249,3 @@ def decode_tensors(data: bytes, path: StrPath, device: str | torch.device) -> di
         what = f"is not a whole safetensors file ({error})"
         raise StoreError(f"{os.fspath(path)!r} {what}. {RESTORE}") from error
     return {name: tensors[name].to(device) for name in sorted(tensors)}
-
-
-def write_tensors(path: StrPath, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors as safetensors, whole or not at all; the same tensors give the same bytes."""
-    write_bytes(path, encode_tensors(tensors, Path(path).name))
-
-
-def read_tensors(path: StrPath, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file, bit for bit as they were written."""
-    return decode_tensors(read_bytes(path), path, device)

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ibpwf.errors import StoreError
+from ibpwf.storage.checkpoint_folder import task_in_progress
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder
 from ibpwf.storage.model_folder import KIND
-from ibpwf.training.checkpoint import task_in_progress
 
 
 @dataclass(frozen=True)

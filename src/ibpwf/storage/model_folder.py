@@ -13,8 +13,8 @@ from pathlib import Path
 from torch import Tensor
 
 from ibpwf.errors import StoreError
-from ibpwf.storage.folder import MANIFEST, Entry, OpenedFolder, Problem, foreign_files, open_folder, verify_folder
-from ibpwf.training.checkpoint import IN_PROGRESS
+from ibpwf.storage.checkpoint_folder import IN_PROGRESS
+from ibpwf.storage.folder import MANIFEST, FileEntry, OpenedFolder, Problem, foreign_files, open_folder, verify_folder
 
 KIND = "ibpwf-model"
 SCHEMA = 2
@@ -64,7 +64,7 @@ class SavedParts:
             name: {key: (tensor, _identity(tensor)) for key, tensor in part.items()} for name, part in files.items()
         }
 
-    def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Entry]:
+    def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
         """The entries of those parts that need not be looked at again when saving to `path`."""
         if self._opened is None or os.path.realpath(path) != self._place:
             return {}

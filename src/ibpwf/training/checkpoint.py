@@ -8,30 +8,29 @@ to by their digests, and is refused for any others.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError, StoreError
-from ibpwf.storage.files import encode_json, plain_errors
-from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder, save_folder
+from ibpwf.storage.checkpoint_folder import (
+    ANEW,
+    CheckpointContent,
+    Identity,
+    OpenedCheckpoint,
+    discard,
+    has_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
 
 if TYPE_CHECKING:
     from ibpwf.training.method import Method
     from ibpwf.training.step import Step
-
-IN_PROGRESS = ".in-progress"
-KIND = "ibpwf-task-in-progress"
-SCHEMA = 1
-
-ANEW = "To start the task anew, leave resume out."
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,6 @@ class Resumed:
     step: dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a checkpoint belongs to. `data` and `model` are digests."""
-
-    task: str
-    serial: int
-    data: str
-    model: str
-
-
 class Checkpoint:
     """Writes the task in progress to `MODEL/.in-progress` every so many minutes, and finds it again.
 
@@ -77,22 +66,23 @@ class Checkpoint:
         resume: bool,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.folder, self.identity = Path(model) / IN_PROGRESS, identity
+        self.model, self.identity = Path(model), identity
         self.seconds, self.stop = every * 60, stop
         self.written = time.monotonic()
         if not resume:
             discard(model)
         self.opened = self._found() if resume else None
+        self.ours = self.opened is not None  # whether what lies there is of this task
 
-    def _found(self) -> OpenedFolder | None:
+    def _found(self) -> OpenedCheckpoint | None:
         """The checkpoint of this task; None where there is none, or only that of a task finished since."""
-        if not os.path.lexists(self.folder / MANIFEST):
+        if not has_checkpoint(self.model):
             return None
-        opened = _open(self.folder)
-        found, mine = _identity(opened), self.identity
+        opened = open_checkpoint(self.model)
+        found, mine = opened.content, self.identity
         if found.serial < mine.serial:
             return None
-        here = f"{str(self.folder)!r} is of task '{found.task}'"
+        here = f"{str(opened.folder.path)!r} is of task '{found.task}'"
         for field, what in (
             ("task", "its name"),
             ("serial", "the tasks before it"),
@@ -108,15 +98,14 @@ class Checkpoint:
         """Bring a method that has just begun the task to where the checkpoint was written."""
         if self.opened is None:
             return None
-        content = self.opened.content
+        folder, content = self.opened.folder, self.opened.content
         try:
-            method.load_training_state(content["method"], self.opened.tensors("method"))
-            tensors = self.opened.tensors("step")
-            place = Place(content["phase"], content["epoch"], tensors.pop("shuffle"))
-            return Resumed(place, content["done"], tensors)
+            method.load_training_state(content.method, folder.tensors("method"))
+            tensors = folder.tensors("step")
+            return Resumed(Place(content.phase, content.epoch, tensors.pop("shuffle")), content.done, tensors)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise StoreError(f"{str(self.folder)!r} cannot be resumed ({what}). {ANEW}") from None
+            raise StoreError(f"{str(folder.path)!r} cannot be resumed ({what}). {ANEW}") from None
 
     def step_done(self, method: Method, step: Step, place: Place) -> None:
         """Write a checkpoint if it is time for one, or time to stop."""
@@ -124,70 +113,12 @@ class Checkpoint:
         if not stopping and time.monotonic() - self.written < self.seconds:
             return
         state, tensors = method.training_state()
-        content = {
-            **vars(self.identity),
-            "method": state,
-            "phase": place.phase,
-            "epoch": place.epoch,
-            "done": step.done,
-        }
-        files = {"method": tensors, "step": {**step.kept(), "shuffle": place.shuffle}}
-        if self.opened is None:
-            discard(self.folder.parent)  # of a task that is finished
-        self.opened = save_folder(self.folder, kind=KIND, schema=SCHEMA, content=content, files=files)
-        self.written = time.monotonic()
+        content = CheckpointContent(
+            **self.identity.model_dump(), method=state, phase=place.phase, epoch=place.epoch, done=step.done
+        )
+        if not self.ours:
+            discard(self.model)  # of a task that is finished
+        save_checkpoint(self.model, content, {"method": tensors, "step": {**step.kept(), "shuffle": place.shuffle}})
+        self.ours, self.written = True, time.monotonic()
         if stopping:
             raise KeyboardInterrupt
-
-
-def task_in_progress(model: str | Path) -> Identity | None:
-    """The task that was broken off while it was learnt into a model folder, if its checkpoint can be read."""
-    try:
-        return _identity(_open(Path(model) / IN_PROGRESS))
-    except StoreError:
-        return None
-
-
-def _open(folder: Path) -> OpenedFolder:
-    try:
-        return open_folder(folder, kind=KIND, newest=SCHEMA)
-    except StoreError as error:
-        raise StoreError(f"{error} {ANEW}") from None
-
-
-def _identity(opened: OpenedFolder) -> Identity:
-    try:
-        return Identity(*(opened.content[field] for field in Identity.__dataclass_fields__))
-    except LookupError:
-        raise StoreError(f"{str(opened.path)!r} is not a whole checkpoint. {ANEW}") from None
-
-
-def discard(model: str | Path) -> None:
-    """Remove the checkpoint in a model folder: its manifest first, so that half a removal leaves none."""
-    folder = Path(model) / IN_PROGRESS
-    if not os.path.isdir(folder):
-        return
-    with plain_errors("remove", folder):
-        for name in sorted(os.listdir(folder), key=lambda name: name != MANIFEST):
-            os.unlink(folder / name)
-        os.rmdir(folder)
-
-
-def discard_finished(model: str | Path, serial: int) -> None:
-    """Remove the checkpoint of a task older than `serial`, which the model holds finished, and what a process that
-    was killed has left of one. For those who hold the folder's lock."""
-    found = task_in_progress(model)
-    half = not os.path.lexists(Path(model) / IN_PROGRESS / MANIFEST)
-    if half or (found is not None and found.serial < serial):
-        discard(model)
-
-
-def digest_of(content: object, parts: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """One digest over JSON and tensors: names, types, shapes and bytes."""
-    total = hashlib.sha256(encode_json(content, "content"))
-    for part in sorted(parts):
-        for name, tensor in sorted(parts[part].items()):
-            plain = tensor.detach().cpu().contiguous()
-            total.update(f"{part}/{name}/{plain.dtype}/{tuple(plain.shape)}/".encode())
-            total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()

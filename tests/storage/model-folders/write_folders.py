@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.storage.files import write_tensors
 from ibpwf.storage.folder import LOCK
 
 SETTINGS = Settings(epochs=40, finetune_epochs=2, alpha=3.0, batch_size=16, learning_rate=0.03, kappa=0.3)
@@ -51,7 +51,7 @@ def write(
     answers |= {"x": x, "labels": told.labels, "probabilities": told.probabilities}
     answers["task_probabilities"] = told.task_probabilities
     answers["drawn"] = learner.predict(x, task=1, draws=5, seed=1).probabilities
-    write_tensors(folder / "answers.safetensors", answers)
+    save_file(answers, folder / "answers.safetensors")
 
 
 def main(out: Path) -> None:
