@@ -216,9 +216,6 @@ def test_numpy_numbers_are_numbers() -> None:
     assert describe(net) == describe(models.mlp(4, [3], 2))
 
 
-# --------------------------------------------------------------------------------------------- builders
-
-
 def test_a_builder_of_the_user_can_be_registered_once() -> None:
     @network_json.register_builder("test-twice")
     def twice(width: int, names: tuple[str, ...] = ("a",)) -> nn.Module:
@@ -242,8 +239,6 @@ def test_a_builder_given_what_json_cannot_hold_leaves_no_stamp() -> None:
     assert describe(wrap(Custom())) is None
     assert describe(wrap(models.resnet(8, width=4))) is None
 
-
-# --------------------------------------------------------------------------------------- hostile specs
 
 LINEAR = {"module": "Linear", "arguments": {"in_features": 2, "out_features": 2}}
 nested: Any = LINEAR
@@ -312,9 +307,6 @@ def test_junk_builds_a_network_or_is_refused(spec: Any) -> None:
     except StoreError:
         return
     assert isinstance(net, nn.Module)
-
-
-# ------------------------------------------------------------------------------------------ comparisons
 
 
 def test_the_signature_is_that_of_the_state_dict() -> None:
