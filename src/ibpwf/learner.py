@@ -17,8 +17,8 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.method import IBPWF
 from ibpwf.settings import Settings
 from ibpwf.storage.checkpoint_folder import discard_finished
-from ibpwf.storage.folder import MANIFEST, lock_folder, open_folder
-from ibpwf.storage.model_folder import KIND, SCHEMA
+from ibpwf.storage.folder import MANIFEST, SCHEMA, lock_folder, open_folder
+from ibpwf.storage.model_folder import KIND
 from ibpwf.storage.network_json import build, check_same, describe, signature
 from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
 

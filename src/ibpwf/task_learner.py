@@ -21,8 +21,8 @@ from ibpwf.inputs import check_inputs, check_labels, from_dataset
 from ibpwf.lab.methods import method_named
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, digest_of, discard_finished
-from ibpwf.storage.folder import OpenedFolder, lock_folder, open_folder, save_folder
-from ibpwf.storage.model_folder import KIND, SCHEMA, SavedParts
+from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
+from ibpwf.storage.model_folder import KIND, SavedParts
 from ibpwf.training.checkpoint import Checkpoint
 from ibpwf.training.loop import Progress, task_steps
 from ibpwf.training.method import Method, TaskData

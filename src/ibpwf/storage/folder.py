@@ -1,10 +1,10 @@
-"""The model folder: what a learner keeps on disk, and how it survives a crash at any moment.
+"""A folder of tensors with a manifest: how a model, or a task in progress, survives a crash at any moment.
 
-A model folder holds `manifest.json` and one safetensors file per part. Part `task-0003` lies in
+It holds `manifest.json` and one safetensors file per part. Part `task-0003` lies in
 `task-0003.<first 12 hex digits of its SHA-256>.safetensors`, so a changed part gets a new file name and
 no file is ever overwritten with other content. A save writes the new parts, then renames the manifest
-into place, then removes what nobody names any more: killed at any moment, it leaves the old model or the
-new one. Nothing here unpickles anything.
+into place, then removes what nobody names any more: killed at any moment, it leaves the old content
+or the new one. Nothing here unpickles anything.
 """
 
 from __future__ import annotations

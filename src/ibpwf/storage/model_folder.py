@@ -17,7 +17,6 @@ from ibpwf.storage.checkpoint_folder import IN_PROGRESS
 from ibpwf.storage.folder import MANIFEST, FileEntry, OpenedFolder, Problem, foreign_files, open_folder, verify_folder
 
 KIND = "ibpwf-model"
-SCHEMA = 2
 
 
 @dataclass(frozen=True)
