@@ -29,7 +29,7 @@ from ibpwf import ContinualClassifier
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab import scenario as load_scenario
 from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_json, write_text
 
 Array = np.ndarray[Any, Any]
 GIVEN, INFERRED = "task given", "task inferred"
@@ -157,7 +157,7 @@ def measure(record: dict[str, Any], file: Path, name: str, problem: Problem) -> 
             validation, test = accuracies(parameters, train, checks, seed)
             seconds = round(time.perf_counter() - start, 2)
             record["cells"][key] = {"validation": validation, "test": test, "seconds": seconds}
-            store.write_json(file, record)
+            write_json(file, record)
             print(f"{key}: {seconds:.0f} s", flush=True)
 
 
@@ -237,7 +237,7 @@ def started(file: Path, made: dict[str, Problem], overwrite: bool) -> dict[str, 
     }
     if overwrite or not file.exists():
         return record
-    known: dict[str, Any] = store.read_json(file)
+    known: dict[str, Any] = read_json(file)
     for field in ("schema", "commit", "environment", "data", "tuned"):
         if known.get(field) != record[field]:
             raise InputError(
@@ -258,7 +258,7 @@ def main() -> None:
     record = started(file, made, asked.overwrite)
     for name, problem in made.items():
         measure(record, file, name, problem)
-        store.write_text(asked.out / "README.md", page(record))
+        write_text(asked.out / "README.md", page(record))
     print(page(record))
 
 

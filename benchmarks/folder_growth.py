@@ -22,7 +22,8 @@ from ibpwf import Learner, Settings
 from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.models import mlp
 from ibpwf.storage import files
-from ibpwf.storage import folder as store
+from ibpwf.storage import folder as folder_module
+from ibpwf.storage.files import write_json, write_text
 
 TASKS = 50
 SEED = 0
@@ -44,7 +45,7 @@ def measure(tasks: int) -> list[dict[str, Any]]:
         written[name] = written.get(name, 0) + len(data)
         real(path, data)
 
-    files.write_bytes = store.write_bytes = counted  # the module that writes folders has its own name for it
+    files.write_bytes = folder_module.write_bytes = counted  # the module that writes folders has its own name for it
     rows = []
     with tempfile.TemporaryDirectory() as there:
         folder = Path(there) / "model"
@@ -126,5 +127,5 @@ if __name__ == "__main__":
         "rows": measure(TASKS),
     }
     OUT.mkdir(parents=True, exist_ok=True)
-    store.write_json(OUT / "growth.json", made)
-    store.write_text(OUT / "README.md", page(made))
+    write_json(OUT / "growth.json", made)
+    write_text(OUT / "README.md", page(made))

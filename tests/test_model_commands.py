@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from ibpwf import Learner, Settings
@@ -105,6 +106,25 @@ def test_the_json_says_what_the_learner_says(folder: Path, learnt: Learner, comm
     assert told["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
     assert told["extra"] == {"names": ["a"]}
     assert told["in_progress"] is None
+
+
+def test_every_stored_number_is_counted_feature_statistics_too(folder: Path, command: Command) -> None:
+    learner = Learner.load(folder)
+    stored = [load_file(path) for path in folder.glob("*.safetensors")]
+    numbers = json.loads(command("inspect", "model", "--json").out)["numbers"]
+    assert sum(numbers.values()) == sum(tensor.numel() for tensors in stored for tensor in tensors.values())
+    width = learner.method.inference.groups[0].mean.numel()  # one Gaussian a task
+    assert numbers["feature statistics"] == 2 * (width + width**2)
+    layers = learner.model.layers.values()
+    assert numbers["factors"] == sum(d.locked * (d.inputs + d.outputs + 1) for d in layers)  # 1: its position
+    assert numbers["network"] == sum(tensor.numel() for tensor in learner.model.net.state_dict().values())
+    assert list(numbers) == ["factors", "task vectors", "own parameters", "feature statistics", "network"]
+    assert f"\n{sum(numbers.values()):,} numbers stored: factors " in command("inspect", "model").out
+
+
+def test_one_task_is_said_in_the_singular(folder: Path, command: Command) -> None:
+    assert command("forget", "model", "2/3").code == 0
+    assert command("inspect", "model").out.startswith("model: ibpwf, 1 task, ")
 
 
 def test_old_folders_folders_with_a_forgotten_task_and_other_methods_can_be_inspected(

@@ -18,11 +18,11 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.method import IBPWF, Parts
 from ibpwf.settings import Factorization, Settings
-from ibpwf.storage import folder as store
-from ibpwf.storage.architecture import build, check_same, describe, signature
-from ibpwf.storage.model_folder import KIND, SCHEMA
+from ibpwf.storage.checkpoint_folder import discard_finished
+from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
+from ibpwf.storage.model_folder import KIND
+from ibpwf.storage.network_json import build, check_same, describe, signature
 from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, face_of, whole_folder
-from ibpwf.training.checkpoint import discard_finished
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
@@ -117,7 +117,7 @@ class Learner(TaskLearner):
         matter); networks from `ibpwf.models` and `nn.Sequential` ones are rebuilt from the folder. So must features
         and task inference of your own (`features=`, `inference=`), to answer, and a `loss` and `optimizer` to
         learn."""
-        opened = store.open_folder(path, kind=KIND)
+        opened = open_folder(path, kind=KIND)
         with whole_folder(path):
             if opened.content["method"] != IBPWF.name:
                 raise StoreError(f"{path} holds a '{opened.content['method']}' model; read it with ibpwf.load(path).")
@@ -127,7 +127,7 @@ class Learner(TaskLearner):
 
     @classmethod
     def restored(
-        cls, opened: store.Opened, net: nn.Module | None, device: str | torch.device = "auto", **parts: Any
+        cls, opened: OpenedFolder, net: nn.Module | None, device: str | torch.device = "auto", **parts: Any
     ) -> Learner:
         """The learner of an opened folder, whatever stands around it there."""
         path = opened.path
@@ -172,7 +172,7 @@ def load(
 ) -> TaskLearner | ContinualClassifier:
     """Read a model folder: whatever was saved comes back as what it was, a `Learner`, a `ContinualClassifier`, or a
     learner of another method. `net` and parts of your own are for IBP-WF, as in `Learner.load`."""
-    content = store.open_folder(path, kind=KIND).content
+    content = open_folder(path, kind=KIND).content
     if face_of(content) is not None:
         from ibpwf.estimator import ContinualClassifier
 
@@ -197,9 +197,9 @@ def open_model(
     who wants to write to the folder, in this process or another, gets an error at once. Save inside the block.
     """
     if new is None:
-        store.open_folder(path, kind=KIND)  # a path that holds no model is not made a folder
-    with store.lock_folder(path):
-        if new is not None and not os.path.lexists(Path(path) / store.MANIFEST):
+        open_folder(path, kind=KIND)  # a path that holds no model is not made a folder
+    with lock_folder(path):
+        if new is not None and not os.path.lexists(Path(path) / MANIFEST):
             yield new()
         else:
             found = load(path, net=net, device=device, **parts)

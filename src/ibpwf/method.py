@@ -30,7 +30,7 @@ from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.settings import Settings
-from ibpwf.storage.architecture import build, describe
+from ibpwf.storage.network_json import build, describe
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, make_optimizer

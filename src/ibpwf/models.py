@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.errors import InputError, unknown
-from ibpwf.storage.architecture import builder
+from ibpwf.storage.network_json import builder
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

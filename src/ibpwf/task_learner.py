@@ -20,11 +20,11 @@ from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.settings import FrozenSettings
-from ibpwf.storage import folder as store
-from ibpwf.storage.model_folder import KIND, SCHEMA, SavedParts
+from ibpwf.storage.checkpoint_folder import Identity, digest_of, discard_finished
+from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
+from ibpwf.storage.model_folder import KIND, SavedParts
 from ibpwf.training.callbacks import Callback, TaskEnd
-from ibpwf.training.checkpoint import digest_of, discard_finished
-from ibpwf.training.loop import Identity, Training
+from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
 from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows
 
@@ -200,7 +200,7 @@ class TaskLearner:
         chosen = settings.to_json() if isinstance(settings, FrozenSettings) else None
         model = digest_of([configuration, self.seed, state, chosen], {**fixed, **parts})
         rows = digest_of([data.name, list(data.classes)], {"data": data.rows.identity()})
-        return Identity(data.name, self.method.serial(data.index), rows, model)
+        return Identity(task=data.name, serial=self.method.serial(data.index), data=rows, model=model)
 
     def note_accuracy(self, task: int | str, accuracy: float) -> None:
         """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""
@@ -330,12 +330,10 @@ class TaskLearner:
             "face": self.face,
             "extra": self.extra if extra is None else dict(extra),
         }
-        with store.lock_folder(path):
+        with lock_folder(path):
             self._saved.check_unchanged_by_others(path)
             unchanged = self._saved.unchanged(path, files) if self.method.locks else {}
-            opened = store.save_folder(
-                path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged
-            )
+            opened = save_folder(path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged)
             discard_finished(path, self.method.serial(len(self.tasks)))
         self._saved.remember(opened, files if self.method.locks else {})
         self.extra = opened.content["extra"]
@@ -348,13 +346,13 @@ class TaskLearner:
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
         """Read a model folder of any method but IBP-WF (see `Learner.load`). A method from another package is found
         if that has registered it."""
-        opened = store.open_folder(path, kind=KIND)
+        opened = open_folder(path, kind=KIND)
         kind = registry.find(registry.METHODS, str(opened.content.get("method")), {}, imports=False)
         with whole_folder(path):
             method = kind.create(opened.content["configuration"], choose_device(device))
             return cls(method, seed=opened.content["seed"])._restored(opened)
 
-    def _restored(self, opened: store.Opened) -> Self:
+    def _restored(self, opened: OpenedFolder) -> Self:
         """Take up the state of an opened folder."""
         content = opened.content
         parts = {name: opened.tensors(name) for name in opened.files}

@@ -22,7 +22,7 @@ from ibpwf import ContinualClassifier, Learner, Settings, models
 from ibpwf.exporting.source import Source
 from ibpwf.exporting.writing import script
 from ibpwf.files.layout import Column, Layout
-from ibpwf.storage.architecture import build
+from ibpwf.storage.network_json import build
 
 pytest.importorskip("onnxscript")
 runtime = pytest.importorskip("onnxruntime")

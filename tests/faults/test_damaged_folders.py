@@ -21,7 +21,7 @@ import ibpwf
 from ibpwf import ContinualClassifier, Learner
 from ibpwf.errors import StoreError
 from ibpwf.estimator import KIND
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import LOCK, MANIFEST
 from ibpwf.storage.model_folder import verify_model
 
 X = torch.cat([examples(number)[0][:4] for number in range(TASKS)])
@@ -89,7 +89,7 @@ def test_every_flipped_byte_cut_and_deletion_is_refused_or_harmless(whole: Path,
     folder = tmp_path / "model"
     shutil.copytree(whole, folder)
     expected = predictions(folder)
-    (folder / store.LOCK).unlink()  # nobody misses it
+    (folder / LOCK).unlink()  # nobody misses it
     names = sorted(path.name for path in folder.iterdir())
     chance = random.Random(times)
     seen: Counter[tuple[str, bool]] = Counter()
@@ -109,7 +109,7 @@ def test_every_flipped_byte_cut_and_deletion_is_refused_or_harmless(whole: Path,
             assert "\n" not in refused
             assert [problem.file for problem in problems] == [path.name], (harm, refused)
         else:  # one blank for another in the manifest, or its last newline
-            assert path.name == store.MANIFEST, (harm, path.name)
+            assert path.name == MANIFEST, (harm, path.name)
             assert problems == []
             assert all(torch.equal(now, then) for now, then in zip(told, expected, strict=True))
         path.write_bytes(data)

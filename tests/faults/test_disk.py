@@ -19,7 +19,7 @@ from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import open_folder, save_folder
 
 FULL, DENIED = errno.ENOSPC, errno.EACCES
 SENTENCE = {
@@ -108,12 +108,12 @@ def flip(path: Path) -> None:
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the manifest and seal it again, as a program with a fault of its own might."""
-    opened = store.open_folder(folder)
+    opened = open_folder(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest)
     parts = {name: opened.tensors(name) for name in opened.files}
     shutil.rmtree(folder)
-    store.save_folder(
+    save_folder(
         folder,
         kind=manifest["kind"],
         schema=manifest["schema"],

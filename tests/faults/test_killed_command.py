@@ -14,7 +14,7 @@ from killed_command import TASKS, learn_all, write_files
 
 import processes
 from ibpwf import ContinualClassifier
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import MANIFEST
 from ibpwf.storage.model_folder import verify_model
 
 
@@ -54,8 +54,8 @@ def test_learning_from_files_killed_at_random_moments_ends_with_the_same_bits(ki
         assert process.exitcode == -signal.SIGKILL
         done += 1
         inside_a_write += any(".tmp-" in path.name for path in model.rglob("*"))
-        resumable += (model / ".in-progress" / store.MANIFEST).exists()
-        if (model / store.MANIFEST).exists():
+        resumable += (model / ".in-progress" / MANIFEST).exists()
+        if (model / MANIFEST).exists():
             assert verify_model(model).problems == []
             now = answers(model, x)
             learnt[len(now)] += 1

@@ -16,7 +16,7 @@ import processes
 from ibpwf import Learner
 from ibpwf.errors import StoreError
 from ibpwf.learner import open_model
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import MANIFEST
 from ibpwf.storage.model_folder import verify_model
 
 X = torch.cat([examples(number)[0][:8] for number in range(TASKS)])
@@ -56,8 +56,8 @@ def test_a_folder_killed_at_random_moments_always_loads_and_ends_as_if_nothing_h
         assert process.exitcode == -signal.SIGKILL
         done += 1
         inside_a_write += any(".tmp-" in path.name for path in folder.rglob("*"))
-        resumable += (folder / ".in-progress" / store.MANIFEST).exists()
-        if (folder / store.MANIFEST).exists():
+        resumable += (folder / ".in-progress" / MANIFEST).exists()
+        if (folder / MANIFEST).exists():
             learner = Learner.load(folder, device="cpu")
             assert all(torch.equal(now, then) for now, then in zip(answers(learner), expected, strict=False))
             assert learner.extra == ({"tasks": len(learner.tasks)} if learner.tasks else {})

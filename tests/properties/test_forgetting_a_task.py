@@ -15,7 +15,7 @@ import ibpwf
 from ibpwf import Learner, Settings
 from ibpwf.errors import InputError
 from ibpwf.inference.features.layer import unread_by
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import foreign_files, verify_folder
 
 CLASSES = (2, 3, 2, 4)
 SHAPE = (1, 4, 4)
@@ -140,7 +140,7 @@ def test_every_other_task_answers_with_the_same_bits_and_no_factor_of_nobody_sta
     torch.testing.assert_close(inferred.probabilities.sum(1), torch.ones(len(X), dtype=torch.float64))
 
     learner.save(tmp_path / "model")
-    assert store.verify_folder(tmp_path / "model") == store.strangers(tmp_path / "model") == []
+    assert verify_folder(tmp_path / "model") == foreign_files(tmp_path / "model") == []
     loaded = Learner.load(tmp_path / "model", net=NETS[net](), device="cpu")
     for task in others:
         assert same(answers(loaded, task), before[task])

@@ -15,20 +15,28 @@ from hypothesis import strategies as st
 
 from disk_faults import calls_of, fault
 from ibpwf.errors import StoreError
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import (
+    append_jsonl,
+    decode_tensors,
+    encode_tensors,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_that_cannot_be_replaced_stays_and_no_temporary_file_does(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    store.write_json(path, {"old": 1})
-    calls = calls_of(lambda: store.write_json(path, {"old": 1}))
+    write_json(path, {"old": 1})
+    calls = calls_of(lambda: write_json(path, {"old": 1}))
     for at in range(1, calls + 1):
         with (
             contextlib.suppress(StoreError),
             fault(at, lambda: OSError(errno.ENOSPC, "full"), False),
         ):
-            store.write_json(path, {"new": 2})
-        assert store.read_json(path) in ({"old": 1}, {"new": 2})
+            write_json(path, {"new": 2})
+        assert read_json(path) in ({"old": 1}, {"new": 2})
         assert os.listdir(tmp_path) == ["a.json"]
 
 
@@ -42,8 +50,8 @@ def test_a_file_that_cannot_be_replaced_stays_and_no_temporary_file_does(tmp_pat
 @settings(max_examples=40, deadline=None)
 def test_json_comes_back_as_it_went(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "value.json"
-    store.write_json(path, value)
-    assert store.read_json(path) == value
+    write_json(path, value)
+    assert read_json(path) == value
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_json_comes_back_as_it_went(tmp_path_factory: pytest.TempPathFactory, va
 )
 def test_what_json_cannot_hold_is_refused_by_name(tmp_path: Path, value: Any, words: str) -> None:
     with pytest.raises(StoreError, match=words):
-        store.write_json(tmp_path / "x.json", value)
+        write_json(tmp_path / "x.json", value)
     assert os.listdir(tmp_path) == []
 
 
@@ -64,18 +72,18 @@ def test_json_that_contains_itself_is_refused(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(StoreError, match="too deep"):
-        store.write_json(tmp_path / "x.json", loop)
+        write_json(tmp_path / "x.json", loop)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"a": 1', b"\xff\xfe", b"[" * 100_000, b"nonsense"])
 def test_a_damaged_json_file_is_a_store_error(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.json").write_bytes(data)
     with pytest.raises(StoreError, match=r"x.json"):
-        store.read_json(tmp_path / "x.json")
+        read_json(tmp_path / "x.json")
 
 
 def test_a_name_that_just_fits_can_be_written(tmp_path: Path) -> None:
-    store.write_text(tmp_path / ("x" * 255), "here")
+    write_text(tmp_path / ("x" * 255), "here")
     assert (tmp_path / ("x" * 255)).read_text() == "here"
 
 
@@ -83,36 +91,36 @@ def test_a_journal_cut_at_any_byte_keeps_its_whole_lines_and_goes_on(tmp_path: P
     path = tmp_path / "j.jsonl"
     lines = [{"epoch": 1, "text": "ü{}"}, {"epoch": 2}, {"epoch": 33}]
     for line in lines:
-        store.append_jsonl(path, line)
+        append_jsonl(path, line)
     data = path.read_bytes()
     assert data.count(b"\n") == 3
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
-        left = store.read_jsonl(path)
+        left = read_jsonl(path)
         assert left == lines[: len(left)]
         assert len(left) >= data[:cut].count(b"\n")
-        store.append_jsonl(path, {"next": 1})
-        assert store.read_jsonl(path) == [*left, {"next": 1}]
+        append_jsonl(path, {"next": 1})
+        assert read_jsonl(path) == [*left, {"next": 1}]
         assert path.read_bytes().endswith(b"}\n")
 
 
 def test_a_journal_line_that_fails_is_not_left_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "j.jsonl"
-    store.append_jsonl(path, {"a": 1})
+    append_jsonl(path, {"a": 1})
     with fault(2, lambda: OSError(errno.ENOSPC, "full"), False), pytest.raises(StoreError, match="full"):
-        store.append_jsonl(path, {"a": 2})
+        append_jsonl(path, {"a": 2})
     assert path.read_bytes() == b'{"a":1}\n'
 
 
 def test_a_journal_damaged_in_the_middle_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "j.jsonl").write_text('{"a":1}\n{"a"\n{"a":3}\n')
     with pytest.raises(StoreError, match="line 2"):
-        store.read_jsonl(tmp_path / "j.jsonl")
+        read_jsonl(tmp_path / "j.jsonl")
     with pytest.raises(StoreError, match="must be a dict"):
-        store.append_jsonl(tmp_path / "j.jsonl", [1])  # type: ignore[arg-type]
+        append_jsonl(tmp_path / "j.jsonl", [1])  # type: ignore[arg-type]
 
 
-def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_tensors_come_back_bit_for_bit() -> None:
     base = torch.randn(4, 6)
     base[0, 0], base[0, 1], base[0, 2] = float("nan"), float("-inf"), -0.0
     tensors = {
@@ -124,8 +132,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
         "flags": torch.tensor([True, False]),
         "half": torch.randn(3).bfloat16(),
     }
-    store.write_tensors(tmp_path / "t.safetensors", tensors)
-    back = store.read_tensors(tmp_path / "t.safetensors")
+    back = decode_tensors(encode_tensors(tensors, "t"), "t", "cpu")
     assert back.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert (back[name].shape, back[name].dtype) == (tensor.shape, tensor.dtype)
@@ -134,13 +141,10 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
     back["scalar"].add_(1)  # what comes back can be written to
 
 
-def test_the_same_tensors_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
+def test_the_same_tensors_give_the_same_bytes_in_any_order() -> None:
     tensors = {f"t{index}": torch.full((index,), float(index)) for index in range(9)}
-    store.write_tensors(tmp_path / "a", tensors)
-    store.write_tensors(tmp_path / "b", dict(reversed(tensors.items())))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    store.write_tensors(tmp_path / "c", {})
-    assert store.read_tensors(tmp_path / "c") == {}
+    assert encode_tensors(tensors, "t") == encode_tensors(dict(reversed(tensors.items())), "t")
+    assert decode_tensors(encode_tensors({}, "t"), "t", "cpu") == {}
 
 
 @pytest.mark.parametrize(
@@ -153,15 +157,13 @@ def test_the_same_tensors_give_the_same_bytes_in_any_order(tmp_path: Path) -> No
         {"a": torch.ones(1, device="meta")},
     ],
 )
-def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path, tensors: Any) -> None:
+def test_what_safetensors_cannot_hold_is_refused(tensors: Any) -> None:
     with pytest.raises(StoreError, match="x: "):
-        store.write_tensors(tmp_path / "x", tensors)
+        encode_tensors(tensors, "x")
 
 
-def test_a_cut_tensor_file_is_a_store_error(tmp_path: Path) -> None:
-    store.write_tensors(tmp_path / "x", {"a": torch.ones(3)})
-    data = (tmp_path / "x").read_bytes()
+def test_cut_tensors_are_a_store_error() -> None:
+    data = encode_tensors({"a": torch.ones(3)}, "x")
     for cut in range(len(data)):
-        (tmp_path / "x").write_bytes(data[:cut])
-        with pytest.raises(StoreError, match="not a whole safetensors file"):
-            store.read_tensors(tmp_path / "x")
+        with pytest.raises(StoreError, match="'x' is not a whole safetensors file"):
+            decode_tensors(data[:cut], "x", "cpu")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ibpwf
@@ -17,7 +18,8 @@ from ibpwf import Learner, Settings
 from ibpwf.errors import StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.storage import files
-from ibpwf.storage import folder as store
+from ibpwf.storage import folder as folder_module
+from ibpwf.storage.folder import SCHEMA, open_folder, verify_folder
 
 OLD_FOLDERS = sorted((Path(__file__).parent / "model-folders").glob("v*/*/"))
 QUICK = Settings(epochs=1, finetune_epochs=0, alpha=2.0, batch_size=16, learning_rate=0.05, kappa=0.3)
@@ -42,9 +44,9 @@ def small_learner() -> Learner:
 def test_a_folder_of_every_schema_version_answers_as_when_it_was_written(folder: Path) -> None:
     """The stored tensors come back bit for bit (their digests are checked); what is calculated from them may differ
     in the last digits from one processor to another, so answers are compared to 1e-6."""
-    stored = store.read_tensors(folder / "answers.safetensors")
+    stored = load_file(folder / "answers.safetensors")
     learner = Learner.load(folder, device="cpu")
-    assert f"v{store.open_folder(folder).schema}" == folder.parent.name
+    assert f"v{open_folder(folder).schema}" == folder.parent.name
 
     def close(mine: Tensor, theirs: Tensor) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
@@ -61,14 +63,14 @@ def test_a_folder_of_every_schema_version_answers_as_when_it_was_written(folder:
 @pytest.mark.parametrize("folder", OLD_FOLDERS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_an_old_folder_can_be_learnt_into_and_is_then_of_the_newest_version(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    stored = store.read_tensors(folder / "answers.safetensors")
+    stored = load_file(folder / "answers.safetensors")
     learner = Learner.load(tmp_path / "model", device="cpu")
     answers = [learner.logits(stored["x"], number) for number in range(len(learner.tasks))]
     x, y = stored["x"], torch.arange(len(stored["x"])) % 2
     learner.learn(x, y, name="another")
     learner.save(tmp_path / "model")
-    assert store.open_folder(tmp_path / "model").schema == store.SCHEMA
-    assert store.verify_folder(tmp_path / "model") == []
+    assert open_folder(tmp_path / "model").schema == SCHEMA
+    assert verify_folder(tmp_path / "model") == []
     assert (tmp_path / "model" / "answers.safetensors").exists()  # not ours to remove
     again = Learner.load(tmp_path / "model", device="cpu")
     assert [task.name for task in again.tasks][-1] == "another"
@@ -97,7 +99,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         seen["read"].append(Path(path).name)
         return read(path)
 
-    for module in (files, store):
+    for module in (files, folder_module):
         monkeypatch.setattr(module, "write_bytes", write_bytes)
         monkeypatch.setattr(module, "encode_tensors", encode_tensors)
         monkeypatch.setattr(module, "read_bytes", read_bytes)
@@ -149,7 +151,7 @@ def test_a_part_that_was_lost_is_put_back_although_it_is_unchanged(tmp_path: Pat
     cut = next((tmp_path / "model").glob("template.*"))
     cut.write_bytes(cut.read_bytes()[:-1])
     learner.save(tmp_path / "model")
-    assert store.verify_folder(tmp_path / "model") == []
+    assert verify_folder(tmp_path / "model") == []
 
 
 def test_a_learner_saved_to_two_folders_writes_both_whole(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_learner_saved_to_two_folders_writes_both_whole(tmp_path: Path) -> Non
         learner.save(tmp_path / "a")
         learner.save(tmp_path / "b")
     for name in "ab":
-        assert store.verify_folder(tmp_path / name) == []
+        assert verify_folder(tmp_path / name) == []
         assert Learner.load(tmp_path / name).tasks == learner.tasks
 
 

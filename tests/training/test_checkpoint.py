@@ -16,8 +16,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner
-from ibpwf.storage import folder as store
-from ibpwf.training.checkpoint import IN_PROGRESS, task_in_progress
+from ibpwf.storage.checkpoint_folder import IN_PROGRESS, save_checkpoint, task_in_progress
 from ibpwf.training.loop import Progress
 
 SETTINGS = Settings(
@@ -227,8 +226,10 @@ def test_a_checkpoint_is_written_when_its_time_has_come(tmp_path: Path, monkeypa
     clock = [0.0]
     monkeypatch.setattr("ibpwf.training.checkpoint.time.monotonic", lambda: clock[0])
     written = []
-    save = store.save_folder
-    monkeypatch.setattr(store, "save_folder", lambda *a, **k: written.append(clock[0]) or save(*a, **k))
+    monkeypatch.setattr(
+        "ibpwf.training.checkpoint.save_checkpoint",
+        lambda *a, **k: written.append(clock[0]) or save_checkpoint(*a, **k),
+    )
     learner = begun("mlp")
     for _ in learner.learn_steps(*examples(1), checkpoint=tmp_path / "model", every=2):
         clock[0] += 50

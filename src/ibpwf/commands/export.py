@@ -54,7 +54,10 @@ def export_command(
 def show(done: Exported, to: str) -> None:
     target, *beside = done.files
     about = done.about
-    what = f"task '{about['task']}'" if about["task"] is not None else f"all {len(about['tasks'])} tasks"
+    if about["task"] is not None or len(about["tasks"]) == 1:
+        what = f"task '{about['task'] or about['tasks'][0]}'"
+    else:
+        what = f"all {len(about['tasks'])} tasks"
     labels = ", ".join(map(str, about["labels"][:6])) + (", …" if len(about["labels"]) > 6 else "")
     typer.echo(f"Wrote {target} ({size(target.stat().st_size)}): {what}, labels {labels}.")
     shape = "×".join(map(str, about["input"]["shape"]))

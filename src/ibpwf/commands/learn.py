@@ -133,7 +133,7 @@ def learn_command(
     torch.set_flush_denormal(True)
     from ibpwf.files import read_examples
     from ibpwf.own_data.learning import How, learn_file
-    from ibpwf.training.checkpoint import task_in_progress
+    from ibpwf.storage.checkpoint_folder import task_in_progress
 
     console = Console(stderr=json_)
     sides = pixels(size)

@@ -23,11 +23,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 
 def verify_command(model: Model, json_: AsJson = False) -> None:
     """Check every file of a model folder against its digest. Exit code 0: whole, 1: damaged, 2: cannot be checked."""
-    from ibpwf.storage import folder as store
+    from ibpwf.storage.folder import open_folder
     from ibpwf.storage.model_folder import verify_model
 
     if not model.is_dir():
-        store.open_folder(model)  # says so
+        open_folder(model)  # says so
     checked = verify_model(model)
     if json_:
         problems = [problem._asdict() for problem in checked.problems]
@@ -39,16 +39,15 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
         for name in checked.foreign:
             typer.echo(f"foreign: {name}: not part of the model and never read.")
         if checked.problems:
-            count = len(checked.problems)
-            typer.echo(f"{model} is damaged: {count} problem{'s' * (count > 1)}.")
+            typer.echo(f"{model} is damaged: {counted(len(checked.problems), 'problem')}.")
         else:
-            typer.echo(f"{model} is whole: {checked.files} files, {size(checked.bytes)}.")
+            typer.echo(f"{model} is whole: {counted(checked.files, 'file')}, {size(checked.bytes)}.")
     if checked.problems:
         raise typer.Exit(DAMAGED)
 
 
 def inspect_command(model: Model, json_: AsJson = False) -> None:
-    """Show what a model folder holds: tasks, factors per layer, bytes and history."""
+    """Show what a model folder holds: tasks, factors per layer, numbers stored, bytes and history."""
     from ibpwf.storage.inspection import inspect_model
 
     report = inspect_model(model)
@@ -81,8 +80,13 @@ def forget_command(
     typer.echo(f"Forgot task '{task}' of {model}: {size(max(freed, 0))} freed.")
     for layer, count in forgotten.removed.items():
         kept = forgotten.kept[layer]
-        typer.echo(f"  {layer}: {count} factors removed, {kept} kept because others use them")
+        typer.echo(f"  {layer}: {counted(count, 'factor')} removed, {kept} kept because other tasks use them")
     typer.echo(f"Tasks that remain: {', '.join(left) or 'none'}.")
+
+
+def counted(count: int, what: str) -> str:
+    """1 task, 2 tasks."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def size(count: int) -> str:
@@ -106,10 +110,12 @@ def show(console: Console, report: ModelReport) -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     shape = "none yet" if report.input_shape is None else " × ".join(map(str, report.input_shape))
-    say(f"{report.path}: {report.method}, {len(report.tasks)} tasks, {size(report.bytes)}", "bold")
+    say(f"{report.path}: {report.method}, {counted(len(report.tasks), 'task')}, {size(report.bytes)}", "bold")
     say(f"schema {report.schema}, seed {report.seed}, inputs of shape {shape}")
     if report.in_progress is not None:
         say(f"in progress: task '{report.in_progress}', broken off; learn it again with resume to go on")
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.numbers.items())
+    say(f"{counted(sum(report.numbers.values()), 'number')} stored: {kinds}")
     if not report.tasks:
         return
     table = Table(box=None, pad_edge=False)
@@ -127,7 +133,7 @@ def show(console: Console, report: ModelReport) -> None:
     widest = max((use.active for task in report.tasks for use in task.factors.values()), default=0)
     names = max((len(task.name) for task in report.tasks), default=0)
     for layer, total in report.layers.items():
-        say(f"\n{layer}: {total} factors", "bold")
+        say(f"\n{layer}: {counted(total, 'factor')}", "bold")
         for task in report.tasks:
             use = task.factors[layer]
             reused, new = (round(BAR * count / max(widest, 1)) for count in (use.reused, use.new))

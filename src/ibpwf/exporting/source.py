@@ -20,8 +20,8 @@ from ibpwf.lab.data.catalog import DATA_SETS
 from ibpwf.learner import load
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO
-from ibpwf.storage import folder as store
-from ibpwf.storage.architecture import describe, signature
+from ibpwf.storage.files import read_json
+from ibpwf.storage.network_json import describe, signature
 from ibpwf.task_learner import TaskLearner
 
 SCHEMA = 1
@@ -181,7 +181,7 @@ class Source:
         if self.folder is None:
             return None
         with contextlib.suppress(StoreError, AttributeError, TypeError):
-            name = store.read_json(self.folder.resolve().parents[1] / "config.json").get("scenario")
+            name = read_json(self.folder.resolve().parents[1] / "config.json").get("scenario")
             if isinstance(name, str) and name.partition("-")[2] in DATA_SETS:
                 return name
         return None

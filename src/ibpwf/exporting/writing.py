@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from ibpwf.errors import InputError, unknown
 from ibpwf.exporting.formats import TOLERANCE, as_onnx, as_pt2, difference, need_packages
 from ibpwf.exporting.source import Model, Source
-from ibpwf.storage.files import encode, encode_tensors, plain_errors, read_bytes, write_bytes
+from ibpwf.storage.files import encode_json, encode_tensors, plain_errors, read_bytes, write_bytes
 
 Format = Literal["onnx", "pt2", "safetensors"]
 SCRIPT = "predict.py"
@@ -56,7 +56,7 @@ def export(
             raise InputError("safetensors holds the weights of one task; name it with --task, or choose onnx or pt2.")
         net = source.network(number)
         about = source.about(number, net)
-        beside = {target.with_suffix(".json"): encode(about, "metadata", 2) + b"\n"}
+        beside = {target.with_suffix(".json"): encode_json(about, "metadata", 2) + b"\n"}
         data, found = encode_tensors(net.state_dict(), target.name), None
         _check_free({target: data, **beside}, overwrite)
     else:

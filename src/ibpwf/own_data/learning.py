@@ -16,9 +16,10 @@ from ibpwf.estimator import ContinualClassifier
 from ibpwf.files import Examples, Layout
 from ibpwf.own_data.holding_out import held_out
 from ibpwf.own_data.model import FileModel, rows_of
-from ibpwf.storage import folder as store
+from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
+from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
 from ibpwf.training.callbacks import Callback
-from ibpwf.training.checkpoint import ANEW, IN_PROGRESS, Checkpoint, discard, discard_finished, task_in_progress
+from ibpwf.training.checkpoint import Checkpoint
 
 Read = Callable[[Layout | None], Examples]
 """Reads the file like an earlier one, or as the first."""
@@ -65,8 +66,8 @@ def learn_file(model: Path, read: Read, task: str, parameters: Mapping[str, Any]
     _check_place(model)
     if how.resume and how.anew:
         raise InputError("--resume and --anew were both given; choose one.")
-    if os.path.lexists(model / store.MANIFEST):
-        with store.lock_folder(model):
+    if os.path.lexists(model / MANIFEST):
+        with lock_folder(model):
             there = FileModel.load(model, how.device)
             _check_parameters(model, there.classifier, parameters)
             serial = there.classifier.learner_.method.serial(len(there.tasks))
@@ -80,7 +81,7 @@ def learn_file(model: Path, read: Read, task: str, parameters: Mapping[str, Any]
     classifier.make_settings()  # a wrong setting is named before the folder is made
     examples.check_learnable()
     with _made(model):
-        if os.path.lexists(model / store.MANIFEST):
+        if os.path.lexists(model / MANIFEST):
             raise StoreError(f"{str(model)!r} was made by another process meanwhile; run the command again.")
         _check_unfinished(model, task, 0, how)
         return _learn(model, FileModel(classifier, examples.layout), examples, task, how)
@@ -135,8 +136,8 @@ def _check_place(model: Path) -> None:
         return
     if not model.is_dir():
         raise InputError(f"{model} is a file; the model folder comes first and the data second.")
-    others = sorted(name for name in os.listdir(model) if name != IN_PROGRESS and not store.is_ours(name))
-    if others and not os.path.lexists(model / store.MANIFEST):
+    others = sorted(name for name in os.listdir(model) if name != IN_PROGRESS and not is_ours(name))
+    if others and not os.path.lexists(model / MANIFEST):
         raise InputError(
             f"{model} is a folder of other things ({others[0]!r}) and no model; give a new or empty folder, and the "
             "data after it."
@@ -147,13 +148,13 @@ def _check_place(model: Path) -> None:
 def _made(model: Path) -> Iterator[None]:
     """Hold a folder that is to become a model; if it does not, and there is nothing to resume, it goes again."""
     was_there = model.is_dir()
-    with store.lock_folder(model):
+    with lock_folder(model):
         try:
             yield
         finally:
-            if set(os.listdir(model)) <= {store.LOCK}:
+            if set(os.listdir(model)) <= {LOCK}:
                 with contextlib.suppress(OSError):
-                    os.unlink(model / store.LOCK)
+                    os.unlink(model / LOCK)
                     if not was_there:
                         os.rmdir(model)
 

@@ -51,9 +51,6 @@ def plain_errors(doing: str, path: StrPath) -> Iterator[None]:
         raise StoreError(f"cannot {doing} {os.fspath(path)!r}: {error}. Check the path.") from error
 
 
-# ------------------------------------------------------------------------------------------ plain files
-
-
 def sync_folder(folder: Path) -> None:
     """Makes a rename survive a power cut; Windows and some network disks offer no such call."""
     if os.name == "nt":
@@ -111,9 +108,6 @@ def read_bytes(path: StrPath) -> bytes:
             return file.read()
 
 
-# ------------------------------------------------------------------------------------------------- JSON
-
-
 def _plain_json(value: object, where: str) -> Any:
     """The value as JSON will give it back, or a `StoreError` that names the field JSON cannot hold."""
     if isinstance(value, Mapping):
@@ -131,7 +125,7 @@ def _plain_json(value: object, where: str) -> Any:
     raise StoreError(f"{where} is a {type(value).__name__}, which JSON cannot hold. {remedy}")
 
 
-def encode(obj: object, where: str, indent: int | None = None) -> bytes:
+def encode_json(obj: object, where: str, indent: int | None = None) -> bytes:
     try:
         plain = _plain_json(obj, where)
         # Without an indent it is the canonical form, over which digests are taken.
@@ -148,7 +142,7 @@ LINE = 180
 
 def encode_lines(obj: object, where: str) -> bytes:
     """JSON with as much on a line as fits: short to store, and a line for each thing that is listed."""
-    encode(obj, where)  # refuses what JSON cannot hold
+    encode_json(obj, where)  # refuses what JSON cannot hold
     return (_spread(_plain_json(obj, where), "\n") + "\n").encode("ascii")
 
 
@@ -173,7 +167,7 @@ def _decode(data: bytes) -> Any:
 
 def write_json(path: StrPath, obj: object) -> None:
     """Writes a JSON file whole or not at all."""
-    write_bytes(path, encode(obj, Path(path).name, 2) + b"\n")
+    write_bytes(path, encode_json(obj, Path(path).name, 2) + b"\n")
 
 
 def read_json(path: StrPath) -> Any:
@@ -183,7 +177,7 @@ def read_json(path: StrPath) -> Any:
         return _decode(data)
     except ValueError as error:
         what = "is empty" if not data.strip() else f"is not whole JSON ({error})"
-        raise StoreError(f"{os.fspath(path)!r} {what}. It was cut short or damaged; {RESTORE}") from error
+        raise StoreError(f"{os.fspath(path)!r} {what}. It was cut short or damaged. {RESTORE}") from error
 
 
 def _is_whole(line: bytes) -> bool:
@@ -198,7 +192,7 @@ def append_jsonl(path: StrPath, obj: Mapping[str, Any]) -> None:
     if not isinstance(obj, Mapping):
         # Objects only: a cut `{...` is never whole JSON, while a cut `123` would read as `12`.
         raise StoreError(f"a line of {os.fspath(path)!r} must be a dict, not {type(obj).__name__}.")
-    line = encode(obj, Path(path).name) + b"\n"
+    line = encode_json(obj, Path(path).name) + b"\n"
     with plain_errors("write", path):
         new = not os.path.exists(path)
         with open(path, "ab+", buffering=0) as file:  # no buffer: closing must not write what failed before
@@ -232,9 +226,6 @@ def read_jsonl(path: StrPath) -> list[dict[str, Any]]:
     return [_decode(line) for line in ([*lines, last] if _is_whole(last) else lines)]
 
 
-# ---------------------------------------------------------------------------------------------- tensors
-
-
 def encode_tensors(tensors: Mapping[str, Tensor], where: str) -> bytes:
     copies: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -258,13 +249,3 @@ def decode_tensors(data: bytes, path: StrPath, device: str | torch.device) -> di
         what = f"is not a whole safetensors file ({error})"
         raise StoreError(f"{os.fspath(path)!r} {what}. {RESTORE}") from error
     return {name: tensors[name].to(device) for name in sorted(tensors)}
-
-
-def write_tensors(path: StrPath, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors as safetensors, whole or not at all; the same tensors give the same bytes."""
-    write_bytes(path, encode_tensors(tensors, Path(path).name))
-
-
-def read_tensors(path: StrPath, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file, bit for bit as they were written."""
-    return decode_tensors(read_bytes(path), path, device)

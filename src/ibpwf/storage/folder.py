@@ -1,10 +1,10 @@
-"""The model folder: what a learner keeps on disk, and how it survives a crash at any moment.
+"""A folder of tensors with a manifest: how a model, or a task in progress, survives a crash at any moment.
 
-A model folder holds `manifest.json` and one safetensors file per part. Part `task-0003` lies in
+It holds `manifest.json` and one safetensors file per part. Part `task-0003` lies in
 `task-0003.<first 12 hex digits of its SHA-256>.safetensors`, so a changed part gets a new file name and
 no file is ever overwritten with other content. A save writes the new parts, then renames the manifest
-into place, then removes what nobody names any more: killed at any moment, it leaves the old model or the
-new one. Nothing here unpickles anything.
+into place, then removes what nobody names any more: killed at any moment, it leaves the old content
+or the new one. Nothing here unpickles anything.
 """
 
 from __future__ import annotations
@@ -15,62 +15,32 @@ import hashlib
 import json
 import os
 import re
-import sys
-import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import torch
+from filelock import FileLock, SoftFileLock, Timeout
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ibpwf.errors import StoreError
 from ibpwf.storage.files import (
     RESTORE,
     StrPath,
-    append_jsonl,
     decode_tensors,
-    encode,
+    encode_json,
     encode_lines,
     encode_tensors,
     plain_errors,
     read_bytes,
     read_json,
-    read_jsonl,
-    read_tensors,
     sync_folder,
     write_bytes,
-    write_json,
-    write_tensors,
-    write_text,
 )
-
-__all__ = [
-    "LOCK",
-    "MANIFEST",
-    "Entry",
-    "Opened",
-    "Problem",
-    "append_jsonl",
-    "encode",
-    "is_ours",
-    "lock_folder",
-    "open_folder",
-    "plain_errors",
-    "read_bytes",
-    "read_json",
-    "read_jsonl",
-    "read_tensors",
-    "save_folder",
-    "strangers",
-    "verify_folder",
-    "write_bytes",
-    "write_json",
-    "write_tensors",
-    "write_text",
-]
+from ibpwf.storage.records import Record, read_record
 
 SCHEMA = 3  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
@@ -81,7 +51,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 # What a save may delete: only names that this module itself gives, never a user's own file.
 _OURS = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}\.[0-9a-f]{12}\.safetensors")
 _LEFTOVER = re.compile(r".*\.tmp-[0-9a-f]{16}")
-_HEX64 = re.compile(r"[0-9a-f]{64}")
+# What a disk that cannot lock answers.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 class Problem(NamedTuple):
@@ -92,23 +63,46 @@ class Problem(NamedTuple):
     kind: str = "damaged"
 
 
-class Entry(NamedTuple):
+class FileEntry(Record):
     """What the manifest says of one part."""
 
     file: str
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    bytes: Annotated[int, Field(ge=0)]
+
+
+def _entry(name: str, digest: str, size: int) -> FileEntry:
+    return FileEntry(file=f"{name}.{digest[:12]}.safetensors", sha256=digest, bytes=size)
+
+
+class Manifest(Record):
+    """`manifest.json`: what a folder holds."""
+
+    version: Annotated[int, Field(alias="schema", ge=1)]
+    kind: str
+    files: dict[str, FileEntry]
+    content: dict[str, Any]
     sha256: str
-    bytes: int
+
+    @model_validator(mode="after")
+    def _files_are_its_own(self) -> Self:
+        # The name follows from the digest, so a manifest cannot point outside its folder.
+        for name, entry in self.files.items():
+            if not _NAME.fullmatch(name) or entry != _entry(name, entry.sha256, entry.bytes):
+                refused = f"{entry.file!r}, which is not a file name of this folder; it is refused"
+                raise ValueError(f"field 'files.{name}.file' is {refused}")
+        return self
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedFolder:
     """A folder whose manifest has been read and checked; the tensors are read when asked for."""
 
     path: Path
     kind: str
     schema: int
     content: dict[str, Any]
-    files: dict[str, Entry]
+    files: dict[str, FileEntry]
 
     def tensors(self, name: str, device: str | torch.device = "cpu") -> dict[str, Tensor]:
         """The tensors of one part, after its size and digest have been checked."""
@@ -128,9 +122,6 @@ class Opened:
         return decode_tensors(data, path, device)
 
 
-_held: dict[str, tuple[int, int]] = {}  # folders locked by this process: which process and thread holds each
-
-
 @contextlib.contextmanager
 def lock_folder(path: StrPath) -> Iterator[None]:
     """Holds the folder (made if need be) for one writer; a second one gets a `StoreError` at once.
@@ -138,52 +129,43 @@ def lock_folder(path: StrPath) -> Iterator[None]:
     The same thread may take it again, so a long training can hold it around its saves. The system drops
     the lock when the process ends, however it ends.
     """
-    me = (os.getpid(), threading.get_ident())
-    with plain_errors("lock", path):
-        key = os.path.realpath(path)
-    if _held.get(key) == me:
-        yield
-        return
     with plain_errors("make the folder", path):
         if not os.path.isdir(path):
             os.makedirs(path, exist_ok=True)
             sync_folder(Path(path).parent)
+    # One object per folder, which counts for each thread how often it has taken the lock.
+    lock = FileLock(os.path.join(os.path.realpath(path), LOCK), is_singleton=True)
     with plain_errors("lock", path):
-        handle = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+        taken = _taken(lock, path)
     try:
-        _lock(handle, path)
-        _held[key] = me
         yield
     finally:
-        if _held.get(key) == me:
-            del _held[key]
-            _lock(handle, path, take=False)
-        os.close(handle)
+        if taken:
+            with contextlib.suppress(OSError):  # the system drops it with the process
+                lock.release()
 
 
-def _lock(handle: int, path: StrPath, take: bool = True) -> None:
+def _taken(lock: FileLock, path: StrPath) -> bool:
+    """Takes the lock; False on a disk that has none, of which one is warned."""
     try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK if take else msvcrt.LK_UNLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if take else fcntl.LOCK_UN)
-    except OSError as error:
-        if not take:
-            return  # closing the file drops the lock as well
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+        lock.acquire(blocking=False)
+        return True
+    except Timeout as error:
+        if not isinstance(lock, SoftFileLock):
             remedy = "Wait for it, or save to another folder."
             raise StoreError(f"{os.fspath(path)!r} is being written by another process. {remedy}") from error
-        warnings.warn(f"{os.fspath(path)!r}: this disk has no locks; run one writer only", stacklevel=4)
+        # filelock found that the disk has no locks and took the file's presence for one; ours is always there.
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    warnings.warn(f"{os.fspath(path)!r}: this disk has no locks; run one writer only", stacklevel=4)
+    return False
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
     """A digest over the manifest itself: without it, one flipped digit in the content would pass."""
     body = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(encode(body, MANIFEST)).hexdigest()
+    return hashlib.sha256(encode_json(body, MANIFEST)).hexdigest()
 
 
 def save_folder(
@@ -193,49 +175,45 @@ def save_folder(
     content: Mapping[str, Any],
     files: Mapping[str, Mapping[str, Tensor]],
     schema: int = SCHEMA,
-    keep: Iterable[str] = (),
-    unchanged: Mapping[str, Entry] | None = None,
-) -> Opened:
+    unchanged: Mapping[str, FileEntry] | None = None,
+) -> OpenedFolder:
     """Saves `content` and the parts in `files`, and returns the folder as opened.
 
-    Parts named in `keep` stay as the folder has them, unread; parts named nowhere are dropped. A part whose
-    content is already there is not written again. What the caller knows to be `unchanged` since it was stored as
-    that entry is not even encoded, so that a save costs what is new and not what there is; should its file be
-    lost or cut, it is put back from `files`.
+    Parts named nowhere are dropped. A part whose content is already there is not written again. What the caller
+    knows to be `unchanged` since it was stored as that entry is not even encoded, so that a save costs what is new
+    and not what there is; should its file be lost or cut, it is put back from `files`.
     """
-    unchanged = unchanged or {}
     folder = Path(path)
     with lock_folder(folder):
-        old = open_folder(folder, kind=kind, newest=schema) if os.path.lexists(folder / MANIFEST) else None
-        entries: dict[str, Entry] = {}
-        for name in keep:
-            if old is None or name not in old.files:
-                raise StoreError(f"{str(folder)!r} has no part '{name}' to keep. Pass its tensors in files.")
-            entries[name] = old.files[name]
-        plain = json.loads(encode(content, "content"))  # refused before anything is written
-        for name, tensors in files.items():
-            known = unchanged.get(name)
-            if known is not None and old is not None and old.files.get(name) == known and _is_there(folder, known):
+        there = os.path.lexists(folder / MANIFEST)
+        old = open_folder(folder, kind=kind, newest=schema).files if there else {}
+        plain = json.loads(encode_json(content, "content"))  # refused before anything is written
+        entries: dict[str, FileEntry] = {}
+        for name, tensors in sorted(files.items()):
+            known = (unchanged or {}).get(name)
+            if known is not None and old.get(name) == known and _is_there(folder, known):
                 entries[name] = known
-                continue
-            if not _NAME.fullmatch(name):
-                remedy = "Use a-z, 0-9, '.', '_', '-', at most 100 of them."
-                raise StoreError(f"{name!r} cannot name a part of {str(folder)!r}. {remedy}")
-            data = encode_tensors(tensors, name)
-            digest = hashlib.sha256(data).hexdigest()
-            entry = Entry(f"{name}.{digest[:12]}.safetensors", digest, len(data))
-            same = old is not None and old.files.get(name) == entry
-            if not (same and _is_there(folder, entry)):  # a part that was lost or cut is put back
-                write_bytes(folder / entry.file, data)
-            entries[name] = entry
-        listed = {name: entries[name]._asdict() for name in sorted(entries)}
+            else:
+                entries[name] = _store_part(folder, name, tensors, old.get(name))
+        listed = {name: entry.model_dump() for name, entry in entries.items()}
         manifest = {"schema": schema, "kind": kind, "files": listed, "content": plain}
         write_bytes(folder / MANIFEST, encode_lines({**manifest, "sha256": _seal(manifest)}, MANIFEST))
         _sweep(folder, {entry.file for entry in entries.values()})
-    return Opened(folder, kind, schema, plain, {name: entries[name] for name in listed})
+    return OpenedFolder(folder, kind, schema, plain, entries)
 
 
-def _is_there(folder: Path, entry: Entry) -> bool:
+def _store_part(folder: Path, name: str, tensors: Mapping[str, Tensor], old: FileEntry | None) -> FileEntry:
+    if not _NAME.fullmatch(name):
+        remedy = "Use a-z, 0-9, '.', '_', '-', at most 100 of them."
+        raise StoreError(f"{name!r} cannot name a part of {str(folder)!r}. {remedy}")
+    data = encode_tensors(tensors, name)
+    entry = _entry(name, hashlib.sha256(data).hexdigest(), len(data))
+    if entry != old or not _is_there(folder, entry):  # a part that was lost or cut is put back
+        write_bytes(folder / entry.file, data)
+    return entry
+
+
+def _is_there(folder: Path, entry: FileEntry) -> bool:
     """Whether the file of a part is there and as long as it should be; its content is not read."""
     path = folder / entry.file
     try:
@@ -253,7 +231,7 @@ def _sweep(folder: Path, wanted: set[str]) -> None:
                     os.unlink(folder / name)
 
 
-def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA) -> Opened:
+def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA) -> OpenedFolder:
     """Reads and checks the manifest of a folder; `kind=None` accepts any kind."""
     folder = Path(path)
     where = str(folder / MANIFEST)
@@ -261,39 +239,19 @@ def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA)
         os.listdir(folder)
     if not os.path.lexists(where):
         raise StoreError(f"{str(folder)!r} is not a model folder: it has no {MANIFEST}. Check the path.")
-    manifest = read_json(where)
-
-    def need(holds: bool, what: str) -> None:
-        if not holds:
-            raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged; {RESTORE}")
-
-    need(isinstance(manifest, dict), f"it holds a {type(manifest).__name__} instead of an object")
-    schema = manifest.get("schema")
-    need(type(schema) is int and schema >= 1, f"field 'schema' is {schema!r} instead of a version number")
-    if schema > newest:  # said before anything else is looked at: a newer layout may differ everywhere
+    found = read_json(where)
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if type(schema) is int and schema > newest:  # before anything else: a newer layout may differ everywhere
         versions = f"schema version {schema}, and this ibpwf reads up to {newest}"
         raise StoreError(f"{where!r} has {versions}: written by a newer ibpwf; upgrade ibpwf to read it.")
-    expected = {"schema", "kind", "files", "content", "sha256"}
-    need(expected <= set(manifest), f"missing fields: {', '.join(sorted(expected - set(manifest)))}")
-    need(set(manifest) <= expected, f"unknown fields: {', '.join(sorted(set(manifest) - expected))}")
-    for key, type_ in (("kind", str), ("content", dict), ("files", dict)):
-        need(isinstance(manifest[key], type_), f"field '{key}' is not a {type_.__name__}")
-    entries: dict[str, Entry] = {}
-    for name, item in manifest["files"].items():
-        place = f"field 'files.{name}'"
-        need(isinstance(item, dict) and set(item) == {"file", "sha256", "bytes"}, f"{place} is malformed")
-        file, digest, size = item["file"], item["sha256"], item["bytes"]
-        need(isinstance(digest, str) and bool(_HEX64.fullmatch(digest)), f"{place}.sha256 is no digest")
-        need(type(size) is int and size >= 0, f"{place}.bytes is not a size")
-        # The name follows from the digest, so a manifest cannot point outside its folder.
-        fits = bool(_NAME.fullmatch(name)) and file == f"{name}.{digest[:12]}.safetensors"
-        need(fits, f"{place}.file is {file!r}, which is not a file name of this folder; it is refused")
-        entries[name] = Entry(file, digest, size)
-    need(manifest["sha256"] == _seal(manifest), "its content does not match its own SHA-256")
-    if kind is not None and manifest["kind"] != kind:
+    manifest = read_record(Manifest, found, where)
+    if manifest.sha256 != _seal(found):
+        what = "its content does not match its own SHA-256"
+        raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged. {RESTORE}")
+    if kind is not None and manifest.kind != kind:
         remedy = f"Give the path of a '{kind}'."
-        raise StoreError(f"{where!r} holds a '{manifest['kind']}', not a '{kind}'. {remedy}")
-    return Opened(folder, manifest["kind"], schema, manifest["content"], entries)
+        raise StoreError(f"{where!r} holds a '{manifest.kind}', not a '{kind}'. {remedy}")
+    return OpenedFolder(folder, manifest.kind, manifest.version, manifest.content, manifest.files)
 
 
 def is_ours(name: str) -> bool:
@@ -301,7 +259,7 @@ def is_ours(name: str) -> bool:
     return name in (MANIFEST, LOCK) or bool(_OURS.fullmatch(name) or _LEFTOVER.fullmatch(name))
 
 
-def strangers(path: StrPath) -> list[str]:
+def foreign_files(path: StrPath) -> list[str]:
     """What lies in a folder and is not part of the model: a user's own files, and what a killed save has left
     (the next save removes that). None of it is ever read."""
     opened = open_folder(path)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
+from ibpwf.core.learned import FactorUse
 from ibpwf.errors import StoreError
-from ibpwf.storage import folder as store
+from ibpwf.storage.checkpoint_folder import task_in_progress
+from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder
 from ibpwf.storage.model_folder import KIND
-from ibpwf.training.checkpoint import task_in_progress
-
-
-@dataclass(frozen=True)
-class LayerUse:
-    """Factors of one layer that a task reads, those it was the first to read, and those there were by then."""
-
-    active: int
-    new: int
-    reused: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class TaskReport:
     examples: int
     accuracy: float | None
     bytes: int
-    factors: dict[str, LayerUse]
+    factors: dict[str, FactorUse]
 
 
 @dataclass(frozen=True)
@@ -50,6 +41,7 @@ class ModelReport:
     input_shape: list[int] | None
     tasks: list[TaskReport]
     layers: dict[str, int]  # locked factors of each layer
+    numbers: dict[str, int]  # how many the tensors hold, by kind
     bytes: int
     shared_bytes: int  # the network's own tensors and what φ reads of a forgotten first task
     manifest_bytes: int
@@ -64,12 +56,12 @@ class ModelReport:
 def inspect_model(path: str | Path) -> ModelReport:
     """Read and check every part of a model folder and say what it holds."""
     unfinished = task_in_progress(path)
-    if unfinished is not None and not (Path(path) / store.MANIFEST).exists():
+    if unfinished is not None and not (Path(path) / MANIFEST).exists():
         raise StoreError(
             f"{path} holds no finished task yet; its first, '{unfinished.task}', was broken off. Learn it again with "
             "resume to go on."
         )
-    opened = store.open_folder(path, kind=KIND)
+    opened = open_folder(path, kind=KIND)
     try:
         return _report(opened)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -77,37 +69,51 @@ def inspect_model(path: str | Path) -> ModelReport:
         raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None
 
 
-def _report(opened: store.Opened) -> ModelReport:
+KINDS = {
+    "factors": "factors",
+    "posterior": "task vectors",
+    "own": "own parameters",
+    "moments": "feature statistics",
+}
+"""What a tensor is, by the first word of its name."""
+NETWORK = "network"
+"""What all others are: the network's own tensors, or another method's."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the report needs of one file of tensors."""
+
+    bytes: int
+    numbers: Counter[str]  # by kind
+    locked: Counter[str]  # factors, by layer
+    selected: Counter[str]  # factors that the task reads, by layer
+
+
+def _part(opened: OpenedFolder, name: str) -> _Part:
+    part = _Part(opened.files[name].bytes, Counter(), Counter(), Counter())
+    for key, tensor in opened.tensors(name).items():
+        first, _, rest = key.partition("/")
+        layer, _, field = rest.rpartition("/")
+        kind = KINDS["moments"] if name == "random-features" else KINDS.get(first, NETWORK)
+        part.numbers[kind] += tensor.numel()
+        if (first, field) == ("factors", "positions"):
+            part.locked[layer] += len(tensor)
+        elif (first, field) == ("posterior", "selected"):
+            part.selected[layer] += int(tensor.sum())
+    return part
+
+
+def _report(opened: OpenedFolder) -> ModelReport:
     content = opened.content
     stored = content["state"].get("tasks", [])
     known = [int(entry.get("serial", number)) for number, entry in enumerate(stored)]
     serials = known or list(range(len(content["tasks"])))
-    total: dict[str, int] = {}
-    for name, block in _blocks(opened, "reference").items():
-        total[name] = total.get(name, 0) + len(block)
-    extra = content.get("extra", {})
-    names = extra["labels"]["labels"] if extra.get("kind") == "continual-classifier" else []
-    tasks, of_tasks = [], 0
-    for number, (serial, task) in enumerate(zip(serials, content["tasks"], strict=True)):
-        parts = [f"task-{serial:04d}", f"factors-{serial:04d}"]
-        size = sum(opened.files[part].bytes for part in parts if part in opened.files)
-        of_tasks += size
-        factors = _use(opened, serial, total)
-        tasks.append(
-            TaskReport(
-                name=task["name"],
-                number=number,
-                serial=serial,
-                classes=list(task["classes"]),
-                labels=[names[number] for number in task["classes"]] if names else list(task["classes"]),
-                examples=task["examples"],
-                accuracy=task.get("accuracy"),
-                bytes=size,
-                factors=factors,
-            )
-        )
-    parts_bytes = sum(entry.bytes for entry in opened.files.values())
-    manifest = (opened.path / store.MANIFEST).stat().st_size
+    parts = {name: _part(opened, name) for name in opened.files}
+    manifest = (opened.path / MANIFEST).stat().st_size
+    tasks, layers = _tasks(content, serials, parts)
+    parts_bytes = sum(part.bytes for part in parts.values())
+    numbers = sum((part.numbers for part in parts.values()), Counter[str]())
     unfinished = task_in_progress(opened.path)
     if unfinished is not None and unfinished.serial <= max(serials, default=-1):
         unfinished = None  # finished since
@@ -119,9 +125,10 @@ def _report(opened: store.Opened) -> ModelReport:
         seed=content["seed"],
         input_shape=content["input_shape"],
         tasks=tasks,
-        layers=total,
+        layers=layers,
+        numbers={kind: numbers[kind] for kind in (*KINDS.values(), NETWORK) if numbers[kind]},
         bytes=parts_bytes + manifest,
-        shared_bytes=parts_bytes - of_tasks,
+        shared_bytes=parts_bytes - sum(task.bytes for task in tasks),
         manifest_bytes=manifest,
         history=list(content.get("history", learnt)),
         in_progress=None if unfinished is None else unfinished.task,
@@ -129,28 +136,35 @@ def _report(opened: store.Opened) -> ModelReport:
     )
 
 
-def _blocks(opened: store.Opened, part: str) -> dict[str, Tensor]:
-    """Positions of the factors in a part, by layer."""
-    tensors = opened.tensors(part) if part in opened.files else {}
-    ends = "/positions"
-    return {
-        name.removeprefix("factors/").removesuffix(ends): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("factors/") and name.endswith(ends)
-    }
-
-
-def _use(opened: store.Opened, serial: int, total: dict[str, int]) -> dict[str, LayerUse]:
-    """The factors that a task uses; `total` counts on."""
-    name = f"task-{serial:04d}"
-    if name not in opened.files:
-        return {}  # a method without factors
-    new = _blocks(opened, f"factors-{serial:04d}") or _blocks(opened, name)
-    use = {}
-    for key, selected in opened.tensors(name).items():
-        if key.startswith("posterior/") and key.endswith("/selected"):
-            layer = key.removeprefix("posterior/").removesuffix("/selected")
-            active, fresh = int(selected.sum()), len(new.get(layer, ()))
-            total[layer] = total.get(layer, 0) + fresh
-            use[layer] = LayerUse(active, fresh, active - fresh, total[layer])
-    return use
+def _tasks(
+    content: Mapping[str, Any], serials: list[int], parts: Mapping[str, _Part]
+) -> tuple[list[TaskReport], dict[str, int]]:
+    """Every task, and how many factors each layer has after the last."""
+    extra = content.get("extra", {})
+    names = extra["labels"]["labels"] if extra.get("kind") == "continual-classifier" else []
+    total = Counter(parts["reference"].locked) if "reference" in parts else Counter()
+    tasks = []
+    for number, (serial, task) in enumerate(zip(serials, content["tasks"], strict=True)):
+        mine = [parts[name] for name in (f"task-{serial:04d}", f"factors-{serial:04d}") if name in parts]
+        new, selected = Counter[str](), Counter[str]()
+        for part in mine:
+            new.update(part.locked)
+            selected.update(part.selected)
+        total.update({layer: new[layer] for layer in selected})
+        tasks.append(
+            TaskReport(
+                name=task["name"],
+                number=number,
+                serial=serial,
+                classes=list(task["classes"]),
+                labels=[names[label] for label in task["classes"]] if names else list(task["classes"]),
+                examples=task["examples"],
+                accuracy=task.get("accuracy"),
+                bytes=sum(part.bytes for part in mine),
+                factors={
+                    layer: FactorUse(active, new[layer], active - new[layer], total[layer])
+                    for layer, active in selected.items()
+                },
+            )
+        )
+    return tasks, dict(total)

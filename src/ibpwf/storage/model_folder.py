@@ -1,6 +1,6 @@
 """The model folder as a learner sees it: what it has stored there already, and whether that is still so.
 
-The format itself is described in docs/model-format.md, its files are written by `store`.
+The format itself is described in docs/model-format.md, its files are written by `ibpwf.storage.folder`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from pathlib import Path
 from torch import Tensor
 
 from ibpwf.errors import StoreError
-from ibpwf.storage import folder as store
-from ibpwf.training.checkpoint import IN_PROGRESS
+from ibpwf.storage.checkpoint_folder import IN_PROGRESS
+from ibpwf.storage.folder import MANIFEST, FileEntry, OpenedFolder, Problem, foreign_files, open_folder, verify_folder
 
 KIND = "ibpwf-model"
-SCHEMA = 3
 
 
 @dataclass(frozen=True)
 class Checked:
     """What `verify_model` found. `foreign` files are no part of the model; they are left alone and never read."""
 
-    problems: list[store.Problem]
+    problems: list[Problem]
     foreign: list[str]
     files: int
     bytes: int
@@ -32,19 +31,17 @@ class Checked:
 
 def verify_model(path: str | Path) -> Checked:
     """Compare every file of a model folder with its digest, those of a task in progress too."""
-    problems = store.verify_folder(path)
+    problems = verify_folder(path)
     unfinished = Path(path) / IN_PROGRESS
-    if os.path.lexists(unfinished / store.MANIFEST):
-        problems += [
-            problem._replace(file=f"{IN_PROGRESS}/{problem.file}") for problem in store.verify_folder(unfinished)
-        ]
+    if os.path.lexists(unfinished / MANIFEST):
+        problems += [problem._replace(file=f"{IN_PROGRESS}/{problem.file}") for problem in verify_folder(unfinished)]
     try:
-        opened = store.open_folder(path, kind=KIND)
+        opened = open_folder(path, kind=KIND)
     except StoreError as error:
-        return Checked(problems or [store.Problem(store.MANIFEST, str(error))], [], 0, 0)
-    foreign = [name for name in store.strangers(path) if name != IN_PROGRESS]
+        return Checked(problems or [Problem(MANIFEST, str(error))], [], 0, 0)
+    foreign = [name for name in foreign_files(path) if name != IN_PROGRESS]
     sizes = [entry.bytes for entry in opened.files.values()]
-    return Checked(problems, foreign, len(sizes) + 1, sum(sizes) + (opened.path / store.MANIFEST).stat().st_size)
+    return Checked(problems, foreign, len(sizes) + 1, sum(sizes) + (opened.path / MANIFEST).stat().st_size)
 
 
 class SavedParts:
@@ -55,18 +52,18 @@ class SavedParts:
     """
 
     def __init__(self) -> None:
-        self._opened: store.Opened | None = None
+        self._opened: OpenedFolder | None = None
         self._place = ""
         self._tensors: dict[str, dict[str, tuple[Tensor, object]]] = {}
 
-    def remember(self, opened: store.Opened, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def remember(self, opened: OpenedFolder, files: Mapping[str, Mapping[str, Tensor]]) -> None:
         self._opened, self._place = opened, os.path.realpath(opened.path)
         # The tensors themselves are kept too, so that their memory is not given to others.
         self._tensors = {
             name: {key: (tensor, _identity(tensor)) for key, tensor in part.items()} for name, part in files.items()
         }
 
-    def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, store.Entry]:
+    def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
         """The entries of those parts that need not be looked at again when saving to `path`."""
         if self._opened is None or os.path.realpath(path) != self._place:
             return {}
@@ -82,9 +79,9 @@ class SavedParts:
         """Refuse to save over what another process has saved since: its tasks would be lost."""
         if self._opened is None or os.path.realpath(path) != self._place:
             return
-        if not os.path.lexists(Path(path) / store.MANIFEST):
+        if not os.path.lexists(Path(path) / MANIFEST):
             return  # removed by its owner; saved anew
-        now = store.open_folder(path, kind=KIND)
+        now = open_folder(path, kind=KIND)
         if (now.files, now.content) != (self._opened.files, self._opened.content):
             raise StoreError(
                 f"{str(path)!r} was saved by another process since this learner read or saved it; nothing was "

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ibpwf.core.reference import accelerated
 from ibpwf.errors import TrainingError
+from ibpwf.storage.checkpoint_folder import CheckpointContent, Identity
 from ibpwf.training.augment import CropAndFlip, check_images
 from ibpwf.training.callbacks import Callback, Callbacks, EpochEnd, StepEnd, TaskStart
 from ibpwf.training.environment import prepared_to_train
@@ -35,16 +36,6 @@ class Place:
     phase: int = 0
     epoch: int = 0
     shuffle: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a checkpoint belongs to: the task, and digests of its data and of the model before it."""
-
-    task: str
-    serial: int
-    data: str
-    model: str
 
 
 class Training:
@@ -163,12 +154,12 @@ class Training:
         step = {**self.step.state(), "shuffle": self.place.shuffle}
         return {**where, "method": content}, {"method": tensors, "step": step}
 
-    def restore(self, content: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def restore(self, content: CheckpointContent, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on where `state` was taken; to be called when the task starts, with the same task and model."""
-        self.method.load_training_state(content["method"], tensors["method"])
+        self.method.load_training_state(content.method, tensors["method"])
         step = dict(tensors["step"])
-        self.place = Place(int(content["phase"]), int(content["epoch"]), step.pop("shuffle"))
-        self._restored = int(content["done"]), step
+        self.place = Place(content.phase, content.epoch, step.pop("shuffle"))
+        self._restored = content.done, step
 
 
 def fit_steps(

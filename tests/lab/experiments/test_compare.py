@@ -19,7 +19,7 @@ from ibpwf.lab.experiments.run import new_learner
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.methods import method_named, methods
 from ibpwf.settings import parse_assignment
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_json
 
 QUICK = {"epochs": 1, "hidden": [16], "batch_size": 64}
 
@@ -70,7 +70,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path):
     stamp = (tmp_path / "adam" / "result.json").stat().st_mtime_ns
     again = comparing.compare([config("adam")], tmp_path)
     assert (tmp_path / "adam" / "result.json").stat().st_mtime_ns == stamp
-    assert again[0].result == store.read_json(tmp_path / "adam" / "result.json")
+    assert again[0].result == read_json(tmp_path / "adam" / "result.json")
     assert first[0].error is None
 
 
@@ -234,7 +234,7 @@ def test_a_finished_run_of_another_network_is_not_the_one_asked_for(tmp_path: Pa
         "settings_for": {},
         "network": config.network_spec(),
     }
-    store.write_json(tmp_path / "result.json", result)
+    write_json(tmp_path / "result.json", result)
     assert comparing.finished(tmp_path, config) == result
-    store.write_json(tmp_path / "result.json", {**result, "network": {"builder": "mlp", "hidden": [9]}})
+    write_json(tmp_path / "result.json", {**result, "network": {"builder": "mlp", "hidden": [9]}})
     assert comparing.finished(tmp_path, config) is None

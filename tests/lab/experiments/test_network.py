@@ -10,7 +10,7 @@ from ibpwf.lab.data.arrays import scenario_from_arrays
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.network import build_network, network_text, parse_network
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.storage.architecture import build, describe
+from ibpwf.storage.network_json import build, describe
 
 
 def test_a_network_is_named_with_its_arguments() -> None:

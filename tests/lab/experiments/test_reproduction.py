@@ -21,7 +21,7 @@ from ibpwf.lab.experiments.reproduction.plan import plan
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_json
 
 TINY = RunSpec(
     "split-digits",
@@ -99,7 +99,7 @@ def test_a_plan_names_every_run_once_with_the_most_seeds_and_its_state(tmp_path:
         "to do",
     )
     first.job.folder.mkdir(parents=True)
-    store.write_json(first.job.folder / "config.json", {})
+    write_json(first.job.folder / "config.json", {})
     assert first.state == "begun"
 
 
@@ -146,7 +146,7 @@ def result(tiny: Experiment, folder: Path) -> dict:
 
 
 def test_the_result_file_says_what_was_run_and_what_holds(result: dict, folder: Path) -> None:
-    assert store.read_json(folder / "figure-factors" / "result.json") == result
+    assert read_json(folder / "figure-factors" / "result.json") == result
     assert result["note"].startswith("quick")
     assert result["runs"][0]["command"].startswith("ibpwf run split-digits")
     assert (folder / result["runs"][0]["folder"] / "result.json").exists()
@@ -281,7 +281,7 @@ def test_a_result_that_lacks_what_measures_read_is_not_taken_for_finished(tiny: 
     result = engine.finished_run(job).result
     assert job.finished() == result
     del result["accuracy"]
-    store.write_json(job.folder / "result.json", result)
+    write_json(job.folder / "result.json", result)
     assert job.finished() is None
 
 

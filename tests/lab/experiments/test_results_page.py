@@ -9,7 +9,7 @@ import pytest
 
 from ibpwf.errors import InputError
 from ibpwf.lab.experiments import choosing_page, results_page
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +26,7 @@ def test_a_number_changed_by_hand_is_noticed(tmp_path: Path, capsys: pytest.Capt
     readme.write_text((ROOT / "README.md").read_text())
     assert results_page.main(["--check", str(docs), str(readme)]) == 0
     page = docs / "results" / "README.md"
-    measured = store.read_json(docs / "results" / "permuted-mnist-paper.json")["accuracy"]["task"]["mean"]
+    measured = read_json(docs / "results" / "permuted-mnist-paper.json")["accuracy"]["task"]["mean"]
     assert f"{measured:.2f}" in page.read_text()
     page.write_text(page.read_text().replace(f"{measured:.2f}", "98.87"))
     assert results_page.main(["--check", str(docs), str(readme)]) == 1
@@ -74,7 +74,7 @@ def test_a_readme_without_marks_is_refused(tmp_path: Path):
 
 def test_the_table_rows_are_the_means_of_the_file():
     path = ROOT / "docs" / "results" / "split-mnist-paper.json"
-    result = store.read_json(path)
+    result = read_json(path)
     mean = sum(result["accuracy"]["task"]["per_seed"]) / len(result["seeds"])
     assert f"{mean:.2f} ±" in results_page.table([(path.name, result)])
 

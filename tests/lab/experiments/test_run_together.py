@@ -17,7 +17,8 @@ from ibpwf.lab.experiments.reproduction.experiment import Experiment, RunSpec
 from ibpwf.lab.experiments.reproduction.sweeps import sweep
 from ibpwf.lab.experiments.run import Planned, run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
+from ibpwf.storage.folder import MANIFEST
 
 SHORT = {"epochs": 1, "finetune_epochs": 1}
 TIMES = ("seconds", "samples_per_second", "command")
@@ -37,10 +38,10 @@ def test_each_gives_what_it_gives_alone_and_keeps_the_models_that_were_asked_for
     planned = [Planned(one, tmp_path / str(i), f"command {i}") for i, one in enumerate(chosen)]
     results = run_together(planned)
     for one, plan, result in zip(chosen, planned, results, strict=True):
-        assert store.read_json(plan.out / "result.json") == result
+        assert read_json(plan.out / "result.json") == result
         assert result["command"] == plan.command
         assert timeless(run(one, tmp_path / f"alone-{plan.out.name}", command="c")) == timeless(result)
-    assert (tmp_path / "0" / "seed-1" / "model" / store.MANIFEST).exists()
+    assert (tmp_path / "0" / "seed-1" / "model" / MANIFEST).exists()
     assert not (tmp_path / "1" / "seed-1" / "model").exists()
     assert (tmp_path / "1" / "seed-1" / "rows.json").exists()
 
@@ -127,12 +128,12 @@ def test_killed_one_by_one_it_loses_the_run_in_progress_alone(tmp_path: Path) ->
 def test_killed_together_all_go_on_after_the_last_finished_task(tmp_path: Path) -> None:
     figure = figure_to_kill()
     folders = [job.folder for job in jobs_of(figure, tmp_path)]
-    killed_once(tmp_path, folders[1] / "seed-0" / "model" / store.MANIFEST, together=True)
-    kept = [store.read_json(folder / "seed-0" / "rows.json")["rows"] for folder in folders]
+    killed_once(tmp_path, folders[1] / "seed-0" / "model" / MANIFEST, together=True)
+    kept = [read_json(folder / "seed-0" / "rows.json")["rows"] for folder in folders]
     assert [len(rows) for rows in kept] == [1, 1]
     result = engine.reproduce(figure, tmp_path, budget="quick", device="cpu", resume=True, together=True)
     for folder, rows in zip(folders, kept, strict=True):
-        assert store.read_json(folder / "seed-0" / "rows.json")["rows"][:1] == rows  # with its seconds: not run again
+        assert read_json(folder / "seed-0" / "rows.json")["rows"][:1] == rows  # with its seconds: not run again
         assert not (folder / "seed-0" / "model").exists()
     whole = engine.reproduce(figure, tmp_path / "whole", budget="quick", device="cpu")
     assert [r["accuracy"] for r in result["runs"]] == [r["accuracy"] for r in whole["runs"]]

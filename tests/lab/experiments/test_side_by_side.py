@@ -12,7 +12,7 @@ from ibpwf.lab.experiments import run as runs
 from ibpwf.lab.experiments import side_by_side as workers
 from ibpwf.lab.experiments.run import Events, run
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_jsonl
 
 CHANGES = {"epochs": 2, "finetune_epochs": 1}
 
@@ -53,7 +53,7 @@ def test_models_are_byte_identical_to_those_of_seeds_one_after_another(
         own = [what for training, what in told if training == name]
         assert own[:3] == ["elbo", "elbo", "finetune"]
         assert len(own) == 2 * (3 + 1)
-    lines = [store.read_jsonl(tmp_path / each / "metrics.jsonl") for each in ("together", "alone")]
+    lines = [read_jsonl(tmp_path / each / "metrics.jsonl") for each in ("together", "alone")]
     kept = [sorted((line["training"], line["task_number"], "finished" in line) for line in part) for part in lines]
     assert kept[0] == kept[1]
 

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.storage import folder as store
+from ibpwf.storage.folder import LOCK
 
 SETTINGS = Settings(epochs=40, finetune_epochs=2, alpha=3.0, batch_size=16, learning_rate=0.03, kappa=0.3)
 
@@ -43,14 +44,14 @@ def write(
     if forget is not None:
         learner.forget(forget)
     learner.save(folder, extra={"written by": folder.parent.name})
-    (folder / store.LOCK).unlink()
+    (folder / LOCK).unlink()
     x = torch.cat([examples(task, shape)[0][:4] for task in range(tasks)])
     told = learner.predict(x)
     answers = {f"logits/{task.number}": learner.logits(x, task.number) for task in learner.tasks}
     answers |= {"x": x, "labels": told.labels, "probabilities": told.probabilities}
     answers["task_probabilities"] = told.task_probabilities
     answers["drawn"] = learner.predict(x, task=1, draws=5, seed=1).probabilities
-    store.write_tensors(folder / "answers.safetensors", answers)
+    save_file(answers, folder / "answers.safetensors")
 
 
 def main(out: Path) -> None:

@@ -46,7 +46,7 @@ def bench_command(
     from ibpwf.lab.bench.registry import chosen, measured, runs_on
     from ibpwf.lab.experiments.result import commit, environment
     from ibpwf.learner import choose_device
-    from ibpwf.storage import folder as store
+    from ibpwf.storage.files import read_json, write_json, write_text
 
     console = Console()
     setup = Setup(choose_device(device), quick, runs)
@@ -62,7 +62,7 @@ def bench_command(
         "quick": quick,
         "measurements": [],
     }
-    before = store.read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
+    before = read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
     joined(before, content)  # a folder of another machine is refused before anything is measured
     console.print(content["machine"]["words"], style="dim", highlight=False, markup=False)
     for measurement in wanted:
@@ -71,7 +71,7 @@ def bench_command(
         stamp = {key: content[key] for key in ("command", "commit")}
         content["measurements"].append({**measured(measurement, setup), **stamp})
         if out is not None:  # each as it comes: whole runs take minutes
-            store.write_json(out / "bench.json", joined(before, content))
+            write_json(out / "bench.json", joined(before, content))
     if profile:
         from ibpwf.lab.bench.profile import step_profile
 
@@ -79,8 +79,8 @@ def bench_command(
     content = joined(before, content)
     show(console, content)
     if out is not None:
-        store.write_json(out / "bench.json", content)
-        store.write_text(out / "README.md", markdown(content))
+        write_json(out / "bench.json", content)
+        write_text(out / "README.md", markdown(content))
         console.print(f"Written: {out / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ def report_command(
     """Write one HTML page with the results, figures and settings of runs, comparisons and reproductions."""
     from ibpwf.lab.report.page import make_page
     from ibpwf.lab.report.pdf import write_pdf
-    from ibpwf.storage import folder as store
+    from ibpwf.storage.files import write_text
 
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; give the file to write, such as {out / 'report.html'}.")
@@ -32,7 +32,7 @@ def report_command(
     page = make_page(folders)
     for problem in page.problems:
         typer.echo(f"warning: {problem}", err=True)
-    store.write_text(out, page.html)
+    write_text(out, page.html)
     counts = [(len(page.experiments), "experiment"), (len(page.comparisons), "comparison"), (len(page.runs), "run")]
     shown = ", ".join(f"{count} {word}{'s' * (count != 1)}" for count, word in counts if count)
     typer.echo(f"Report of {shown}: {out}")

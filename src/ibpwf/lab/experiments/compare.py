@@ -28,7 +28,7 @@ from ibpwf.lab.experiments.presets import preset, supports
 from ibpwf.lab.experiments.run import Events, run
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.methods import method_named, methods
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_json, write_text
 
 SETTINGS = ("task", "class")
 
@@ -60,7 +60,7 @@ def finished(folder: Path, config: RunConfig, *, more_seeds: bool = False) -> di
     if not (folder / "result.json").exists():
         return None
     try:
-        result = store.read_json(folder / "result.json")
+        result = read_json(folder / "result.json")
     except IBPWFError:
         return None
     if not isinstance(result, dict) or not _seeds_fit(result.get("seeds"), config.seeds, more_seeds):
@@ -307,11 +307,11 @@ def write_tables(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]
     table = rows(outcomes)
     result = next((outcome.result for outcome in outcomes if outcome.result), None)
     guessing = floors(result)["guessing"] if result else None
-    store.write_json(out / "comparison.json", {"schema": 1, "rows": table, "guessing": guessing})
+    write_json(out / "comparison.json", {"schema": 1, "rows": table, "guessing": guessing})
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in table for key in row)))
     writer.writeheader()
     writer.writerows(table)
-    store.write_text(out / "comparison.csv", text.getvalue())
-    store.write_text(out / "comparison.md", markdown(table, outcomes))
+    write_text(out / "comparison.csv", text.getvalue())
+    write_text(out / "comparison.md", markdown(table, outcomes))
     return table

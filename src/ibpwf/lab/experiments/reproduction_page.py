@@ -17,7 +17,7 @@ from ibpwf.lab.experiments.paper import Target, targets
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS
 from ibpwf.lab.experiments.reproduction.reproduce import KIND
 from ibpwf.lab.experiments.reproduction.tables import ours_of, table_row
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 SETTINGS = {"task": "task given", "class": "task inferred", "task-inference": "task inference"}
 WAITING = "not measured yet"
@@ -50,7 +50,7 @@ def read_objects(paths: Iterable[Path], unread: Unread | None) -> list[tuple[Pat
     found = []
     for path in sorted(paths):
         try:
-            found.append((path, store.read_json(path)))
+            found.append((path, read_json(path)))
         except StoreError as error:
             if unread is None:
                 raise

@@ -24,7 +24,7 @@ from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.method import IBPWF
 from ibpwf.settings import Settings, parse_assignment
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_json
 
 CHANGEABLE = ("ridge", "shrinkage")
 
@@ -68,7 +68,7 @@ def rescored_rows(
 
 def rescore(folder: Path, changes: dict[str, Any], device: str, command: str) -> dict[str, Any]:
     """The result of a run folder under other settings of task inference."""
-    old_config, old = (store.read_json(folder / name) for name in ("config.json", "result.json"))
+    old_config, old = (read_json(folder / name) for name in ("config.json", "result.json"))
     if old_config["method"] != "ibpwf":
         raise InputError(f"{folder} is a run of {old_config['method']}; only models of ibpwf can be scored again.")
     names = ("scenario", "method", "preset", "tasks", "examples")
@@ -87,7 +87,7 @@ def rescore(folder: Path, changes: dict[str, Any], device: str, command: str) ->
     for seed in config.seeds:
         stream = make_scenario(config.scenario, tasks=config.tasks, examples=config.examples, seed=seed)
         learner = Learner.load(folder / f"seed-{seed}" / "model", device=device)
-        record = store.read_json(folder / f"seed-{seed}" / "rows.json")
+        record = read_json(folder / f"seed-{seed}" / "rows.json")
         records.append({**record, "rows": rescored_rows(learner, settings, record["rows"], stream)})
     assert stream is not None
     result = make_result(config, stream, records, old["command"])
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     command = "python -m ibpwf.lab.experiments.rescore " + shlex.join(arguments)
     changes = dict(parse_assignment(text) for text in given.changes)
     result = rescore(given.run, changes, given.device, command)
-    store.write_json(given.out, result)
+    write_json(given.out, result)
     for name, entry in (*result["accuracy"].items(), ("task inference", result["task_inference"])):
         sys.stdout.write(f"{name}: {entry['mean']:.2f} ± {entry['std'] or 0.0:.2f}\n")
     return 0

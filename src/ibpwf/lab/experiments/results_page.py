@@ -18,7 +18,7 @@ from ibpwf.lab.experiments.paper import tolerance
 from ibpwf.lab.experiments.presets import supports
 from ibpwf.lab.experiments.reproduction_page import Unread, read_objects, reproduction_page
 from ibpwf.lab.methods import methods
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import write_text
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
 SETTINGS = (("task", "task given"), ("class", "task inferred"), ("task-inference", "task inference"))
@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"{path} does not agree with docs/results; run `make results`.\n")
         return 1 if stale else 0
     for path in stale:
-        store.write_text(path, wanted[path])
+        write_text(path, wanted[path])
     return 0
 
 

@@ -37,7 +37,8 @@ from ibpwf.lab.experiments.side_by_side import side_by_side, threads, workers_fo
 from ibpwf.lab.methods import method_named
 from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.settings import Settings
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import append_jsonl, read_json, read_jsonl, write_json, write_text
+from ibpwf.storage.folder import MANIFEST, lock_folder
 from ibpwf.training.callbacks import Callback, EpochEnd
 from ibpwf.training.phase import Phase, make_optimizer
 
@@ -129,10 +130,10 @@ def run_together(
     with contextlib.ExitStack() as closing:
         going = []
         for one in planned:
-            closing.enter_context(store.lock_folder(one.out))
+            closing.enter_context(lock_folder(one.out))
             if overwrite:
                 remove_run(one.out)
-            store.write_json(one.out / "config.json", one.config.to_json())
+            write_json(one.out / "config.json", one.config.to_json())
             writer = None
             if open_writer is not None:
                 writer = open_writer(one.out / "tensorboard")
@@ -161,7 +162,7 @@ class _Run:
         self.planned, self.streams = planned, streams
         self.result: dict[str, Any] = {}
         config, out = planned.config, planned.out
-        note = partial(store.append_jsonl, out / "metrics.jsonl")
+        note = partial(append_jsonl, out / "metrics.jsonl")
         self.trainings = [
             _Training(config, seed, answers, stream, out, events, note, writer, keep=keep)
             for seed, stream in zip(config.seeds, streams, strict=True)
@@ -180,7 +181,7 @@ class _Run:
         config, out = self.planned.config, self.planned.out
         records = [one.record for one in self.trainings]
         self.result = make_result(config, self.streams[0], records, self.planned.command)
-        store.write_json(out / "result.json", self.result)
+        write_json(out / "result.json", self.result)
         if not config.models:
             remove_models(out)
 
@@ -205,7 +206,7 @@ def _in_workers(planned: Planned, behind: Sequence[_Training], workers: int, eve
 
     def told(message: Mapping[str, Any]) -> None:
         if message["kind"] == "line":
-            store.append_jsonl(out / "metrics.jsonl", message["line"])
+            append_jsonl(out / "metrics.jsonl", message["line"])
         elif message["kind"] == "epoch":
             events.epoch(message["training"], EpochEnd(**message["progress"]))
         else:
@@ -220,7 +221,7 @@ def _in_workers(planned: Planned, behind: Sequence[_Training], workers: int, eve
         chains.append([{**job, "tasks": 1}] * left if config.models else [{**job, "tasks": left}])
     side_by_side(chains, workers, told)
     for one in behind:
-        one.rows = store.read_json(one.folder / "rows.json")["rows"]
+        one.rows = read_json(one.folder / "rows.json")["rows"]
 
 
 def train_on(
@@ -264,10 +265,10 @@ def _drop_unfinished(metrics: Path, finished: dict[str, int]) -> None:
     """Leave out the lines of tasks that will be learnt again, so that none is there twice."""
     if not metrics.exists():
         return
-    lines = store.read_jsonl(metrics)
+    lines = read_jsonl(metrics)
     kept = [line for line in lines if line["task_number"] < finished.get(line.get("training", ""), len(lines))]
     if len(kept) < len(lines):
-        store.write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class _Training(Callback):
@@ -302,10 +303,10 @@ class _Training(Callback):
         return {"seed": self.seed, "answers": list(self.answers), "rows": self.rows}
 
     def _resume_or_start(self) -> tuple[TaskLearner, list[dict[str, Any]]]:
-        if (self.folder / "model" / store.MANIFEST).exists():
+        if (self.folder / "model" / MANIFEST).exists():
             learner = load(self.folder / "model", device=self.config.device)
             there = self.folder / "rows.json"
-            rows = store.read_json(there)["rows"] if there.exists() else []
+            rows = read_json(there)["rows"] if there.exists() else []
             if len(rows) < len(learner.tasks):
                 raise StoreError(
                     f"{there} has {len(rows)} rows for {len(learner.tasks)} learnt tasks; "
@@ -360,7 +361,7 @@ class _Training(Callback):
         line = {"seed": self.seed, "training": self.name, "task_number": number, "finished": row}
         self.note(line)
         self.folder.mkdir(exist_ok=True)
-        store.write_json(self.folder / "rows.json", self.record)
+        write_json(self.folder / "rows.json", self.record)
         if self.keep:
             accuracy = row.get("task_accuracy", row.get("class_accuracy"))
             if accuracy is not None:

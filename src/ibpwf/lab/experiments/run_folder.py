@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import InputError
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
+from ibpwf.storage.folder import LOCK, MANIFEST
 
 
 def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
@@ -20,14 +21,14 @@ def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: 
     if not out.is_dir():
         raise InputError(f"{out} is a file; choose a folder as --out.")
     if not (out / "config.json").exists():
-        if any(path.name != store.LOCK for path in out.iterdir()):
+        if any(path.name != LOCK for path in out.iterdir()):
             raise InputError(f"{out} is not empty and holds no run; choose another --out.")
         return
     if not resume:
         raise InputError(
             f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
         )
-    for key, was, now in _differences(store.read_json(out / "config.json"), wanted):
+    for key, was, now in _differences(read_json(out / "config.json"), wanted):
         raise InputError(
             f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "
             "resume with the same choices or use another --out."
@@ -52,7 +53,7 @@ OURS = (
     "seed-[0-9]*/rows.json",
 )
 # The manifest goes first: without it a half-removed folder is no model.
-MODELS = tuple(f"seed-[0-9]*/model/{name}" for name in (store.MANIFEST, "*.safetensors", store.LOCK))
+MODELS = tuple(f"seed-[0-9]*/model/{name}" for name in (MANIFEST, "*.safetensors", LOCK))
 
 
 def remove_run(out: Path) -> None:

@@ -11,7 +11,7 @@ from ibpwf.errors import StoreError
 from ibpwf.lab.experiments.reproduction.reproduce import KIND, SCHEMA
 from ibpwf.lab.report.fields import Fields
 from ibpwf.lab.report.run_record import Spread
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class ComparisonRecord:
 def is_reproduction(folder: Path) -> bool:
     """Whether a folder's result.json is that of a reproduction; one that cannot be read is not."""
     with contextlib.suppress(StoreError, OSError):
-        found = store.read_json(folder / "result.json")
+        found = read_json(folder / "result.json")
         return isinstance(found, dict) and found.get("kind") == KIND
     return False
 
 
 def read_experiment(folder: Path) -> ExperimentRecord:
-    return experiment_of(store.read_json(folder / "result.json"), folder, f"{folder.name}/result.json")
+    return experiment_of(read_json(folder / "result.json"), folder, f"{folder.name}/result.json")
 
 
 def experiment_of(content: object, folder: Path, source: str) -> ExperimentRecord:
@@ -122,7 +122,7 @@ def experiment_of(content: object, folder: Path, source: str) -> ExperimentRecor
 
 
 def read_comparison(folder: Path) -> ComparisonRecord:
-    fields = Fields(store.read_json(folder / "comparison.json"), "comparison.json")
+    fields = Fields(read_json(folder / "comparison.json"), "comparison.json")
     rows = [comparison_row(row) for row in fields.children("rows")]
     guessing = fields.child("guessing") if "guessing" in fields else None
     chance = {key: guessing.number(key) for key in guessing.values} if guessing is not None else {}

@@ -34,7 +34,7 @@ from ibpwf.lab.report.results_folder import (
 )
 from ibpwf.lab.report.run_record import Run
 from ibpwf.lab.report.sections import PAGE_SECTIONS, RUN_SECTIONS, Section
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import write_text
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _take_comparison(found: Found, folder: Path) -> None:
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
     """Write the report of some run folders to the file `out`, whole or not at all, and return its path."""
-    store.write_text(out, make_page(folders).html)
+    write_text(out, make_page(folders).html)
     return out
 
 

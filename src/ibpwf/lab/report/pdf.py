@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from ibpwf.errors import InputError, StoreError
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import write_bytes
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 FLAGS = (
@@ -52,7 +52,7 @@ def write_pdf(page: Path, out: Path) -> Path:
         if not printed.exists() or printed.stat().st_size == 0:
             last = said.strip().splitlines()[-1:] or ["it said nothing"]
             raise StoreError(f"{browser} printed no PDF ({last[0]}). Open {page} in a browser and print it there.")
-        store.write_bytes(out, printed.read_bytes())
+        write_bytes(out, printed.read_bytes())
     return out
 
 

@@ -18,7 +18,8 @@ from ibpwf.lab.evaluation.metrics import Matrix
 from ibpwf.lab.experiments.result import SCHEMA
 from ibpwf.lab.report.fields import Fields, is_number
 from ibpwf.lab.report.run_record import Epoch, LayerUse, Run, Scores, Spread, Task, Use
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_bytes, read_json
+from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder
 
 
 def expand(folder: Path) -> list[Path]:
@@ -44,13 +45,13 @@ def read_run(folder: Path) -> Run:
     run, damaged = None, []
     if (folder / "result.json").exists():
         try:
-            run = _from_result(folder, Fields(store.read_json(folder / "result.json"), "result.json"))
+            run = _from_result(folder, Fields(read_json(folder / "result.json"), "result.json"))
         except StoreError as error:
             damaged.append(f"{error} The result is left out.")
     if run is None:
         if not (folder / "config.json").exists():
             raise StoreError(" ".join([*damaged, f"{folder} has no config.json either."]))
-        run = _from_config(folder, Fields(store.read_json(folder / "config.json"), "config.json"))
+        run = _from_config(folder, Fields(read_json(folder / "config.json"), "config.json"))
         run.problems += damaged
     _read_epochs(run)
     _read_model(run)
@@ -59,7 +60,7 @@ def read_run(folder: Path) -> Run:
 
 def read_result_file(path: Path) -> Run:
     """A result that was kept without its run folder: no learning curves, no factor scores."""
-    run = _from_result(path.parent, Fields(store.read_json(path), path.name))
+    run = _from_result(path.parent, Fields(read_json(path), path.name))
     run.name = path.stem
     _take_plain_alpha(run)
     return run
@@ -168,7 +169,7 @@ def _from_config(folder: Path, fields: Fields) -> Run:
         if not path.exists():
             continue
         try:
-            rows = Fields(store.read_json(path), f"seed-{seed}/rows.json").children("rows")
+            rows = Fields(read_json(path), f"seed-{seed}/rows.json").children("rows")
             matrices = {key: [row.numbers(f"{key}_accuracy") for row in rows] for key in ("task", "class")}
             names = [row.text("task") for row in rows]
             uses = [_use(row.child("factors")) if "factors" in row else {} for row in rows]
@@ -191,7 +192,7 @@ def _from_config(folder: Path, fields: Fields) -> Run:
 def _read_epochs(run: Run) -> None:
     """Epoch lines; of a task that was begun twice (a run resumed), the later lines count."""
     try:
-        lines = store.read_bytes(run.folder / "metrics.jsonl").split(b"\n")
+        lines = read_bytes(run.folder / "metrics.jsonl").split(b"\n")
     except StoreError as error:
         run.problems.append(f"metrics.jsonl: {error} No learning curves are drawn.")
         return
@@ -243,10 +244,10 @@ def _read_model(run: Run) -> None:
     for seed in run.seeds:
         place = f"seed-{seed}/model"
         path = run.folder / place
-        if not (run.finished and run.layers) and not (path / store.MANIFEST).exists():
+        if not (run.finished and run.layers) and not (path / MANIFEST).exists():
             continue
         try:
-            opened = store.open_folder(path)
+            opened = open_folder(path)
             content = Fields(opened.content, place)
             _take_alpha(run, content)
             _take_classes(run, content)
@@ -280,7 +281,7 @@ def _take_classes(run: Run, content: Fields) -> None:
         run.tasks = [Task(task.name, counts[t]) for t, task in enumerate(run.tasks)]
 
 
-def _scores(opened: store.Opened, content: Fields, seed: int) -> Scores | None:
+def _scores(opened: OpenedFolder, content: Fields, seed: int) -> Scores | None:
     names = sorted(name for name in opened.files if name.startswith("task-"))
     made = content.child("configuration") if "configuration" in content else content
     layers = made.items("layers") if "layers" in made else []

@@ -16,7 +16,7 @@ from ibpwf.lab.report.comparison_section import setting_charts
 from ibpwf.lab.report.experiment_record import ComparisonRecord
 from ibpwf.lab.report.markup import Markup, el, text
 from ibpwf.lab.report.results_folder import read_comparisons
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import write_text
 
 PANEL, GAP, TOP = 420.0, 30.0, 84.0
 STYLE = """
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = {record.folder: record for record in read_comparisons(given.folder.parent, unread)}
         if given.folder not in found:
             raise InputError(f"{given.folder} is no folder compare-… of results.")
-        store.write_text(given.out, comparison_figure(found[given.folder]))
+        write_text(given.out, comparison_figure(found[given.folder]))
     except IBPWFError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -27,7 +27,7 @@ from ibpwf.lab.report.reading import read_result_file, read_run
 from ibpwf.lab.report.results_folder import is_results_folder
 from ibpwf.lab.report.run_record import Run, Scores
 from ibpwf.lab.report.words import METHOD_NAMES, short_commit
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_text
 
 ACCURACY, FACTORS = "split-mnist-paper.json", "reproduction/figure-factors.json"
 WIDTH = 1000.0
@@ -202,7 +202,7 @@ def _foot(run: Run, scores: Scores, bottom: float) -> list[Markup]:
 def run_of_results(folder: Path) -> Run:
     """Split MNIST at the paper's size, with the factor scores that figure-factors measured."""
     run = read_result_file(folder / ACCURACY)
-    content = Fields(store.read_json(folder / FACTORS), FACTORS)
+    content = Fields(read_json(folder / FACTORS), FACTORS)
     panels = [panel for panel in content.child("measured").children("panels") if panel.text("ran") == run.scenario]
     if not panels:
         raise InputError(f"{folder / FACTORS} has no panel of {run.scenario}; measure it again.")
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run = run_of_results(given.folder)
         else:
             run = read_run(given.folder)
-        store.write_text(given.out, method_figure(run))
+        write_text(given.out, method_figure(run))
     except IBPWFError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -31,7 +31,7 @@ from ibpwf.lab.report.experiment_record import (
 from ibpwf.lab.report.fields import Fields
 from ibpwf.lab.report.reading import read_result_file
 from ibpwf.lab.report.run_record import Run
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 PATTERNS = ("*.json", "compare-*/*.json", "reproduction/*.json")
 # What a file of the right form but wrong content runs into.
@@ -127,7 +127,7 @@ def read_runs(folder: Path, unread: Unread) -> list[Run]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            data = store.read_json(path)
+            data = read_json(path)
             if isinstance(data, dict) and "accuracy" in data:
                 found.append(read_result_file(path))
         except MISFITS as error:

@@ -10,7 +10,7 @@ from ibpwf.errors import StoreError
 from ibpwf.lab.evaluation.metrics import learnt, spread
 from ibpwf.lab.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.lab.experiments.reproduction.levels import TIE, level_within
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 
 def label(run: FinishedRun) -> str:
@@ -23,7 +23,7 @@ def _sizes(run: FinishedRun) -> list[list[float]]:
     found = []
     for seed in run.result["seeds"]:
         path = run.folder / f"seed-{seed}" / "rows.json"
-        content = store.read_json(path)
+        content = read_json(path)
         rows = content.get("rows") if isinstance(content, dict) else None
         known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         sizes = [row["parameters"] for row in known if isinstance(row.get("parameters"), int)]

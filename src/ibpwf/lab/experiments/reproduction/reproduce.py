@@ -32,7 +32,8 @@ from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.lab.experiments.run import Events, Planned, run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import choose_device
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import write_json
+from ibpwf.storage.folder import MANIFEST
 
 KIND = "reproduction"
 SCHEMA = 1
@@ -67,7 +68,7 @@ class Job:
             return None
         if not all(name in found for name in ASKED):
             return None
-        kept = all((self.folder / f"seed-{seed}" / "model" / store.MANIFEST).exists() for seed in found["seeds"])
+        kept = all((self.folder / f"seed-{seed}" / "model" / MANIFEST).exists() for seed in found["seeds"])
         return found if kept or not self.spec.models else None
 
 
@@ -186,7 +187,7 @@ def reproduce(
         "command": command,
         "commit": commit(),
     }
-    store.write_json(own / "result.json", result)
+    write_json(own / "result.json", result)
     return result
 
 

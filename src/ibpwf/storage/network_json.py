@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -44,9 +44,6 @@ Spec = dict[str, Any]
 
 class _NotPlain(Exception):
     """A value that JSON would not give back as it was."""
-
-
-# --------------------------------------------------------------------------------------------- builders
 
 
 def register_builder(name: str) -> Callable[[Callable[P, M]], Callable[P, M]]:
@@ -102,9 +99,6 @@ def _to_json(value: object) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     raise _NotPlain
-
-
-# ------------------------------------------------------------------------------------------- describing
 
 
 def describe(net: nn.Module) -> Spec | None:
@@ -193,9 +187,6 @@ def _ties(net: nn.Module) -> list[int]:
     return [first.setdefault(id(parameter), index) for index, (_, parameter) in enumerate(named)]
 
 
-# --------------------------------------------------------------------------------------------- building
-
-
 def build(spec: object) -> nn.Module:
     """The network of a description, freshly initialised; an unsound description is a `StoreError`."""
     from ibpwf import models as _models  # noqa: F401  (registers the builders that come with the library)
@@ -203,24 +194,25 @@ def build(spec: object) -> nn.Module:
     return _build(spec, "network", 0)
 
 
+def _refused(where: str, what: str) -> StoreError:
+    return StoreError(f"{where} {what}. The description was damaged or is not ours; restore it from a copy.")
+
+
 def _build(spec: object, where: str, depth: int) -> nn.Module:
     if depth > _DEEPEST:
         raise StoreError(f"{where} is nested more than {_DEEPEST} deep. Restore the model from a copy.")
     if not isinstance(spec, dict):
         raise _refused(where, f"is a {type(spec).__name__} instead of an object")
-    keys = set(spec)
-    if keys == {"sequential"}:
-        return _build_sequential(spec["sequential"], where, depth)
-    if keys == {"module", "arguments"}:
-        return _build_leaf(spec["module"], spec["arguments"], where)
-    if keys == {"builder", "arguments"}:
-        return _build_registered(spec["builder"], spec["arguments"], where)
-    names = ", ".join(sorted(map(repr, keys)))
-    raise _refused(where, f"has the fields {names or '(none)'}; it needs a module, a builder or a sequential")
-
-
-def _refused(where: str, what: str) -> StoreError:
-    return StoreError(f"{where} {what}. The description was damaged or is not ours; restore it from a copy.")
+    match sorted(map(str, spec)):
+        case ["sequential"]:
+            return _build_sequential(spec["sequential"], where, depth)
+        case ["arguments", "module"]:
+            return _build_leaf(spec["module"], spec["arguments"], where)
+        case ["arguments", "builder"]:
+            return _build_registered(spec["builder"], spec["arguments"], where)
+        case keys:
+            names = ", ".join(map(repr, keys)) or "(none)"
+            raise _refused(where, f"has the fields {names}; it needs a module, a builder or a sequential")
 
 
 def _build_sequential(children: object, where: str, depth: int) -> nn.Module:
@@ -229,12 +221,13 @@ def _build_sequential(children: object, where: str, depth: int) -> nn.Module:
     network = nn.Sequential()
     for index, child in enumerate(children):
         place = f"{where}.sequential[{index}]"
-        if not isinstance(child, list) or len(child) != 2 or not isinstance(child[0], str):
-            raise _refused(place, "is not a pair of a name and a description")
-        name = child[0]
-        if name in network._modules:
-            raise _refused(place, f"has the name '{name}' a second time")
-        module = _build(child[1], f"{where}.{name}", depth + 1)
+        match child:
+            case [str(name), spec] if name not in network._modules:
+                module = _build(spec, f"{where}.{name}", depth + 1)
+            case [str(name), _]:
+                raise _refused(place, f"has the name '{name}' a second time")
+            case _:
+                raise _refused(place, "is not a pair of a name and a description")
         try:
             network.add_module(name, module)
         except (KeyError, TypeError) as error:  # empty, with a dot, or an attribute of every module
@@ -242,27 +235,12 @@ def _build_sequential(children: object, where: str, depth: int) -> nn.Module:
     return network
 
 
-def _checked_arguments(arguments: object, allowed: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if not isinstance(arguments, dict):
-        raise _refused(f"{where}.arguments", f"is a {type(arguments).__name__} instead of an object")
-    extra = [str(name) for name in arguments if name not in allowed]
-    if extra:
-        raise _refused(f"{where}.arguments", f"has the unknown field '{extra[0]}'; known: {', '.join(allowed)}")
-    try:
-        return {name: _to_json(value) for name, value in arguments.items()}
-    except (_NotPlain, RecursionError):
-        raise _refused(f"{where}.arguments", "holds something else than numbers, text and lists") from None
-
-
 def _build_leaf(name: object, arguments: object, where: str) -> nn.Module:
     leaf = _LEAVES.get(name) if isinstance(name, str) else None
     if leaf is None:
         raise _refused(f"{where}.module", f"is {name!r}; known: {', '.join(_LEAVES)}")
     given = _checked_arguments(arguments, _leaf_parameters(leaf), where)
-    try:
-        return leaf(**{key: _tuples(value) for key, value in given.items()})
-    except Exception as error:  # torch refuses bad arguments with many kinds of error
-        raise _refused(f"{where}.arguments", f"do not make a {name} ({error})") from error
+    return _made(lambda: leaf(**{key: _tuples(value) for key, value in given.items()}), f"a {name}", where)
 
 
 def _build_registered(name: object, arguments: object, where: str) -> nn.Module:
@@ -273,18 +251,31 @@ def _build_registered(name: object, arguments: object, where: str) -> nn.Module:
             "Import the module that registers it, then load again."
         )
     given = _checked_arguments(arguments, inspect.signature(function).parameters, where)
+    return _made(lambda: function(**given), f"a '{name}'", where)
+
+
+def _checked_arguments(arguments: object, allowed: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(arguments, dict):
+        raise _refused(f"{where}.arguments", f"is a {type(arguments).__name__} instead of an object")
+    for name in arguments:
+        if name not in allowed:
+            raise _refused(f"{where}.arguments", f"has the unknown field '{name}'; known: {', '.join(allowed)}")
     try:
-        return function(**given)
-    except Exception as error:
-        raise _refused(f"{where}.arguments", f"do not make a '{name}' ({error})") from error
+        return {name: _to_json(value) for name, value in arguments.items()}
+    except (_NotPlain, RecursionError):
+        raise _refused(f"{where}.arguments", "holds something else than numbers, text and lists") from None
+
+
+def _made(make: Callable[[], nn.Module], what: str, where: str) -> nn.Module:
+    try:
+        return make()
+    except Exception as error:  # torch refuses bad arguments with many kinds of error
+        raise _refused(f"{where}.arguments", f"do not make {what} ({error})") from error
 
 
 def _tuples(value: Any) -> Any:
     """Lists as tuples, which is what torch.nn keeps and prints."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-# ------------------------------------------------------------------------------------------ comparisons
 
 
 def signature(net: nn.Module) -> list[list[Any]]:
@@ -297,23 +288,25 @@ def signature(net: nn.Module) -> list[list[Any]]:
     ]
 
 
-def check_same(net: nn.Module, expected: Sequence[Any]) -> None:
+def check_same(net: nn.Module, expected: object) -> None:
     """Raises a `StoreError` that names the first difference between a network and a stored signature."""
     wanted: dict[str, list[Any]] = {}
-    for index, item in enumerate(expected if isinstance(expected, list | tuple) else [expected]):
-        if not isinstance(item, list | tuple) or len(item) != 3 or not isinstance(item[0], str):
-            raise _refused(f"signature[{index}]", f"is {item!r} instead of a name, a shape and a dtype")
-        wanted[item[0]] = [item[0], list(item[1]) if isinstance(item[1], list | tuple) else item[1], item[2]]
+    for index, item in enumerate(expected if isinstance(expected, list) else [expected]):
+        match item:
+            case [str(name), shape, dtype]:
+                wanted[name] = [shape, dtype]
+            case _:
+                raise _refused(f"signature[{index}]", f"is {item!r} instead of a name, a shape and a dtype")
+    found = {name: [shape, dtype] for name, shape, dtype in signature(net)}
     remedy = "Give a network built exactly as the one that was saved."
-    found = {item[0]: item for item in signature(net)}
-    for name, (_, shape, dtype) in wanted.items():
+    for name in wanted | found:
         if name not in found:
             raise StoreError(f"the saved network has '{name}' and the given one has not. {remedy}")
-        if found[name][1:] != [shape, dtype]:
-            raise StoreError(
-                f"'{name}' has shape {found[name][1]} and dtype {found[name][2]} in the given network, "
-                f"{shape} and {dtype} in the saved one. {remedy}"
-            )
-    for name in found:
         if name not in wanted:
             raise StoreError(f"the given network has '{name}' and the saved one has not. {remedy}")
+        (shape, dtype), (saved_shape, saved_dtype) = found[name], wanted[name]
+        if (shape, dtype) != (saved_shape, saved_dtype):
+            raise StoreError(
+                f"'{name}' has shape {shape} and dtype {dtype} in the given network, "
+                f"{saved_shape} and {saved_dtype} in the saved one. {remedy}"
+            )

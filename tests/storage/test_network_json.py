@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ibpwf import models
 from ibpwf.errors import InputError, StoreError
-from ibpwf.storage import architecture
-from ibpwf.storage.architecture import build, check_same, describe, signature
+from ibpwf.storage import network_json
+from ibpwf.storage.network_json import build, check_same, describe, signature
 
 
 def again(net: nn.Module) -> nn.Module:
@@ -98,7 +98,7 @@ def test_every_leaf_comes_back_with_its_arguments(make: Callable[[], nn.Module],
 
 
 def test_every_leaf_named_is_tried_above() -> None:
-    assert {type(make()).__name__ for make, _ in LEAVES} == set(architecture._LEAVES)
+    assert {type(make()).__name__ for make, _ in LEAVES} == set(network_json._LEAVES)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,8 @@ def test_numpy_numbers_are_numbers() -> None:
     assert describe(net) == describe(models.mlp(4, [3], 2))
 
 
-# --------------------------------------------------------------------------------------------- builders
-
-
 def test_a_builder_of_the_user_can_be_registered_once() -> None:
-    @architecture.register_builder("test-twice")
+    @network_json.register_builder("test-twice")
     def twice(width: int, names: tuple[str, ...] = ("a",)) -> nn.Module:
         return nn.Sequential(OrderedDict((name, nn.Linear(width, width)) for name in names))
 
@@ -228,13 +225,13 @@ def test_a_builder_of_the_user_can_be_registered_once() -> None:
     assert spec == {"builder": "test-twice", "arguments": {"width": 2, "names": ["x", "y"]}}
     assert list(dict(build(spec).named_children())) == ["x", "y"]
     with pytest.raises(InputError, match="'test-twice' is registered already"):
-        architecture.register_builder("test-twice")(models.resnet)
+        network_json.register_builder("test-twice")(models.resnet)
     with pytest.raises(InputError, match="positional-only"):
-        architecture.register_builder("test-args")(lambda *args: nn.ReLU())
+        network_json.register_builder("test-args")(lambda *args: nn.ReLU())
 
 
 def test_a_builder_given_what_json_cannot_hold_leaves_no_stamp() -> None:
-    @architecture.register_builder("test-plain")
+    @network_json.register_builder("test-plain")
     def wrap(inner: Any) -> nn.Module:
         result: nn.Module = inner
         return result
@@ -242,8 +239,6 @@ def test_a_builder_given_what_json_cannot_hold_leaves_no_stamp() -> None:
     assert describe(wrap(Custom())) is None
     assert describe(wrap(models.resnet(8, width=4))) is None
 
-
-# --------------------------------------------------------------------------------------- hostile specs
 
 LINEAR = {"module": "Linear", "arguments": {"in_features": 2, "out_features": 2}}
 nested: Any = LINEAR
@@ -312,9 +307,6 @@ def test_junk_builds_a_network_or_is_refused(spec: Any) -> None:
     except StoreError:
         return
     assert isinstance(net, nn.Module)
-
-
-# ------------------------------------------------------------------------------------------ comparisons
 
 
 def test_the_signature_is_that_of_the_state_dict() -> None:

@@ -20,7 +20,8 @@ import torch
 
 from disk_faults import Killed, calls_of, fault
 from ibpwf.errors import StoreError
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import append_jsonl, read_json, write_text
+from ibpwf.storage.folder import LOCK, lock_folder, open_folder, save_folder, verify_folder
 
 KIND = "model"
 OLD = {"base": {"w": torch.arange(6.0).reshape(2, 3)}, "task-0001": {"s": torch.tensor(1.5)}}
@@ -31,12 +32,12 @@ NEW = {
 
 
 def save(path: Path, parts: Any, tasks: int) -> None:
-    store.save_folder(path, kind=KIND, content={"tasks": tasks}, files=parts)
+    save_folder(path, kind=KIND, content={"tasks": tasks}, files=parts)
 
 
 def whole(path: Path) -> tuple[int, dict[str, dict[str, torch.Tensor]]]:
     """What a reader gets, every part read and checked."""
-    opened = store.open_folder(path, kind=KIND)
+    opened = open_folder(path, kind=KIND)
     return opened.content["tasks"], {name: opened.tensors(name) for name in opened.files}
 
 
@@ -47,10 +48,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    return {item.name: item.read_bytes() for item in path.iterdir() if item.name != store.LOCK}
-
-
-# -------------------------------------------------------------------------------------- injected faults
+    return {item.name: item.read_bytes() for item in path.iterdir() if item.name != LOCK}
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -66,7 +64,7 @@ def test_a_save_killed_at_any_call_leaves_the_old_or_the_new_model(tmp_path: Pat
             save(path, NEW, 2)
         tasks, parts = whole(path)
         assert same(parts, OLD if tasks == 1 else NEW)
-        assert store.verify_folder(path) == []
+        assert verify_folder(path) == []
         seen.add(tasks)
         save(path, NEW, 2)  # and the next save works, and clears what the killed one left
         assert same(whole(path)[1], NEW)
@@ -115,20 +113,20 @@ def test_paths_that_cannot_be_are_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     cases = [
-        (store.read_json, tmp_path / "none.json", "no such file"),
-        (store.read_json, tmp_path, "it is a folder"),
-        (store.read_json, tmp_path / "pipe", "not a plain file"),
-        (store.read_json, tmp_path / "file" / "x", "is a file, not a folder"),
-        (store.read_json, "a\0b", "null"),
-        (lambda path: store.write_text(path, ""), tmp_path, "it is a folder"),
-        (lambda path: store.write_text(path, ""), tmp_path / ("x" * 300), "too long"),
-        (lambda path: store.write_text(path, ""), tmp_path / "no" / "x", "no such file or folder"),
-        (lambda path: store.append_jsonl(path, {}), tmp_path / "no" / "x", "no such file or folder"),
+        (read_json, tmp_path / "none.json", "no such file"),
+        (read_json, tmp_path, "it is a folder"),
+        (read_json, tmp_path / "pipe", "not a plain file"),
+        (read_json, tmp_path / "file" / "x", "is a file, not a folder"),
+        (read_json, "a\0b", "null"),
+        (lambda path: write_text(path, ""), tmp_path, "it is a folder"),
+        (lambda path: write_text(path, ""), tmp_path / ("x" * 300), "too long"),
+        (lambda path: write_text(path, ""), tmp_path / "no" / "x", "no such file or folder"),
+        (lambda path: append_jsonl(path, {}), tmp_path / "no" / "x", "no such file or folder"),
         (lambda path: save(path, OLD, 1), tmp_path / "file", "in the way"),
         (lambda path: save(path, OLD, 1), tmp_path / "file" / "x", "is a file, not a folder"),
-        (store.open_folder, tmp_path / "none", "no such file or folder"),
-        (store.open_folder, tmp_path / "file", "is a file, not a folder"),
-        (store.open_folder, tmp_path, "not a model folder"),
+        (open_folder, tmp_path / "none", "no such file or folder"),
+        (open_folder, tmp_path / "file", "is a file, not a folder"),
+        (open_folder, tmp_path, "not a model folder"),
     ]
     for call, path, words in cases:
         with pytest.raises(StoreError, match=words):
@@ -137,16 +135,13 @@ def test_paths_that_cannot_be_are_explained(tmp_path: Path) -> None:
 
 def test_a_file_that_may_not_be_read_is_a_store_error(tmp_path: Path) -> None:
     save(tmp_path, OLD, 1)
-    opened = store.open_folder(tmp_path, kind=KIND)
-    for read in (lambda: store.open_folder(tmp_path, kind=KIND), lambda: opened.tensors("base")):
+    opened = open_folder(tmp_path, kind=KIND)
+    for read in (lambda: open_folder(tmp_path, kind=KIND), lambda: opened.tensors("base")):
         with (
             fault(1, lambda: PermissionError(errno.EACCES, "denied"), True),
             pytest.raises(StoreError, match="permission denied"),
         ):
             read()
-
-
-# ---------------------------------------------------------------------------------------------- folders
 
 
 def test_learning_a_task_adds_files_and_rewrites_none(tmp_path: Path) -> None:
@@ -160,18 +155,6 @@ def test_learning_a_task_adds_files_and_rewrites_none(tmp_path: Path) -> None:
             assert (item.stat().st_ino, item.stat().st_mtime_ns) == stamp
         assert len(list(tmp_path.glob("*.safetensors"))) == task + 1
     assert same(whole(tmp_path)[1], parts)
-
-
-def test_parts_can_be_kept_without_being_passed_again(tmp_path: Path) -> None:
-    save(tmp_path, OLD, 1)
-    opened = store.save_folder(
-        tmp_path, kind=KIND, content={"tasks": 2}, files={"new": {"a": torch.ones(1)}}, keep=["base"]
-    )
-    assert set(opened.files) == {"base", "new"}
-    assert same(opened.tensors("base"), OLD["base"])
-    assert same(whole(tmp_path)[1]["base"], OLD["base"])
-    with pytest.raises(StoreError, match="no part 'task-0001' to keep"):
-        store.save_folder(tmp_path, kind=KIND, content={}, files={}, keep=["task-0001"])
 
 
 def test_the_manifest_lists_the_size_and_digest_of_each_file(tmp_path: Path) -> None:
@@ -209,14 +192,14 @@ def test_any_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
             try:
                 tasks, parts = whole(tmp_path)
             except StoreError:
-                assert store.verify_folder(tmp_path)
+                assert verify_folder(tmp_path)
             else:  # one blank for another between two fields of the manifest
                 assert name == "manifest.json"
                 assert json.loads(bad) == json.loads(data)
                 assert tasks == 1
                 assert same(parts, OLD)
         (tmp_path / name).write_bytes(data)
-    assert store.verify_folder(tmp_path) == []
+    assert verify_folder(tmp_path) == []
 
 
 def test_verify_names_every_bad_file_and_a_save_puts_lost_ones_back(tmp_path: Path) -> None:
@@ -224,13 +207,13 @@ def test_verify_names_every_bad_file_and_a_save_puts_lost_ones_back(tmp_path: Pa
     base, task = sorted(tmp_path.glob("*.safetensors"))
     base.unlink()
     task.write_bytes(task.read_bytes()[:-1])
-    problems = store.verify_folder(tmp_path)
+    problems = verify_folder(tmp_path)
     assert [problem.file for problem in problems] == [base.name, task.name]
     assert "missing" in problems[0].message
     assert "bytes instead of" in problems[1].message
     save(tmp_path, OLD, 1)
-    assert store.verify_folder(tmp_path) == []
-    assert [problem.file for problem in store.verify_folder(tmp_path / "none")] == ["manifest.json"]
+    assert verify_folder(tmp_path) == []
+    assert [problem.file for problem in verify_folder(tmp_path / "none")] == ["manifest.json"]
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -250,28 +233,34 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         (lambda m: m.update(schema=3), "written by a newer ibpwf; upgrade"),
         (lambda m: m.update(schema=True), "'schema' is True"),
         (lambda m: m.update(schema=0), "'schema' is 0"),
-        (lambda m: m.pop("schema") and None, "'schema' is None"),
-        (lambda m: m.pop("content") and None, "missing fields: content"),
-        (lambda m: m.update(more=1), "unknown fields: more"),
-        (lambda m: m.update(content=[]), "'content' is not a dict"),
-        (lambda m: m.update(kind=3), "'kind' is not a str"),
+        (lambda m: m.pop("schema") and None, "field 'schema' is missing"),
+        (lambda m: m.pop("content") and None, "field 'content' is missing"),
+        (lambda m: m.update(more=1), "field 'more' is unknown"),
+        (lambda m: m.update(content=[]), r"field 'content' is \[\]; it should be an object"),
+        (lambda m: m.update(kind=3), "field 'kind' is 3; it should be a valid string"),
         (lambda m: m.update(kind="data"), "holds a 'data', not a 'model'"),
-        (lambda m: m.update(files=[]), "'files' is not a dict"),
+        (lambda m: m.update(files=[]), r"field 'files' is \[\]; it should be an object"),
         (lambda m: [1, 2], "a list instead of an object"),
         (lambda m: m["files"]["base"].update(file="../x.safetensors"), r"'../x.safetensors'.*refused"),
         (lambda m: m["files"]["base"].update(file="/etc/passwd"), "'/etc/passwd'.*refused"),
         (lambda m: m["files"].update({"../base": m["files"].pop("base")}), "refused"),
-        (lambda m: m["files"]["base"].update(sha256="0"), "sha256 is no digest"),
-        (lambda m: m["files"]["base"].update(bytes=-1), "bytes is not a size"),
-        (lambda m: m["files"]["base"].update(extra=1), "malformed"),
-        (lambda m: m["files"].update(base=None), "malformed"),
+        (
+            lambda m: m["files"]["base"].update(sha256="0"),
+            "'files.base.sha256' is '0'; it should match",
+        ),
+        (
+            lambda m: m["files"]["base"].update(bytes=-1),
+            "'files.base.bytes' is -1; it should be greater than",
+        ),
+        (lambda m: m["files"]["base"].update(extra=1), "field 'files.base.extra' is unknown"),
+        (lambda m: m["files"].update(base=None), "field 'files.base' is None; it should be an object"),
     ],
 )
 def test_a_manifest_that_is_not_ours_is_refused(tmp_path: Path, change: Any, words: str) -> None:
     save(tmp_path, OLD, 1)
     rewrite(tmp_path, change)
     with pytest.raises(StoreError, match=words):
-        store.open_folder(tmp_path, kind=KIND)
+        open_folder(tmp_path, kind=KIND)
     before = files_of(tmp_path)
     with pytest.raises(StoreError, match=words):  # nor is it written over
         save(tmp_path, NEW, 2)
@@ -288,16 +277,13 @@ def test_a_part_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) 
 def test_an_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     save(tmp_path, OLD, 1)
     with pytest.raises(StoreError, match=r"no part 'tusk'\. It has: base, task-0001"):
-        store.open_folder(tmp_path, kind=KIND).tensors("tusk")
-
-
-# ---------------------------------------------------------------------------------------------- locking
+        open_folder(tmp_path, kind=KIND).tensors("tusk")
 
 
 def test_a_second_process_is_refused_while_the_first_writes_and_let_in_after(tmp_path: Path) -> None:
     hold = "import fcntl,sys; f=open(sys.argv[1],'w'); fcntl.flock(f,2); print('held',flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", hold, str(tmp_path / store.LOCK)],
+        [sys.executable, "-c", hold, str(tmp_path / LOCK)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as other:
@@ -318,7 +304,7 @@ def test_the_thread_that_holds_the_lock_may_save_and_another_may_not(tmp_path: P
         except StoreError as error:
             refused.append(str(error))
 
-    with store.lock_folder(tmp_path):
+    with lock_folder(tmp_path):
         save(tmp_path, OLD, 1)
         thread = threading.Thread(target=other)
         thread.start()
@@ -330,13 +316,31 @@ def test_the_thread_that_holds_the_lock_may_save_and_another_may_not(tmp_path: P
     assert whole(tmp_path)[0] == 2
 
 
-def test_a_disk_without_locks_warns_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_a_disk_without_locks_warns_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     fcntl = pytest.importorskip("fcntl")
 
     def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
+        raise OSError(number, "no locks")
 
+    save(tmp_path / "copied", OLD, 1)  # from a disk with locks
+    (tmp_path / "copied" / LOCK).touch()
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.warns(UserWarning, match="no locks"):
+    for name in ("copied", "new"):
+        with pytest.warns(UserWarning, match="no locks|flock not supported"):
+            save(tmp_path / name, NEW, 2)
+        assert same(whole(tmp_path / name)[1], NEW)
+
+
+def test_a_process_that_was_forked_off_does_not_hold_the_lock(tmp_path: Path) -> None:
+    with lock_folder(tmp_path):
+        child = os.fork()
+        if child == 0:
+            try:
+                save(tmp_path, NEW, 2)
+            except StoreError:
+                os._exit(3)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         save(tmp_path, OLD, 1)
-    assert same(whole(tmp_path)[1], OLD)
+    assert whole(tmp_path)[0] == 1
