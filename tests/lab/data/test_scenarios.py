@@ -14,7 +14,7 @@ import torch
 
 from ibpwf.errors import InputError
 from ibpwf.lab import data as data_package
-from ibpwf.lab.data import Scenario, Split, describe, load, scenario, scenario_names
+from ibpwf.lab.data import Scenario, Split, load, scenario, scenario_names
 from ibpwf.lab.data.sets import ArrayDataset
 
 
@@ -274,14 +274,11 @@ def test_a_scenario_can_travel_to_another_process() -> None:
     assert torch.equal(back[1].test.x, held)
 
 
-def test_every_data_set_has_its_scenarios_and_a_description() -> None:
+def test_every_data_set_has_its_scenarios() -> None:
     assert scenario_names() == [
         "split-mnist", "permuted-mnist", "split-fashion-mnist", "permuted-fashion-mnist",
         "split-cifar10", "permuted-cifar10", "split-digits", "permuted-digits",
     ]  # fmt: skip
-    for name in scenario_names():
-        assert "images" in describe(name)
-    assert "5 tasks of 2 classes" in describe("split-mnist")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +333,7 @@ def test_a_wrong_request_is_refused_before_anything_is_fetched(monkeypatch: pyte
 
 
 def test_nothing_here_needs_the_command_line_packages() -> None:
-    package = Path(data_package.__file__).parents[1]
+    package = Path(data_package.__file__).parents[2]
     # An empty parent package, so that only what the data package itself imports is looked at.
     script = f"""
 import sys, types

