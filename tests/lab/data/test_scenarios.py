@@ -23,7 +23,7 @@ def by_hand(data: ArrayDataset, part: str, classes: tuple[int, ...]) -> tuple[np
     images = getattr(data, f"{part}_x").numpy().astype(np.float64)
     labels = getattr(data, f"{part}_y").tolist()
     rows = [n for n, label in enumerate(labels) if label in classes]
-    x = np.stack([(images[n] / data.levels - data.mean[0]) / data.std[0] for n in rows])
+    x = np.stack([(images[n] / data.entry.levels - data.entry.mean[0]) / data.entry.std[0] for n in rows])
     return x.reshape(len(rows), -1), [labels[n] for n in rows]
 
 
@@ -161,14 +161,6 @@ def test_x_is_made_once_where_nothing_is_permuted_and_while_held_where_it_is() -
     permuted = scenario("permuted-digits")[1].train
     held = permuted.x
     assert permuted.x is held
-
-
-def test_a_batch_is_the_rows_of_x() -> None:
-    for split in (scenario("permuted-digits", flatten=False)[2].train, scenario("split-digits")[3].test):
-        rows = torch.tensor([5, 0, 17, 5])
-        x, y = split.batch(rows)
-        assert torch.equal(x, split.x[rows])
-        assert torch.equal(y, split.y[rows])
 
 
 def test_shapes_follow_flatten() -> None:

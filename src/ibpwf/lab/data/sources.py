@@ -6,8 +6,7 @@ short reason when it cannot go on. `fetching.py` tries sources in turn and check
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from http.client import IncompleteRead
 from pathlib import Path
@@ -98,33 +97,25 @@ class LocalFiles:
         """The files worth opening: those with a wanted name, and archives."""
         names = {name for file in wanted for name in file.names}
         if self.path.is_dir():
-            seen = list(_walk(self.path, _DEPTH))
+            seen = [path for depth in range(_DEPTH + 1) for path in sorted(self.path.glob("*/" * depth + "*"))]
         elif not self.path.exists():
             raise Unavailable("there is no such file or folder")
         elif is_archive(self.path):
             return [self.path]
         elif self.path.name in names:
-            seen = list(_walk(self.path.parent, 0))
+            seen = sorted(self.path.parent.iterdir())
         else:
             seen = [self.path]
-        places = [path for path in seen if path.name in names or path.name in self.archives]
+        places = [path for path in seen if path.name in {*names, *self.archives} and path.is_file()]
         if places:
             return places
-        pickled = next((path.name for path in seen if path.name in self.refused), None)
-        if pickled:
-            raise Unavailable(
-                f"{pickled} is the pickled version, which could run code; take the binary version instead"
-            )
+        for path in seen:
+            if path.name in self.refused:
+                raise Unavailable(
+                    f"{path.name} is the pickled version, which could run code; take the binary version"
+                )
         expected = ", ".join([*(file.name for file in wanted), *self.archives])
         raise Unavailable(f"nothing there is called {expected} (or the same with .gz)")
-
-
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder):
-        folders.sort()
-        if len(Path(here).relative_to(folder).parts) >= depth:
-            folders.clear()
-        yield from (Path(here, name) for name in sorted(names))
 
 
 @dataclass(frozen=True)
@@ -189,10 +180,9 @@ class _Bar:
 
 def reason(error: BaseException) -> str:
     """An error as one short line."""
-    answer = getattr(error, "response", None)
-    if answer is not None:
-        return f"the server answers {answer.status_code} {answer.reason}"
     if hasattr(error, "response"):  # of requests, which wraps what really happened several times
+        if error.response is not None:
+            return f"the server answers {error.response.status_code} {error.response.reason}"
         while inner := error.__cause__ or error.__context__:
             error = inner
     if isinstance(error, IncompleteRead) and isinstance(error.partial, int):

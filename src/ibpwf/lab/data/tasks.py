@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
-from ibpwf.lab.data.examples import Array, Rows, Split, check_fit, checked_pair
+from ibpwf.lab.data.examples import Array, Rows, Split, check_fit, checked_split
 
 Examples = Split | tuple[Array, Array]
 """Examples as users give them: inputs `(N, *shape)` and labels `(N,)`, whole numbers from 0."""
@@ -70,14 +70,12 @@ def _splits(parts: dict[str, Examples], where: str) -> dict[str, Split]:
         if not isinstance(examples, Split):
             if not isinstance(examples, (tuple, list)) or len(examples) != 2:
                 raise InputError(f"{where}give {part} as two arrays, (x, y).")
-            x, y = checked_pair(*examples, part, where)
-            examples, given = Split(Rows(x), y), True
+            examples, given = checked_split(*examples, part, where), True
         splits[part] = examples
     if len(splits["test"]) == 0:
         raise InputError(f"{where}it has no test examples; give at least one.")
-    train, *others = splits
-    for part in others if given else ():
-        check_fit((splits[train].base, splits[train].y), (splits[part].base, splits[part].y), part, where)
+    for part in splits if given else ():
+        check_fit(splits["train"], splits[part], part, where)
     return splits
 
 
