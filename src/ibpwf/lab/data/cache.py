@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -83,3 +84,10 @@ def disk_errors(action: str) -> Iterator[None]:
     except OSError as error:
         other = f"{error.strerror or error}. Check the folder, or set IBPWF_DATA to another one."
         raise DataError(f"cannot {action}: {_REASONS.get(error.errno or 0, other)}") from error
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise the system's error of a full disk if so many bytes do not fit: better before a download than after."""
+    usage = shutil.disk_usage(folder)
+    if usage.total and usage.free < needed:  # some network disks answer zero for everything
+        raise OSError(errno.ENOSPC, "disk full")

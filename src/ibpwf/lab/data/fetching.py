@@ -7,7 +7,6 @@ replaced by a good one, or named in the error if no source has one.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -73,9 +72,7 @@ def fetch(
                 for left in folder.glob(f"{_SCRATCH}*"):
                     shutil.rmtree(left, ignore_errors=True)
             missing = list(chosen.files) if again else _missing(chosen, folder, failures)
-            usage = shutil.disk_usage(folder)  # some network disks answer zero for everything
-            if usage.total and usage.free < sum(file.size for file in missing):
-                raise OSError(errno.ENOSPC, "disk full")
+            cache.check_space(folder, sum(file.size for file in missing))
             for place in sources:
                 if missing:
                     _take(place, folder, missing, failures, report)

