@@ -38,6 +38,10 @@ number = 3
 
 def wrong(**options):
     return [1, 2]
+
+
+def short(tasks):
+    return Scenario("short", [])
 '''
 
 
@@ -77,5 +81,9 @@ def test_what_is_no_scenario_is_refused(module: str) -> None:
         scenario(f"{module}:number")
     with pytest.raises(InputError, match=r"own_stream:wrong' gave a list; return an ibpwf.lab.data.Scenario"):
         scenario(f"{module}:wrong")
+    with pytest.raises(
+        InputError, match=r"own_stream:short' must take tasks, examples, seed and progress.*'examples'"
+    ):
+        scenario(f"{module}:short")
     with pytest.raises(InputError, match="cannot be imported"):
         scenario("no_such_module:stream")

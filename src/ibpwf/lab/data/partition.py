@@ -47,7 +47,10 @@ class Options:
     """The cache folder; unless given, `$IBPWF_DATA`, else the platform's."""
 
     def __post_init__(self) -> None:
-        if whole_number("seed", self.seed, 0) >= 2**63:
+        for field, least in (("seed", 0), ("tasks", 1), ("examples", 1), ("classes_per_task", 1)):
+            if (value := getattr(self, field)) is not None:
+                object.__setattr__(self, field, _whole_number(field, value, least))
+        if self.seed >= 2**63:
             raise InputError(f"seed={self.seed}: it must be below 2**63.")
         fraction = self.validation
         if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0.0 <= float(fraction) < 1.0:
@@ -55,15 +58,12 @@ class Options:
                 f"validation={fraction!r}: it is the fraction of the training examples to hold out, at least 0 and "
                 "below 1."
             )
-        for field in ("tasks", "examples", "classes_per_task"):
-            if (value := getattr(self, field)) is not None:
-                whole_number(field, value, 1)
         for field, allowed in (("normalize", (True, False)), ("flatten", (True, False, None))):
             if not any(getattr(self, field) is choice for choice in allowed):
                 raise InputError(f"{field}={getattr(self, field)!r}: it must be True or False.")
 
 
-def whole_number(field: str, value: object, least: int) -> int:
+def _whole_number(field: str, value: object, least: int) -> int:
     """`value` as an int, or an `InputError` naming the field."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InputError(f"{field}={value!r}: it must be a whole number of at least {least}.")
@@ -108,7 +108,7 @@ def _given_splits(classes: Sequence[int], splits: object) -> list[tuple[int, ...
 def _ordered(classes: Sequence[int], options: Options) -> Sequence[int]:
     if options.order is None:
         return classes
-    if options.order == "random":
+    if isinstance(options.order, str) and options.order == "random":
         generator = torch.Generator().manual_seed(options.seed)
         shuffled = torch.randperm(len(classes), generator=generator, device="cpu")
         return [classes[place] for place in shuffled.tolist()]

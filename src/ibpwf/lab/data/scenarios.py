@@ -8,6 +8,7 @@ the group `ibpwf.scenarios`, and `module:name` is imported: functions
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,7 +62,14 @@ def scenario(
     make = registry.find(registry.SCENARIOS, name, _built_in())
     if not callable(make):
         raise InputError(f"scenario '{name}' is a {type(make).__name__}; name a function that returns a Scenario.")
-    made = make(tasks=tasks, examples=examples, seed=seed, progress=progress, **options)
+    given = {"tasks": tasks, "examples": examples, "seed": seed, "progress": progress, **options}
+    try:
+        inspect.signature(make).bind(**given)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"scenario '{name}' must take tasks, examples, seed and progress by name ({error})."
+        ) from error
+    made = make(**given)
     if not isinstance(made, Scenario):
         raise InputError(f"scenario '{name}' gave a {type(made).__name__}; return an ibpwf.lab.data.Scenario.")
     return made
