@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,9 @@ import torch
 from tiny_set import CONTENT, NAME, Shelf
 
 from ibpwf.errors import InputError
-from ibpwf.lab.data import data_set_names, load
-from ibpwf.lab.data.sets import ArrayDataset, forget
+from ibpwf.lab.data import load, sets
+from ibpwf.lab.data.fetching import fetch
+from ibpwf.lab.data.sets import ArrayDataset
 
 
 def test_loading_fetches_and_lays_the_bytes_out_as_images(tiny) -> None:
@@ -31,7 +34,7 @@ def test_a_set_is_read_once_a_process(tiny, root: Path) -> None:
     for path in (root / NAME).iterdir():
         path.unlink()
     assert load(NAME) is first
-    forget()
+    sets._loaded.clear()
     assert load(NAME) is not first
 
 
@@ -48,7 +51,7 @@ def test_digits_are_cut_without_overlap_and_by_class() -> None:
     data = load("digits")
     truth = load_digits()
     assert data.train_x.shape == (1438, 1, 8, 8)
-    assert int(data.train_x.max()) == data.levels == 16
+    assert int(data.train_x.max()) == data.entry.levels == 16
     together = torch.cat([data.train_x, data.test_x]).flatten(1).numpy()
     labels = torch.cat([data.train_y, data.test_y]).numpy()
 
@@ -63,9 +66,9 @@ def test_digits_are_cut_without_overlap_and_by_class() -> None:
 
 
 def check_constants(data: ArrayDataset) -> None:
-    pixels = data.train_x.to(torch.float64) / data.levels
-    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=1e-4)
-    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=1e-4)
+    pixels = data.train_x.to(torch.float64) / data.entry.levels
+    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.entry.mean, abs=1e-4)
+    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.entry.std, abs=1e-4)
 
 
 def test_the_constants_of_digits_are_those_of_its_training_images() -> None:
@@ -88,4 +91,33 @@ def test_mnist_is_mnist() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="Did you mean 'mnist'"):
         load("minst")
-    assert data_set_names() == ["mnist", "fashion-mnist", "cifar10", "digits"]
+
+
+def test_what_is_cached_and_the_digits_need_none_of_the_extras(tiny, tmp_path: Path) -> None:
+    """On a machine without pooch, platformdirs and Pillow."""
+    made = tiny(Shelf())
+    folder = fetch(NAME, data_dir=tmp_path / "cache")
+    script = f"""
+import os, sys
+for name in ("pooch", "requests", "platformdirs", "PIL"):
+    sys.modules[name] = None
+from ibpwf.errors import DataError
+from ibpwf.lab.data import catalog, fetching, load, scenario
+os.environ.pop("IBPWF_DATA", None)
+print(len(scenario("split-digits")), fetching.is_cached("mnist"))
+try:
+    load("mnist")
+except DataError as error:
+    print(error)
+from ibpwf.lab.data.files import DataFile
+files = tuple(DataFile(*parts) for parts in {[(file.name, file.md5, file.size) for file in made.files]!r})
+catalog.DATA_SETS["tiny"] = catalog.Entry("tiny", "Tiny", (1, 4, 4), 20, 6, ("a", "b"), (0.5,), (0.25,), 255, files)
+os.environ["IBPWF_DATA"] = {str(folder.parent)!r}
+print(len(load("tiny").train_y))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    first, refused, last = done.stdout.splitlines()
+    assert first == "5 False"
+    assert "set IBPWF_DATA to one, or run pip install 'ibpwf[lab]'" in refused
+    assert last == "20"

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from ibpwf.errors import InputError
-from ibpwf.lab.data.arrays import scenario_from_arrays
-from ibpwf.lab.data.tasks import Scenario
+from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.experiments.network import build_network, network_text, parse_network
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.storage.network_json import build, describe
@@ -53,7 +52,7 @@ def test_a_network_of_images_takes_square_ones_that_come_as_rows(digits: Scenari
 
 def test_a_network_of_images_refuses_rows_that_are_no_square() -> None:
     x, y = torch.rand(20, 12), torch.arange(20) % 2
-    rows = scenario_from_arrays([(x, y, x, y)], name="rows")
+    rows = Scenario("rows", [Task("only", (x, y), (x, y))])
     with pytest.raises(InputError, match=r"takes images.*\(12,\)"):
         build_network(parse_network("vit_tiny"), rows, 0)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from ibpwf.errors import DataError
@@ -74,36 +74,17 @@ def get(
     if not known.files:
         console.print(f"{name} comes with scikit-learn; there is nothing to fetch.", highlight=False)
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
     # On standard error, so that the output can be piped.
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        folder = fetching.fetch(name, source=source, again=again, progress=_Bar(bars))
-    console.print(
-        f"{name} is in {folder} ({known.size / 1e6:.0f} MB, digests checked).",
-        highlight=False,
-        soft_wrap=True,
-    )
+        bar = bars.add_task("", amount="")
 
+        def show(label: str, done: int, total: int | None) -> None:
+            bars.update(bar, description=label, completed=done, total=total, amount=_amount(done, total))
 
-class _Bar:
-    """One bar that shows whatever is being done now."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._label = ""
-        self._task: TaskID | None = None
-
-    def __call__(self, label: str, done: int, total: int | None) -> None:
-        if self._task is None or label != self._label:
-            if self._task is not None:
-                self._bars.remove_task(self._task)
-            self._label, self._task = label, self._bars.add_task(label, total=total, amount="")
-        self._bars.update(self._task, completed=done, total=total, amount=_amount(done, total))
+        folder = fetching.fetch(name, source=source, again=again, progress=show)
+    size = f"{known.size / 1e6:.0f} MB"
+    console.print(f"{name} is in {folder} ({size}, digests checked).", highlight=False, soft_wrap=True)
 
 
 def _amount(done: int, total: int | None) -> str:

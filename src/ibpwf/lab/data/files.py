@@ -1,23 +1,20 @@
 """What a data file must be: its name, its length and the digest of its raw bytes.
 
-Every byte that reaches a tensor has passed `check`, whether it came from a mirror, a package, the
-user's own folder or the cache.
+Every byte that reaches a tensor has passed `check`, wherever it came from, the cache included.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ibpwf.errors import DataError
 
 Progress = Callable[[str, int, "int | None"], None]
 """`progress(label, done, total)`: bytes or steps done, `total` is None where nobody knows it."""
 
-
-def silent(label: str, done: int, total: int | None) -> None:
-    """The progress callback of someone who does not want to hear."""
+INSTALL = "run pip install 'ibpwf[lab]'"
 
 
 class DigestError(DataError):
@@ -26,13 +23,12 @@ class DigestError(DataError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set, described by its uncompressed content."""
+    """One file of a data set, described by its uncompressed content; `aliases` are other names it goes by."""
 
     name: str
     md5: str
     size: int
-    aliases: tuple[str, ...] = field(default=())
-    """Other names the same bytes are handed around under."""
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,7 +37,7 @@ class DataFile:
         return plain + tuple(f"{name}.gz" for name in plain)
 
 
-def digest(data: bytes | bytearray | memoryview) -> str:
+def digest(data: bytes | bytearray) -> str:
     """The md5 digest; it guards against wrong and damaged files, not against forgers."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
@@ -51,12 +47,9 @@ def check(file: DataFile, data: bytes | bytearray, where: str) -> None:
     found = digest(data)
     if found == file.md5 and len(data) == file.size:
         return
-    length = "" if len(data) == file.size else f" ({_length(file, data)})"
+    length = ""
+    if len(data) > file.size:  # readers stop one byte past the expected end, so how long it is nobody knows
+        length = f" (more than the expected {file.size:,} bytes)"
+    elif len(data) < file.size:
+        length = f" ({len(data):,} bytes, expected {file.size:,})"
     raise DigestError(f"{where}: md5 of {file.name} is {found}, expected {file.md5}{length}.")
-
-
-def _length(file: DataFile, data: bytes | bytearray) -> str:
-    # Readers stop one byte past the expected end, so the true length of a longer file is not known.
-    if len(data) > file.size:
-        return f"more than the expected {file.size:,} bytes"
-    return f"{len(data):,} bytes, expected {file.size:,}"

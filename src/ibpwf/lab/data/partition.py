@@ -1,8 +1,13 @@
-"""How classes are dealt out to tasks and examples to validation; every wrong request is named here."""
+"""How a data set becomes tasks: classes are dealt out, examples held out for validation or left out.
+
+Every wrong request is named here, before any data is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
 
@@ -10,118 +15,124 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.lab.data.examples import Pair, Rows, Split
+from ibpwf.lab.data.files import Progress
+from ibpwf.lab.data.tasks import Task
 
-Splits = Sequence[Sequence[int]]
-Order = Sequence[int] | Literal["random"]
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a scenario of one data set can be asked for."""
+
+    tasks: int | None = None
+    """How many tasks: the first of a split's, or of as many permutations as one likes (10)."""
+    examples: int | None = None
+    """Keep the first so many of each class, for training and for testing."""
+    seed: int = 0
+    progress: Progress | None = None
+    """Told what a fetch is doing."""
+    splits: Sequence[Sequence[int]] | None = None
+    """Every task's classes, `[(0, 1), (2, 3, 4)]`; instead of the next two."""
+    classes_per_task: int | None = None
+    """2 unless given."""
+    order: Sequence[int] | Literal["random"] | None = None
+    """The classes as they are dealt out, or "random" by the seed; as numbered unless given."""
+    validation: float = 0.0
+    """The fraction of each class's training examples to hold out, by the seed."""
+    flatten: bool | None = None
+    """Whether inputs come flat; unless given, grey images do, `(N, 784)`, and color does not, `(N, 3, 32, 32)`."""
+    normalize: bool = True
+    """Standardize by the data set's constants; without it values are in [0, 1]."""
+    data_dir: str | os.PathLike[str] | None = None
+    """The cache folder; unless given, `$IBPWF_DATA`, else the platform's."""
+
+    def __post_init__(self) -> None:
+        for field, least in (("seed", 0), ("tasks", 1), ("examples", 1), ("classes_per_task", 1)):
+            if (value := getattr(self, field)) is not None:
+                object.__setattr__(self, field, _whole_number(field, value, least))
+        if self.seed >= 2**63:
+            raise InputError(f"seed={self.seed}: it must be below 2**63.")
+        fraction = self.validation
+        if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0.0 <= float(fraction) < 1.0:
+            raise InputError(
+                f"validation={fraction!r}: it is the fraction of the training examples to hold out, at least 0 and "
+                "below 1."
+            )
+        for field, allowed in (("normalize", (True, False)), ("flatten", (True, False, None))):
+            if not any(getattr(self, field) is choice for choice in allowed):
+                raise InputError(f"{field}={getattr(self, field)!r}: it must be True or False.")
 
 
-def whole_number(field: str, value: object, least: int) -> int:
+def _whole_number(field: str, value: object, least: int) -> int:
     """`value` as an int, or an `InputError` naming the field."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InputError(f"{field}={value!r}: it must be a whole number of at least {least}.")
     return int(value)
 
 
-def checked_seed(seed: object) -> int:
-    """A seed that `torch.Generator` takes."""
-    number = whole_number("seed", seed, 0)
-    if number >= 2**63:
-        raise InputError(f"seed={number}: it must be below 2**63.")
-    return number
-
-
-def checked_fraction(value: object) -> float:
-    """The validation fraction, in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) < 1.0:
-        raise InputError(
-            f"validation={value!r}: it is the fraction of the training examples to hold out, at least 0 and below 1."
-        )
-    return float(value)
-
-
-def partition(
-    classes: Sequence[int],
-    *,
-    splits: Splits | None,
-    classes_per_task: int | None,
-    order: Order | None,
-    tasks: int | None,
-    seed: int,
-) -> list[tuple[int, ...]]:
+def partition(classes: Sequence[int], options: Options) -> list[tuple[int, ...]]:
     """Which classes each task has."""
-    if splits is not None:
-        for field, value in (("classes_per_task", classes_per_task), ("order", order)):
-            if value is not None:
+    if options.splits is not None:
+        for field in ("classes_per_task", "order"):
+            if (value := getattr(options, field)) is not None:
                 raise InputError(f"{field}={value!r} and splits are both given; splits already says it. Drop one.")
-        groups = _given_splits(classes, splits)
+        groups = _given_splits(classes, options.splits)
     else:
-        groups = _in_groups(_ordered(classes, order, seed), classes_per_task, tasks)
-    if tasks is None:
-        return groups
-    wanted = whole_number("tasks", tasks, 1)
-    if wanted > len(groups):
+        groups = _in_groups(_ordered(classes, options), options)
+    if options.tasks is not None and options.tasks > len(groups):
         raise InputError(
-            f"tasks={wanted}: there are only {len(groups)} tasks here. Ask for 1 to {len(groups)}, or for "
+            f"tasks={options.tasks}: there are only {len(groups)} tasks here. Ask for 1 to {len(groups)}, or for "
             "fewer classes_per_task."
         )
-    return groups[:wanted]
+    return groups[: options.tasks]
 
 
-def _given_splits(classes: Sequence[int], splits: Splits) -> list[tuple[int, ...]]:
+def _given_splits(classes: Sequence[int], splits: object) -> list[tuple[int, ...]]:
     groups: list[tuple[int, ...]] = []
-    seen: dict[int, int] = {}
-    if isinstance(splits, str) or not isinstance(splits, Iterable):
-        raise InputError(f"splits={splits!r}: give a list of class lists, such as [(0, 1), (2, 3)].")
-    for place, group in enumerate(splits):
-        if isinstance(group, str) or not isinstance(group, Iterable):
-            raise InputError(f"splits[{place}]={group!r}: give the classes of a task as a list, such as (0, 1).")
-        members = _classes(f"splits[{place}]", group, classes)
+    for place, group in enumerate(_listed("splits", splits, "a list of class lists, such as [(0, 1), (2, 3)]")):
+        field = f"splits[{place}]"
+        members = _classes(field, _listed(field, group, "the classes of a task as a list, such as (0, 1)"), classes)
         if not members:
-            raise InputError(f"splits[{place}] is empty; a task needs at least one class.")
-        for label in members:
-            if label in seen:
+            raise InputError(f"{field} is empty; a task needs at least one class.")
+        for earlier, others in enumerate(groups):
+            for label in set(members) & set(others):
                 raise InputError(
-                    f"splits[{place}]: class {label} is already in splits[{seen[label]}]; a class belongs to "
-                    "one task."
+                    f"{field}: class {label} is already in splits[{earlier}]; a class belongs to one task."
                 )
-            seen[label] = place
         groups.append(members)
     if not groups:
         raise InputError("splits is empty; a scenario needs at least one task.")
     return groups
 
 
-def _ordered(classes: Sequence[int], order: Order | None, seed: int) -> list[int]:
-    if order is None:
-        return list(classes)
-    if isinstance(order, str):
-        if order != "random":
-            raise InputError(f"order={order!r}: give 'random' or a list of classes.")
-        generator = torch.Generator().manual_seed(seed)
+def _ordered(classes: Sequence[int], options: Options) -> Sequence[int]:
+    if options.order is None:
+        return classes
+    if isinstance(options.order, str) and options.order == "random":
+        generator = torch.Generator().manual_seed(options.seed)
         shuffled = torch.randperm(len(classes), generator=generator, device="cpu")
         return [classes[place] for place in shuffled.tolist()]
-    if not isinstance(order, Iterable):
-        raise InputError(f"order={order!r}: give 'random' or a list of classes.")
-    return list(_classes("order", order, classes))
+    return _classes("order", _listed("order", options.order, "'random' or a list of classes"), classes)
 
 
-def _in_groups(classes: list[int], classes_per_task: int | None, tasks: int | None) -> list[tuple[int, ...]]:
-    per_task = whole_number("classes_per_task", 2 if classes_per_task is None else classes_per_task, 1)
-    if per_task > len(classes):
-        raise InputError(f"classes_per_task={per_task}: there are only {len(classes)} classes.")
-    groups = [tuple(classes[start : start + per_task]) for start in range(0, len(classes), per_task)]
-    left_over = len(classes) % per_task
-    if left_over == 0:
-        return groups
-    full = len(groups) - 1
-    if tasks is None:
-        fitting = [number for number in range(1, len(classes) + 1) if len(classes) % number == 0]
+def _in_groups(classes: Sequence[int], options: Options) -> list[tuple[int, ...]]:
+    size, count = options.classes_per_task or 2, len(classes)
+    if size > count:
+        raise InputError(f"classes_per_task={size}: there are only {count} classes.")
+    full, left_over = divmod(count, size)
+    if left_over and options.tasks is None:
+        fitting = [str(number) for number in range(1, count + 1) if count % number == 0]
         raise InputError(
-            f"classes_per_task={per_task}: {len(classes)} classes do not divide evenly. Use one of "
-            f"{', '.join(map(str, fitting))}; or tasks={full} to leave the last {left_over} out; or name "
-            "every task's classes in splits."
+            f"classes_per_task={size}: {count} classes do not divide evenly. Use one of {', '.join(fitting)}; or "
+            f"tasks={full} to leave the last {left_over} out; or name every task's classes in splits."
         )
-    return groups[:full]
+    return [tuple(classes[place * size : (place + 1) * size]) for place in range(full)]
+
+
+def _listed(field: str, value: object, expected: str) -> Iterable[object]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InputError(f"{field}={value!r}: give {expected}.")
+    return value
 
 
 def _classes(field: str, labels: Iterable[object], known: Sequence[int]) -> tuple[int, ...]:
@@ -137,7 +148,51 @@ def _classes(field: str, labels: Iterable[object], known: Sequence[int]) -> tupl
     return tuple(chosen)
 
 
-def held_out(y: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def class_names(classes: Sequence[int]) -> str:
+    """A short name for a task with these classes: '0/1', or '0-9' for a long run of neighbours."""
+    if len(classes) > 4:
+        if list(classes) == list(range(classes[0], classes[0] + len(classes))):
+            return f"{classes[0]}-{classes[-1]}"
+        return f"{classes[0]}/{classes[1]}/…/{classes[-1]}"
+    return "/".join(map(str, classes))
+
+
+class Cut:
+    """A data set cut into tasks by index: nothing is copied before a task is used."""
+
+    def __init__(
+        self, train: Pair, test: Pair, options: Options, rows: Callable[[Tensor, Tensor | None], Rows] = Rows
+    ) -> None:
+        """`rows` makes the examples of some rows of the inputs (None: of all)."""
+        self._train, self._test, self._rows = train, test, rows
+        self._validation_rows = self._train_rows = self._test_rows = None
+        if options.validation:
+            fraction = float(options.validation)
+            self._train_rows, self._validation_rows = _held_out(train[1], fraction, options.seed)
+        if options.examples is not None:
+            self._train_rows = _first_of_each(train[1], options.examples, self._train_rows)
+            self._test_rows = _first_of_each(test[1], options.examples, None)
+
+    def task(self, name: str, classes: Sequence[int]) -> Task:
+        """The task with the examples of these classes."""
+        train = self._split(self._train, self._train_rows, classes)
+        test = self._split(self._test, self._test_rows, classes)
+        held_out = self._validation_rows
+        validation = None if held_out is None else self._split(self._train, held_out, classes)
+        return Task(name, train, test, validation, classes=classes)
+
+    def _split(self, pair: Pair, kept: Tensor | None, classes: Sequence[int]) -> Split:
+        x, y = pair
+        mine = torch.isin(y, torch.tensor(classes, dtype=y.dtype, device=y.device))
+        if kept is not None:
+            allowed = torch.zeros_like(mine)
+            allowed[kept] = True
+            mine &= allowed
+        rows = None if bool(mine.all()) else torch.nonzero(mine).flatten()
+        return Split(self._rows(x, rows), (y if rows is None else y[rows]).to(torch.int64))
+
+
+def _held_out(y: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Rows kept for training and rows held out, the same fraction of each class, both in data order.
 
     Every class of two examples or more gives at least one and keeps at least one.
@@ -156,17 +211,8 @@ def held_out(y: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     return torch.nonzero(~out).flatten(), torch.nonzero(out).flatten()
 
 
-def first_of_each(y: Tensor, count: int, rows: Tensor | None = None) -> Tensor:
+def _first_of_each(y: Tensor, count: int, rows: Tensor | None) -> Tensor:
     """The first `count` rows of each class (fewer where a class has fewer), among `rows` if given, in data order."""
     allowed = torch.arange(len(y), device=y.device) if rows is None else rows
     kept = [allowed[y[allowed] == label][:count] for label in torch.unique(y).tolist()]
     return torch.cat(kept).sort().values
-
-
-def class_names(classes: Sequence[int]) -> str:
-    """A short name for a task with these classes: '0/1', or '0-9' for a long run of neighbours."""
-    if len(classes) > 4:
-        if list(classes) == list(range(classes[0], classes[0] + len(classes))):
-            return f"{classes[0]}-{classes[-1]}"
-        return f"{classes[0]}/{classes[1]}/…/{classes[-1]}"
-    return "/".join(map(str, classes))

