@@ -160,7 +160,7 @@ def test_learning_a_task_adds_files_and_rewrites_none(tmp_path: Path) -> None:
 def test_the_manifest_lists_the_size_and_digest_of_each_file(tmp_path: Path) -> None:
     save(tmp_path, OLD, 1)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert (manifest["schema"], manifest["kind"], manifest["content"]) == (2, KIND, {"tasks": 1})
+    assert (manifest["schema"], manifest["kind"], manifest["content"]) == (3, KIND, {"tasks": 1})
     for entry in manifest["files"].values():
         data = (tmp_path / entry["file"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
