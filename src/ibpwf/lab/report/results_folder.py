@@ -19,8 +19,6 @@ from ibpwf.lab.experiments.paper import targets
 from ibpwf.lab.experiments.reproduction.experiment import Experiment
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS
 from ibpwf.lab.experiments.reproduction.tables import table_row
-from ibpwf.lab.experiments.reproduction_page import Measured, read_measured, row_for
-from ibpwf.lab.experiments.results_page import read_outcomes, title
 from ibpwf.lab.report.experiment_record import (
     ClaimRecord,
     ComparisonRecord,
@@ -30,6 +28,7 @@ from ibpwf.lab.report.experiment_record import (
 )
 from ibpwf.lab.report.fields import Fields
 from ibpwf.lab.report.reading import read_result_file
+from ibpwf.lab.report.result_files import Measured, read_measured, read_outcomes, row_for, title
 from ibpwf.lab.report.run_record import Run
 from ibpwf.storage import folder as store
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ibpwf.errors import InputError
-from ibpwf.lab.experiments import choosing_page, results_page
+from ibpwf.lab.report import result_files
 from ibpwf.storage import folder as store
+from tools import choosing_page, results_page
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_committed_pages_agree_with_the_committed_result_files():
@@ -36,7 +37,7 @@ def test_a_number_changed_by_hand_is_noticed(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_page_on_choosing_has_the_best_of_each_kind_and_says_who_is_better(tmp_path: Path):
-    comparisons = results_page.read_comparisons(ROOT / "docs" / "results")
+    comparisons = result_files.read_comparisons(ROOT / "docs" / "results")
     text = choosing_page.with_tables(f"a\n{choosing_page.BEGIN}\nold{choosing_page.END}\nb", comparisons)
     assert text.startswith("a\n")
     assert text.endswith("\nb")
@@ -58,7 +59,7 @@ def test_the_page_on_choosing_has_the_best_of_each_kind_and_says_who_is_better(t
 
 
 def test_every_result_file_names_its_command_commit_and_hardware():
-    results = results_page.read_results(ROOT / "docs" / "results")
+    results = result_files.read_results(ROOT / "docs" / "results")
     assert len(results) >= 3
     for name, result in results:
         assert result["command"].startswith("ibpwf "), name
@@ -85,7 +86,7 @@ def test_a_file_of_another_name_is_a_variant_that_is_not_judged_by_the_papers_fi
     folder.mkdir()
     for name in ("adam", "adam-again"):
         (folder / f"{name}.json").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    outcomes = results_page.read_comparisons(tmp_path)["compare-split-mnist"]
+    outcomes = result_files.read_comparisons(tmp_path)["compare-split-mnist"]
     main_row, variant = results_page.rows(outcomes)
     assert (main_row["method"], variant["method"]) == ("adam", "adam-again")
     assert main_row["task_reproduces"] is True
@@ -94,8 +95,8 @@ def test_a_file_of_another_name_is_a_variant_that_is_not_judged_by_the_papers_fi
 
 
 def test_a_comparison_with_the_papers_settings_says_so_in_its_title():
-    assert results_page.title("compare-split-mnist", "split-mnist") == "split-mnist: methods side by side"
-    text = results_page.title("compare-split-mnist-paper-settings", "split-mnist")
+    assert result_files.title("compare-split-mnist", "split-mnist") == "split-mnist: methods side by side"
+    text = result_files.title("compare-split-mnist-paper-settings", "split-mnist")
     assert text == "split-mnist: methods side by side (paper settings)"
 
 

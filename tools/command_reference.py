@@ -1,4 +1,4 @@
-"""docs/cli.md from the program: `python -m ibpwf.commands.reference docs/cli.md` (or `make docs`).
+"""docs/cli.md from the program: `python -m tools.command_reference docs/cli.md` (or `make docs`).
 
 Read from the functions behind the commands and the options in their signatures, so that the page depends neither on
 the width of a terminal nor on how a version of typer draws its help.
@@ -86,6 +86,8 @@ def _option(name: str, kind: object, default: object, info: OptionInfo) -> tuple
         written = f"{written} `{_value(kind, info)}`"
     if isinstance(info.show_default, str):
         return written, info.show_default
+    if default in (inspect.Parameter.empty, ...):
+        return written, "must be given"
     hidden = info.show_default is False or default is None or isinstance(default, bool)
     return written, "" if hidden else f"{default}"
 

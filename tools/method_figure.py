@@ -1,7 +1,7 @@
 """The README's picture of the method, drawn from a real run.
 
-    python -m ibpwf.lab.report.readme_figure docs/results -o docs/images/method.svg
-    python -m ibpwf.lab.report.readme_figure RUN_FOLDER -o method.svg
+    python -m tools.method_figure docs/results -o docs/images/method.svg
+    python -m tools.method_figure RUN_FOLDER -o method.svg
 
 Three panels share their rows, one per task: its accuracy and that of the tasks before it, its factor scores,
 and how many of its factors were there already.
@@ -211,9 +211,7 @@ def run_of_results(folder: Path) -> Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ibpwf.lab.report.readme_figure", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.method_figure", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
 """The measured results as Markdown, made from `docs/results/*.json` and nothing else.
 
-`python -m ibpwf.lab.experiments.results_page DOCS README` rewrites `DOCS/results/README.md`, `REPRODUCTION.md` beside
+`python -m tools.results_page DOCS README` rewrites `DOCS/results/README.md`, `REPRODUCTION.md` beside
 it, the tables between the marks in `DOCS/choosing.md` and the one in the README; with `--check` it only says
 whether they are up to date.
 """
@@ -11,14 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ibpwf.errors import InputError, StoreError, run_program
-from ibpwf.lab.experiments.choosing_page import with_tables
+from ibpwf.errors import InputError, run_program
 from ibpwf.lab.experiments.compare import Outcome, lengths, markdown, rows
 from ibpwf.lab.experiments.paper import tolerance
 from ibpwf.lab.experiments.presets import supports
-from ibpwf.lab.experiments.reproduction_page import Unread, read_objects, reproduction_page
 from ibpwf.lab.methods import methods
+from ibpwf.lab.report.result_files import read_comparisons, read_results, title
 from ibpwf.storage import folder as store
+from tools.choosing_page import with_tables
+from tools.reproduction_page import reproduction_page
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
 SETTINGS = (("task", "task given"), ("class", "task inferred"), ("task-inference", "task inference"))
@@ -43,42 +44,6 @@ def _otherwise(result: dict[str, Any]) -> str:
     other = [f"preset {result['preset']}"] if result["preset"] != "paper" else []
     other += [f"{name}={value}" for name, value in (result.get("changes") or {}).items()]
     return f" ({', '.join(other)})" if other else ""
-
-
-def read_results(folder: Path, unread: Unread | None = None) -> list[tuple[str, dict[str, Any]]]:
-    """All run results in a folder, by file name."""
-    found = read_objects(folder.glob("*.json"), unread)
-    return [(path.name, data) for path, data in found if "accuracy" in data and "command" in data]
-
-
-def read_outcomes(part: Path, unread: Unread | None = None) -> list[tuple[Path, Outcome]]:
-    """The results of one comparison in the order of the tables. A file `METHOD.json` is the method's row, any other a
-    variant of it, named after the file."""
-    order = {name: place for place, name in enumerate(methods())}
-    found = []
-    for file, result in read_results(part, unread):
-        name, method = file.removesuffix(".json"), result.get("method")
-        if method not in order:
-            error = StoreError(f"{part / file}: its method {method!r} is none of this ibpwf's.")
-            if unread is None:
-                raise error
-            unread(part / file, error)
-            continue
-        found.append((part / file, Outcome(method, result, variant=None if name == method else name)))
-    return sorted(found, key=lambda one: (order[one[1].method], one[1].variant or ""))
-
-
-def read_comparisons(folder: Path) -> dict[str, list[Outcome]]:
-    """Every sub-folder of results as one comparison of methods."""
-    parts = sorted(path for path in folder.iterdir() if path.is_dir())
-    found = {part.name: [outcome for _, outcome in read_outcomes(part)] for part in parts}
-    return {name: outcomes for name, outcomes in found.items() if outcomes}
-
-
-def title(folder: str, scenario: str) -> str:
-    """`compare-SCENARIO` is the main comparison; `compare-SCENARIO-paper-settings` says so in words."""
-    special = folder.removeprefix(f"compare-{scenario}").strip("-").replace("-", " ")
-    return f"{scenario}: methods side by side" + (f" ({special})" if special else "")
 
 
 def comparison(name: str, outcomes: list[Outcome]) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ibpwf.lab.experiments.paper import target, targets
-from ibpwf.lab.experiments.reproduction_page import read_measured, reproduction_page, row_for
+from ibpwf.lab.report.result_files import read_measured, row_for
+from tools.reproduction_page import reproduction_page
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def row_of(page: str, *words: str) -> str:

@@ -1,6 +1,6 @@
 """The README's picture of all methods on one benchmark, drawn from the result files.
 
-python -m ibpwf.lab.report.readme_comparison docs/results/compare-split-mnist -o docs/images/comparison.svg
+python -m tools.comparison_figure docs/results/compare-split-mnist -o docs/images/comparison.svg
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def comparison_figure(record: ComparisonRecord) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     about = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m ibpwf.lab.report.readme_comparison", description=about)
+    parser = argparse.ArgumentParser(prog="python -m tools.comparison_figure", description=about)
     parser.add_argument("folder", type=Path, metavar="COMPARE_FOLDER")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
