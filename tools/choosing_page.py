@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ibpwf.errors import InputError
@@ -49,6 +50,30 @@ def _better(table: Sequence[dict[str, Any]], setting: str) -> str | None:
     return f"{WORDS[setting]}: better than IBP-WF ({ours:.2f}) by more than a point: {names}."
 
 
+def named(outcome: Outcome) -> Outcome:
+    """A variant under its own name: what is said of it is not true of the method's main row."""
+    return replace(outcome, method=outcome.variant or outcome.method)
+
+
+def settings_line(outcomes: Sequence[Outcome]) -> str:
+    """Which preset each row of a table has, and what was changed in it, by its record."""
+    presets: dict[str, list[str]] = {}
+    changed = []
+    for outcome in outcomes:
+        assert outcome.result is not None
+        name = named(outcome).method
+        presets.setdefault(outcome.result["preset"], []).append(name)
+        changes = [f"{key}={value}" for key, value in (outcome.result.get("changes") or {}).items()]
+        changed += [f"{name} with {', '.join(changes)}"] if changes else []
+    whose = {"paper": "the paper's settings, where it has the method", "default": "ours, not the paper's"}
+    told = [
+        f"preset `{preset}` ({whose.get(preset, 'for a first look')}) in "
+        + ("every row" if len(presets) == 1 else ", ".join(names))
+        for preset, names in presets.items()
+    ]
+    return f"Settings: {'; '.join([*told, *changed])}."
+
+
 def comparison_table(scenario: str, outcomes: Sequence[Outcome]) -> str:
     """One scenario: a row per kind of method, and what is better than ours."""
     table = rows(outcomes)
@@ -58,15 +83,18 @@ def comparison_table(scenario: str, outcomes: Sequence[Outcome]) -> str:
         "| | best of its kind | task given | task inferred | stored in all | training |",
         "|---|---|---:|---:|---:|---:|",
     ]
+    shown = []
     for kind, methods in KINDS.items():
         row = _best(table, methods)
         if row is not None:
+            shown.append(next(outcome for outcome in outcomes if named(outcome).method == row["method"]))
             given, inferred = (number(row[f"{s}_mean"], row[f"{s}_std"]) for s in ("task", "class"))
             lines.append(
                 f"| {kind} | {row['method']} | {given} | {inferred} | {size(row['memory_bytes'])} "
                 f"| {row['seconds']:.0f} s |"
             )
-    told = [line for line in (_better(table, "task"), _better(table, "class"), lengths(outcomes)) if line]
+    length = lengths([named(outcome) for outcome in shown])
+    told = [line for line in (_better(table, "task"), _better(table, "class"), settings_line(shown), length) if line]
     return "\n".join([*lines, "", *(f"- {line}" for line in told), ""])
 
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ibpwf.errors import IBPWFError, InputError
-from ibpwf.lab.report.chart import label
-from ibpwf.lab.report.comparison_section import setting_charts
+from ibpwf.lab.report.drawing import WIDTH, Shape, coordinate
 from ibpwf.lab.report.experiment_record import ComparisonRecord
-from ibpwf.lab.report.markup import Markup, el, text
+from ibpwf.lab.report.paper_charts import comparison_charts
 from ibpwf.lab.report.results_folder import read_comparisons
 from ibpwf.storage import folder as store
+from tools.picture import canvas, svg_file
 
-PANEL, GAP, TOP = 420.0, 30.0, 84.0
+GAP, TOP = 30.0, 84.0
 STYLE = """
 text { font: 12.5px -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', Helvetica, Arial, sans-serif;
   fill: #1b1f24; }
@@ -32,33 +32,20 @@ text { font: 12.5px -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans
 
 def comparison_figure(record: ComparisonRecord) -> str:
     """Both settings side by side as an SVG file; a pointed-at line tells its numbers."""
-    charts = setting_charts(record)
+    charts = comparison_charts(record)
     if not charts:
         raise InputError(f"{record.folder} has no accuracies to draw; give a folder of results.")
-    width = 20 + len(charts) * (PANEL + GAP)
-    tall = max(float(chart.height) for chart in charts)
-    parts: list[Markup] = [
-        el("rect", x=0.5, y=0.5, width=width - 1, height=TOP + tall + 9, rx=10, fill="#ffffff", stroke="#d9dce1"),
-        label(20, 36, record.title, "start", "head"),
-    ]
-    for i, chart in enumerate(charts):
-        x = 20 + i * (PANEL + GAP)
-        parts.append(label(x + 18, 68, chart.name, "start", "panel"))
-        place = f'<svg x="{x:g}" y="{TOP:g}" width="{PANEL:g}" height="{chart.height:g}" '
-        parts.append(Markup(chart.drawing.replace("<svg ", place, 1)))
-    said = f"{record.title}. " + " ".join(chart.title + "." for chart in charts)
-    root = el(
-        "svg",
-        el("title", text(said)),
-        el("style", Markup(STYLE)),
-        *parts,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width:.0f} {TOP + tall + 10:.0f}",
-        width=width,
-        height=TOP + tall + 10,
-        role="img",
-    )
-    return f"{root}\n"
+    tall = max(chart.height for chart in charts.values())
+    said = f"{record.title}. " + " ".join(f"{chart.title}." for chart in charts.values())
+    sheet = canvas(said, 20 + len(charts) * (WIDTH + GAP), TOP + tall + 10)
+    sheet.label(20, 36, record.title, "start", "head")
+    for i, (name, chart) in enumerate(charts.items()):
+        x = 20 + i * (WIDTH + GAP)
+        sheet.label(x + 18, 68, name, "start", "panel")
+        size = {"width": coordinate(chart.width), "height": coordinate(chart.height)}
+        place = {"x": coordinate(x), "y": coordinate(TOP), **size}
+        sheet.shapes.append(Shape("svg", place, inner=chart.shapes))
+    return svg_file(sheet, STYLE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

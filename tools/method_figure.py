@@ -16,18 +16,15 @@ from pathlib import Path
 
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.evaluation.metrics import Matrix
-from ibpwf.lab.report.accuracy_map import cell_text, tick_names
-from ibpwf.lab.report.chart import label, ticks
-from ibpwf.lab.report.colours import BLUE, ORANGE, level, level_colour, mix, text_on
-from ibpwf.lab.report.experiment_drawings import panel_scores
-from ibpwf.lab.report.factor_scores import largest
-from ibpwf.lab.report.fields import Fields
-from ibpwf.lab.report.markup import Markup, el, short, text
-from ibpwf.lab.report.reading import read_result_file, read_run
+from ibpwf.lab.report.colors import BLUE, ORANGE, level, level_color, mix, text_on
+from ibpwf.lab.report.drawing import Drawing, short, tick_names, ticks
+from ibpwf.lab.report.experiment_record import FactorsMeasured, experiment_of
+from ibpwf.lab.report.rendering import METHOD_NAMES, short_commit
 from ibpwf.lab.report.results_folder import is_results_folder
-from ibpwf.lab.report.run_record import Run, Scores
-from ibpwf.lab.report.words import METHOD_NAMES, short_commit
+from ibpwf.lab.report.run_charts import cell_text, strongest
+from ibpwf.lab.report.run_record import Run, Scores, read_result_file, read_run
 from ibpwf.storage import folder as store
+from tools.picture import canvas, svg_file
 
 ACCURACY, FACTORS = "split-mnist-paper.json", "reproduction/figure-factors.json"
 WIDTH = 1000.0
@@ -63,39 +60,31 @@ def method_figure(run: Run) -> str:
         )
     rows = min(len(matrix), len(scores.rows))
     height = min(max(220.0 / rows, 18.0), 44.0)
-    names = tick_names([run.task_name(t) for t in range(rows)], min(LEFT - 10, MAP / rows))
+    names = tick_names(run.task_names(rows), min(LEFT - 10, MAP / rows))
     bottom = TOP + rows * height
-    title = f"{METHOD_NAMES.get(run.method, run.method)} on {run.scenario}: {rows} tasks, learnt one after another"
-    parts = [
-        el("rect", x=0.5, y=0.5, width=WIDTH - 1, height=bottom + 95, rx=10, fill="#ffffff", stroke="#d9dce1"),
-        label(20, 36, title, "start", "head"),
-        *_panel(MAP_AT, "Nothing is forgotten" if _flat(matrix) else "Accuracy", "accuracy in %, task given"),
-        *_panel(SCORES_AT, "Factors are shared", f"factor scores |λ| of each task, layer {short(scores.layer, 16)}"),
-        *_panel(BARS_AT, "Few are new" if _few_new(scores) else "Reused and new", "factors of each task"),
-        *(label(MAP_AT - 10, TOP + (t + 0.5) * height + 4.5, short(names[t], 9), "end") for t in range(rows)),
-        label(20, TOP - 10, "after task", "start", "axis"),
-        *_accuracies(matrix, rows, height, names),
-        *_score_rows(scores, rows, height),
-        *_bars(scores, rows, height),
-        *_foot(run, scores, bottom),
-    ]
+    method = METHOD_NAMES.get(run.about.method, run.about.method)
+    title = f"{method} on {run.about.scenario}: {rows} tasks, learnt one after another"
     said = (
         f"{title}. Left: the accuracy of every task after every task. Middle: which factors each task uses, "
         "and which of them are new. Right: the number of reused and new factors of each task."
     )
-    size = f"0 0 {WIDTH:.0f} {bottom + 96:.0f}"
-    root = el(
-        "svg",
-        el("title", text(said)),
-        el("style", Markup(STYLE)),
-        *parts,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=size,
-        width=WIDTH,
-        height=bottom + 96,
-        role="img",
-    )
-    return f"{root}\n"
+    sheet = canvas(said, WIDTH, bottom + 96)
+    sheet.label(20, 36, title, "start", "head")
+    for x, head, below in (
+        (MAP_AT, "Nothing is forgotten" if _flat(matrix) else "Accuracy", "accuracy in %, task given"),
+        (SCORES_AT, "Factors are shared", f"factor scores |λ| of each task, layer {short(scores.layer, 16)}"),
+        (BARS_AT, "Few are new" if _few_new(scores) else "Reused and new", "factors of each task"),
+    ):
+        sheet.label(x, 66, head, "start", "panel")
+        sheet.label(x, 84, below, "start", "soft")
+    for t in range(rows):
+        sheet.label(MAP_AT - 10, TOP + (t + 0.5) * height + 4.5, short(names[t], 9), "end")
+    sheet.label(20, TOP - 10, "after task", "start", "axis")
+    _accuracies(sheet, matrix, height, names)
+    _score_rows(sheet, scores, rows, height)
+    _bars(sheet, scores, rows, height)
+    _foot(sheet, run, scores, bottom)
+    return svg_file(sheet, STYLE)
 
 
 def _flat(matrix: Matrix) -> bool:
@@ -109,104 +98,90 @@ def _few_new(scores: Scores) -> bool:
     return all(3 * len(new) < count for new, count in zip(scores.new[1:], used[1:], strict=True))
 
 
-def _panel(x: float, title: str, below: str) -> list[Markup]:
-    return [label(x, 66, title, "start", "panel"), label(x, 84, below, "start", "soft")]
+def _box(sheet: Drawing, x: float, y: float, width: float, height: float, fill: str) -> None:
+    sheet.add("rect", "", x=x, y=y, width=width, height=height, fill=fill)
 
 
-def _accuracies(matrix: Matrix, rows: int, height: float, names: Sequence[str]) -> list[Markup]:
-    cell = MAP / rows
-    parts = []
+def _ticks(sheet: Drawing, places: Sequence[tuple[float, str]], bottom: float) -> None:
+    for x, shown in places:
+        sheet.upright("base", x, (bottom, bottom + 4))
+        sheet.label(x, bottom + 18, shown)
+
+
+def _accuracies(sheet: Drawing, matrix: Matrix, height: float, names: Sequence[str]) -> None:
+    rows = len(names)
+    cell, bottom = MAP / rows, TOP + rows * height
     for i in range(rows):
         for j, value in enumerate(matrix[i][: i + 1]):
             if value is None:
                 continue
-            colour = level_colour(level(value, 40.0, 104.0))
+            color = level_color(level(value, 40.0, 104.0))
             x, y = MAP_AT + j * cell, TOP + i * height
-            parts.append(el("rect", x=x + 1, y=y + 1, width=cell - 2, height=height - 2, rx=2, fill=colour))
+            sheet.add("rect", "", x=x + 1, y=y + 1, width=cell - 2, height=height - 2, rx=2, fill=color)
             if cell >= 22:
-                shown = text(cell_text(value) if cell >= 36 else f"{value:.0f}")
-                style = f"fill:{text_on(colour)}" + ("" if cell >= 36 else ";font-size:10.5px")
+                shown = cell_text(value) if cell >= 36 else f"{value:.0f}"
+                style = f"fill:{text_on(color)}" + ("" if cell >= 36 else ";font-size:10.5px")
                 middle = y + height / 2 + 4.5
-                parts.append(el("text", shown, x=x + cell / 2, y=middle, text_anchor="middle", style=style))
-    bottom = TOP + rows * height
+                sheet.add("text", "", shown, x=x + cell / 2, y=middle, text_anchor="middle", style=style)
     for j in range(rows):
-        parts.append(label(MAP_AT + (j + 0.5) * cell, bottom + 18, short(names[j], max(int(cell / 7), 2))))
-    parts.append(label(MAP_AT + MAP / 2, bottom + 38, "accuracy on task", "middle", "axis"))
-    return parts
+        sheet.label(MAP_AT + (j + 0.5) * cell, bottom + 18, short(names[j], max(int(cell / 7), 2)))
+    sheet.label(MAP_AT + MAP / 2, bottom + 38, "accuracy on task", class_="axis")
 
 
-def _score_rows(scores: Scores, rows: int, height: float) -> list[Markup]:
-    cell = SCORES / scores.width
-    high = largest(scores)
-    gap = 0.6 if cell > 4 else 0.0
-    parts = []
+def _score_rows(sheet: Drawing, scores: Scores, rows: int, height: float) -> None:
+    cell, high, bottom = SCORES / scores.width, strongest(scores), TOP + rows * height
+    width = cell - 0.6 if cell > 4 else cell + 0.06
     for t in range(rows):
         y = TOP + t * height + 3
-        parts.append(el("rect", x=SCORES_AT, y=y, width=SCORES, height=height - 6, fill="#f3f4f6"))
+        _box(sheet, SCORES_AT, y, SCORES, height - 6, "#f3f4f6")
         for k, value in enumerate(scores.rows[t]):
             if value is not None:
-                colour = ramp(abs(value) / high, new=k in scores.new[t])
-                x, width = SCORES_AT + k * cell, cell - gap + (0.0 if gap else 0.06)
-                parts.append(el("rect", x=x, y=y, width=width, height=height - 6, fill=colour))
-    bottom = TOP + rows * height
-    for value in ticks(1, scores.width, 8):
-        x = SCORES_AT + (value - 0.5) * cell
-        parts.append(el("line", class_="base", x1=x, x2=x, y1=bottom, y2=bottom + 4))
-        parts.append(label(x, bottom + 18, f"{value:g}"))
-    parts.append(label(SCORES_AT + SCORES / 2, bottom + 38, "factor, in stick order", "middle", "axis"))
-    return parts
+                color = ramp(abs(value) / high, new=k in scores.new[t])
+                _box(sheet, SCORES_AT + k * cell, y, width, height - 6, color)
+    _ticks(sheet, [(SCORES_AT + (v - 0.5) * cell, f"{v:g}") for v in ticks(1, scores.width, 8)], bottom)
+    sheet.label(SCORES_AT + SCORES / 2, bottom + 38, "factor, in stick order", class_="axis")
 
 
-def _bars(scores: Scores, rows: int, height: float) -> list[Markup]:
+def _bars(sheet: Drawing, scores: Scores, rows: int, height: float) -> None:
     used = [sum(value is not None for value in scores.rows[t]) for t in range(rows)]
-    new = [len(scores.new[t]) for t in range(rows)]
-    unit = (BARS - 44) / max(*used, 1)
-    thick = min(height - 6, 26.0)
-    parts = []
+    unit, thick, bottom = (BARS - 44) / max(*used, 1), min(height - 6, 26.0), TOP + rows * height
     for t in range(rows):
         y = TOP + t * height + (height - thick) / 2
-        middle = y + thick / 2 + 4.5
-        reused = used[t] - new[t]
-        parts.append(el("rect", x=BARS_AT, y=y, width=reused * unit, height=thick, fill=BLUE))
-        parts.append(el("rect", x=BARS_AT + reused * unit, y=y, width=new[t] * unit, height=thick, fill=ORANGE))
+        new = len(scores.new[t])
+        reused, middle = used[t] - new, y + thick / 2 + 4.5
+        _box(sheet, BARS_AT, y, reused * unit, thick, BLUE)
+        _box(sheet, BARS_AT + reused * unit, y, new * unit, thick, ORANGE)
         if reused * unit > 84:
-            parts.append(label(BARS_AT + 8, middle, f"{reused} reused", "start", "inside"))
-        tail = f"{new[t]} new" if new[t] else "none"
-        parts.append(label(BARS_AT + used[t] * unit + 5, middle, tail, "start", "fresh"))
-    bottom = TOP + rows * height
-    parts.append(el("line", class_="base", x1=BARS_AT, x2=BARS_AT, y1=TOP, y2=bottom))
-    parts.append(label(BARS_AT, bottom + 18, "0", "middle"))
-    for value in ticks(0, max(*used, 1), 3)[1:]:
-        x = BARS_AT + value * unit
-        parts.append(el("line", class_="base", x1=x, x2=x, y1=bottom, y2=bottom + 4))
-        parts.append(label(x, bottom + 18, f"{value:g}"))
-    parts.append(label(BARS_AT + (BARS - 44) / 2, bottom + 38, "factors used", "middle", "axis"))
-    return parts
+            sheet.label(BARS_AT + 8, middle, f"{reused} reused", "start", "inside")
+        sheet.label(BARS_AT + used[t] * unit + 5, middle, f"{new} new" if new else "none", "start", "fresh")
+    sheet.upright("base", BARS_AT, (TOP, bottom))
+    _ticks(sheet, [(BARS_AT + v * unit, f"{v:g}") for v in ticks(0, max(*used, 1), 3)], bottom)
+    sheet.label(BARS_AT + (BARS - 44) / 2, bottom + 38, "factors used", class_="axis")
 
 
-def _foot(run: Run, scores: Scores, bottom: float) -> list[Markup]:
-    """The colour keys, and where the numbers come from."""
-    parts, steps = [], 24
+def _foot(sheet: Drawing, run: Run, scores: Scores, bottom: float) -> None:
+    """The color keys, and where the numbers come from."""
+    steps = 24
     for at, name, new in ((SCORES_AT, "reused, weak to strong", False), (SCORES_AT + 206, "new", True)):
         for i in range(steps):
-            colour = ramp(i / (steps - 1), new=new)
-            parts.append(el("rect", x=at + i * 2, y=bottom + 52, width=2.1, height=9, fill=colour))
-        parts.append(label(at + steps * 2 + 7, bottom + 61, name, "start", "soft"))
-    over = f"accuracy: mean of {len(run.seeds)} seeds; factors: seed {scores.seed}. " if len(run.seeds) > 1 else ""
-    commit = f", commit {short_commit(run.commit)}" if run.commit else ""
-    source = f"{over}Made by: {short(run.command, 110)}{commit}"
-    parts.append(label(20, bottom + 84, source[:1].upper() + source[1:], "start", "foot"))
-    return parts
+            _box(sheet, at + i * 2, bottom + 52, 2.1, 9, ramp(i / (steps - 1), new=new))
+        sheet.label(at + steps * 2 + 7, bottom + 61, name, "start", "soft")
+    seeds = len(run.about.seeds)
+    over = f"accuracy: mean of {seeds} seeds; factors: seed {scores.seed}. " if seeds > 1 else ""
+    commit = f", commit {short_commit(run.result.commit)}" if run.result and run.result.commit else ""
+    source = f"{over}Made by: {short(run.result.command if run.result else '–', 110)}{commit}"
+    sheet.label(20, bottom + 84, source[:1].upper() + source[1:], "start", "foot")
 
 
 def run_of_results(folder: Path) -> Run:
     """Split MNIST at the paper's size, with the factor scores that figure-factors measured."""
     run = read_result_file(folder / ACCURACY)
-    content = Fields(store.read_json(folder / FACTORS), FACTORS)
-    panels = [panel for panel in content.child("measured").children("panels") if panel.text("ran") == run.scenario]
-    if not panels:
-        raise InputError(f"{folder / FACTORS} has no panel of {run.scenario}; measure it again.")
-    run.scores = panel_scores(panels[0], len(panels[0].items("tasks")))
+    measured = experiment_of(store.read_json(folder / FACTORS), folder, FACTORS).measured
+    panels = measured.panels if isinstance(measured, FactorsMeasured) else []
+    mine = [panel for panel in panels if panel.ran == run.about.scenario]
+    if not mine:
+        raise InputError(f"{folder / FACTORS} has no panel of {run.about.scenario}; measure it again.")
+    run.scores = mine[0].scores
     return run
 
 

@@ -18,7 +18,7 @@ from ibpwf.lab.experiments.presets import supports
 from ibpwf.lab.methods import methods
 from ibpwf.lab.report.result_files import read_comparisons, read_results, title
 from ibpwf.storage import folder as store
-from tools.choosing_page import with_tables
+from tools.choosing_page import named, with_tables
 from tools.reproduction_page import reproduction_page
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
@@ -57,7 +57,8 @@ def comparison(name: str, outcomes: list[Outcome]) -> list[str]:
     found = [outcome.result for outcome in outcomes if outcome.result is not None]
     where = sorted({f"{r['environment']['device']} with torch {r['environment']['torch']}" for r in found})
     commits = sorted({str(r["commit"]) for r in found})
-    told = f" {lengths(outcomes)}" if lengths(outcomes) else ""
+    length = lengths([named(outcome) for outcome in outcomes])
+    told = f" {length}" if length else ""
     return [
         f"## {title(name, first['scenario'])}",
         "",

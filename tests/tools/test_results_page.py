@@ -58,6 +58,31 @@ def test_the_page_on_choosing_has_the_best_of_each_kind_and_says_who_is_better(t
         choosing_page.with_tables("nothing here", {})
 
 
+def test_the_page_on_choosing_says_each_tables_settings_and_lengths_by_the_records_of_its_rows():
+    comparisons = result_files.read_comparisons(ROOT / "docs" / "results")
+    for name, outcomes in comparisons.items():
+        first = outcomes[0].result
+        if first is None or name != f"compare-{first['scenario']}":
+            continue
+        table = choosing_page.comparison_table(first["scenario"], outcomes)
+        shown = {line.split(" | ")[1] for line in table.splitlines() if line.startswith("| ") and "±" in line}
+        records = {o.variant or o.method: o.result for o in outcomes if (o.variant or o.method) in shown}
+        (settings,) = [line for line in table.splitlines() if line.startswith("- Settings: ")]
+        presets = {result["preset"] for result in records.values() if result}
+        assert presets == {preset for preset in ("paper", "default", "quick") if f"preset `{preset}`" in settings}
+        for method, result in records.items():
+            for key, value in (result or {}).get("changes", {}).items():
+                assert f"{method} with {key}={value}" in settings
+        lengths = [line for line in table.splitlines() if line.startswith("- Trained for another time")]
+        if first["scenario"] == "split-mnist":  # the variant that was trained longer is not in the table
+            assert "ibpwf-vit-tiny" not in shown
+            assert not lengths
+        if first["scenario"] == "split-cifar10":
+            assert "ours, not the paper's) in every row" in settings
+            assert "ibpwf 40 + 40 epochs a task instead of the paper's 160" in lengths[0]
+            assert "10 + 10" not in lengths[0]
+
+
 def test_every_result_file_names_its_command_commit_and_hardware():
     results = result_files.read_results(ROOT / "docs" / "results")
     assert len(results) >= 3

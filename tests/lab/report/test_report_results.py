@@ -68,7 +68,7 @@ def test_a_new_file_is_on_the_next_page_and_changes_its_mark(copy: Path) -> None
     mark = digest(copy)
     add(copy, "figure-alpha")
     after = make_page([copy])
-    assert after.problems == ()
+    assert after.problems == []
     assert [record.name for record in after.experiments][-1] == "figure-alpha"
     assert "ibpwf reproduce figure-alpha" in Reader(after.html).text
     assert digest(copy) != mark

@@ -10,7 +10,6 @@ The four tables are put together from whatever is there, so the page grows with 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 from ibpwf.errors import StoreError
@@ -20,23 +19,21 @@ from ibpwf.lab.experiments.reproduction.experiment import Experiment
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS
 from ibpwf.lab.experiments.reproduction.tables import table_row
 from ibpwf.lab.report.experiment_record import (
-    ClaimRecord,
     ComparisonRecord,
+    ComparisonRow,
     ExperimentRecord,
-    comparison_row,
+    Reproduction,
+    TableMeasured,
     experiment_of,
 )
-from ibpwf.lab.report.fields import Fields
-from ibpwf.lab.report.reading import read_result_file
-from ibpwf.lab.report.result_files import Measured, read_measured, read_outcomes, row_for, title
-from ibpwf.lab.report.run_record import Run
+from ibpwf.lab.report.records import validated
+from ibpwf.lab.report.result_files import Measured, Unread, read_measured, read_outcomes, row_for, title
+from ibpwf.lab.report.run_record import Run, read_result_file
 from ibpwf.storage import folder as store
 
 PATTERNS = ("*.json", "compare-*/*.json", "reproduction/*.json")
 # What a file of the right form but wrong content runs into.
 MISFITS = (StoreError, OSError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-
-Unread = Callable[[Path, Exception], None]
 
 
 def is_results_folder(folder: Path) -> bool:
@@ -64,7 +61,7 @@ def read_experiments(folder: Path, unread: Unread) -> list[ExperimentRecord]:
         try:
             if experiment.shows == "table":
                 record = assembled(experiment, measured, folder)
-                found += [record] if record.commands else []
+                found += [record] if record.about.runs else []
             elif name in measured.reproductions:
                 found.append(experiment_of(measured.reproductions[name], folder, source))
         except MISFITS as error:
@@ -83,23 +80,24 @@ def assembled(experiment: Experiment, measured: Measured, folder: Path) -> Exper
     commands = dict.fromkeys(
         (f"{row['method']}, {row['benchmark']}", row["command"]) for row in lines if row["ours"] and row["command"]
     )
+    about = {
+        "name": experiment.name,
+        "title": experiment.title,
+        "paper": experiment.found,
+        "shows": experiment.shows,
+        "budget": "full",
+        "note": lengths(runs).rstrip("."),
+        "seeds": [],
+        "measured": {"rows": lines},
+        "claims": [{"statement": claim.statement, "held": claim.held} for claim in claims],
+        "runs": [{"name": name, "command": command} for name, command in commands],
+        "failed": [],
+    }
     return ExperimentRecord(
-        folder=folder,
-        name=experiment.name,
-        title=experiment.title,
-        paper=experiment.found,
-        shows=experiment.shows,
-        budget="full",
-        note=lengths(runs).rstrip("."),
-        seeds=[],
-        measured=Fields({"rows": lines}, experiment.name),
-        claims=[ClaimRecord(claim.statement, claim.held) for claim in claims],
-        commands=list(commands),
-        failed=[],
-        command="",
-        commit=None,
-        environment={},
-        source="the result files of each run",
+        folder,
+        validated(Reproduction, about, experiment.name),
+        validated(TableMeasured, about["measured"], experiment.name),
+        "the result files of each run",
     )
 
 
@@ -111,7 +109,7 @@ def read_comparisons(folder: Path, unread: Unread) -> list[ComparisonRecord]:
         guessing: dict[str, float] = {}
         for path, outcome in read_outcomes(part, unread):
             try:
-                lines.append(comparison_row(Fields(rows([outcome])[0], path.name)))
+                lines.append(validated(ComparisonRow, rows([outcome])[0], path.name))
                 result = outcome.result or {}
                 guessing, scenario = guessing or floors(result)["guessing"], scenario or result["scenario"]
             except MISFITS as error:

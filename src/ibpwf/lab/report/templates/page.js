@@ -74,6 +74,8 @@
       if (!step) return;
       event.preventDefault();
       show(current && chart.contains(current) ? next(marks, current, step[0], step[1]) : marks[0]);
+      current.scrollIntoView({ block: "nearest", inline: "nearest" });
+      place();
     });
     chart.addEventListener("blur", function () { show(null); });
   }
