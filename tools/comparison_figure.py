@@ -14,7 +14,7 @@ from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.report.drawing import WIDTH, Shape, coordinate
 from ibpwf.lab.report.experiment_record import ComparisonRecord
 from ibpwf.lab.report.paper_charts import comparison_charts
-from ibpwf.lab.report.results_folder import read_comparisons
+from ibpwf.lab.report.result_files import read_comparisons
 from ibpwf.storage import folder as store
 from tools.picture import canvas, svg_file
 

@@ -20,7 +20,7 @@ from ibpwf.lab.report.colors import BLUE, ORANGE, level, level_color, mix, text_
 from ibpwf.lab.report.drawing import Drawing, short, tick_names, ticks
 from ibpwf.lab.report.experiment_record import FactorsMeasured, experiment_of
 from ibpwf.lab.report.rendering import METHOD_NAMES, short_commit
-from ibpwf.lab.report.results_folder import is_results_folder
+from ibpwf.lab.report.result_files import is_results_folder
 from ibpwf.lab.report.run_charts import cell_text, strongest
 from ibpwf.lab.report.run_record import Run, Scores, read_result_file, read_run
 from ibpwf.storage import folder as store

@@ -72,10 +72,18 @@ def _seeds(result: dict[str, Any]) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
+def _taken(measured: Measured) -> dict[str, dict[str, Any]]:
+    """The files whose numbers or claims stand on the page."""
+    papers = {(paper.benchmark, paper.method) for paper in targets()}
+    runs = [run for key, run in measured.runs.items() if key in papers]
+    used = {id(one) for one in (*measured.reproductions.values(), *runs, *measured.vae.values())}
+    return {path: data for path, data in measured.files.items() if id(data) in used}
+
+
 def sources_table(measured: Measured) -> list[str]:
     """One line per result file that is used: seeds, commit, machine, versions."""
     lines = ["| file | seeds | commit | made on | with |", "|---|---:|---|---|---|"]
-    for path, data in measured.taken().items():
+    for path, data in _taken(measured).items():
         env = data.get("environment") or {}
         machine = f"{env.get('device', '')}, {env['cores']} cores" if env.get("cores") else env.get("device", "")
         names = {"ibpwf": "ibpwf", "torch": "torch", "python": "Python"}

@@ -16,7 +16,7 @@ from ibpwf.lab.experiments.compare import Outcome, lengths, markdown, rows
 from ibpwf.lab.experiments.paper import tolerance
 from ibpwf.lab.experiments.presets import supports
 from ibpwf.lab.methods import methods
-from ibpwf.lab.report.result_files import read_comparisons, read_results, title
+from ibpwf.lab.report.result_files import read_outcomes, read_results, title
 from ibpwf.storage import folder as store
 from tools.choosing_page import named, with_tables
 from tools.reproduction_page import reproduction_page
@@ -44,6 +44,13 @@ def _otherwise(result: dict[str, Any]) -> str:
     other = [f"preset {result['preset']}"] if result["preset"] != "paper" else []
     other += [f"{name}={value}" for name, value in (result.get("changes") or {}).items()]
     return f" ({', '.join(other)})" if other else ""
+
+
+def read_comparisons(folder: Path) -> dict[str, list[Outcome]]:
+    """Every sub-folder of results as one comparison of methods."""
+    parts = sorted(path for path in folder.iterdir() if path.is_dir())
+    found = {part.name: [outcome for _, outcome in read_outcomes(part)] for part in parts}
+    return {name: outcomes for name, outcomes in found.items() if outcomes}
 
 
 def comparison(name: str, outcomes: list[Outcome]) -> list[str]:

@@ -37,7 +37,7 @@ def test_a_number_changed_by_hand_is_noticed(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_page_on_choosing_has_the_best_of_each_kind_and_says_who_is_better(tmp_path: Path):
-    comparisons = result_files.read_comparisons(ROOT / "docs" / "results")
+    comparisons = results_page.read_comparisons(ROOT / "docs" / "results")
     text = choosing_page.with_tables(f"a\n{choosing_page.BEGIN}\nold{choosing_page.END}\nb", comparisons)
     assert text.startswith("a\n")
     assert text.endswith("\nb")
@@ -59,7 +59,7 @@ def test_the_page_on_choosing_has_the_best_of_each_kind_and_says_who_is_better(t
 
 
 def test_the_page_on_choosing_says_each_tables_settings_and_lengths_by_the_records_of_its_rows():
-    comparisons = result_files.read_comparisons(ROOT / "docs" / "results")
+    comparisons = results_page.read_comparisons(ROOT / "docs" / "results")
     for name, outcomes in comparisons.items():
         first = outcomes[0].result
         if first is None or name != f"compare-{first['scenario']}":
@@ -111,7 +111,7 @@ def test_a_file_of_another_name_is_a_variant_that_is_not_judged_by_the_papers_fi
     folder.mkdir()
     for name in ("adam", "adam-again"):
         (folder / f"{name}.json").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    outcomes = result_files.read_comparisons(tmp_path)["compare-split-mnist"]
+    outcomes = results_page.read_comparisons(tmp_path)["compare-split-mnist"]
     main_row, variant = results_page.rows(outcomes)
     assert (main_row["method"], variant["method"]) == ("adam", "adam-again")
     assert main_row["task_reproduces"] is True

@@ -15,7 +15,7 @@ from test_report_reproduction import write
 
 from ibpwf.lab.report import make_page, write_report
 from ibpwf.lab.report.pdf import find_browser
-from ibpwf.lab.report.results_folder import digest, is_results_folder
+from ibpwf.lab.report.result_files import digest, is_results_folder
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 

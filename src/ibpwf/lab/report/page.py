@@ -21,7 +21,7 @@ from ibpwf.lab.report.experiment_record import (
     read_experiment,
 )
 from ibpwf.lab.report.rendering import render
-from ibpwf.lab.report.results_folder import (
+from ibpwf.lab.report.result_files import (
     MISFITS,
     digest,
     is_results_folder,

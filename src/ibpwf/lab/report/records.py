@@ -42,12 +42,12 @@ def _explained(error: Any, where: str) -> str:
     return f"{where}: field '{place}' is {shown}: {expected}." if place else f"{where} holds {shown}: {expected}."
 
 
+class Version(Record):
+    version: Count = Field(alias="schema")
+
+
 def check_schema(content: object, newest: int, where: str) -> None:
     """A file of a newer ibpwf may mean other things by the same fields."""
-
-    class Version(Record):
-        version: Count = Field(alias="schema")
-
     found = validated(Version, content, where).version
     if found > newest:
         raise StoreError(

@@ -1,29 +1,48 @@
-"""What the result files of a folder such as docs/results hold: single runs, comparisons, reproductions.
+"""A folder of result files such as docs/results, where nothing but JSON is kept: tables, figures, comparisons, runs.
 
     *.json                   results of single runs, and of one VAE per task
     compare-SCENARIO/*.json  a result per method
     reproduction/NAME.json   what `ibpwf reproduce NAME` measured at full size
 
-A file that cannot be read is an error, or told to `unread` where the caller wants the rest.
+The four tables are put together from whatever is there, so the page grows with the files. A file that cannot be read
+is an error, or told to `unread` where the caller wants the rest.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import StoreError
-from ibpwf.lab.experiments.compare import Outcome
+from ibpwf.lab.experiments.compare import Outcome, floors, lengths, rows
 from ibpwf.lab.experiments.paper import Target, targets
+from ibpwf.lab.experiments.reproduction.experiment import Experiment
+from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS
 from ibpwf.lab.experiments.reproduction.reproduce import KIND
 from ibpwf.lab.experiments.reproduction.tables import ours_of, table_row
 from ibpwf.lab.methods import methods
+from ibpwf.lab.report.experiment_record import (
+    ComparisonRecord,
+    ComparisonRow,
+    ExperimentRecord,
+    Reproduction,
+    TableMeasured,
+    experiment_of,
+)
+from ibpwf.lab.report.records import validated
+from ibpwf.lab.report.run_record import Run, read_result_file
 from ibpwf.storage import folder as store
 
+PATTERNS = ("*.json", "compare-*/*.json", "reproduction/*.json")
+# What a file of the right form but wrong content runs into.
+MISFITS = (StoreError, OSError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 # What IBP-WF may change in its preset and still be the run that a table asks for.
 OWN_CHANGES: tuple[dict[str, Any], ...] = ({}, {"max_factors": None})
+
+Unread = Callable[[Path, Exception], None]
 
 
 @dataclass(frozen=True)
@@ -34,16 +53,6 @@ class Measured:
     runs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by benchmark and method
     vae: dict[str, dict[str, Any]] = field(default_factory=dict)  # by benchmark
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # by path; not all of them are taken
-
-    def taken(self) -> dict[str, dict[str, Any]]:
-        """The files whose numbers or claims stand on the page."""
-        papers = {(paper.benchmark, paper.method) for paper in targets()}
-        runs = [run for key, run in self.runs.items() if key in papers]
-        used = {id(one) for one in (*self.reproductions.values(), *runs, *self.vae.values())}
-        return {path: data for path, data in self.files.items() if id(data) in used}
-
-
-Unread = Callable[[Path, Exception], None]
 
 
 def read_objects(paths: Iterable[Path], unread: Unread | None) -> list[tuple[Path, dict[str, Any]]]:
@@ -67,7 +76,7 @@ def _papers_run(result: dict[str, Any]) -> bool:
 def read_measured(folder: Path, unread: Unread | None = None) -> Measured:
     """All result files of a folder such as docs/results."""
     measured = Measured()
-    for pattern in ("*.json", "compare-*/*.json", "reproduction/*.json"):
+    for pattern in PATTERNS:
         for path, data in read_objects(folder.glob(pattern), unread):
             measured.files[path.relative_to(folder).as_posix()] = data
     for name, data in measured.files.items():
@@ -125,14 +134,103 @@ def read_outcomes(part: Path, unread: Unread | None = None) -> list[tuple[Path, 
     return sorted(found, key=lambda one: (order[one[1].method], one[1].variant or ""))
 
 
-def read_comparisons(folder: Path) -> dict[str, list[Outcome]]:
-    """Every sub-folder of results as one comparison of methods."""
-    parts = sorted(path for path in folder.iterdir() if path.is_dir())
-    found = {part.name: [outcome for _, outcome in read_outcomes(part)] for part in parts}
-    return {name: outcomes for name, outcomes in found.items() if outcomes}
-
-
 def title(folder: str, scenario: str) -> str:
     """`compare-SCENARIO` is the main comparison; `compare-SCENARIO-paper-settings` says so in words."""
     special = folder.removeprefix(f"compare-{scenario}").strip("-").replace("-", " ")
     return f"{scenario}: methods side by side" + (f" ({special})" if special else "")
+
+
+def is_results_folder(folder: Path) -> bool:
+    """Whether a folder holds result files and is not itself a run, a comparison or a reproduction."""
+    if any((folder / name).exists() for name in ("config.json", "comparison.json", "result.json")):
+        return False
+    return any(True for pattern in PATTERNS[1:] for path in folder.glob(pattern) if path.name != "result.json")
+
+
+def digest(folder: Path) -> str:
+    """Of every file that the page is made from: tells whether a page is up to date."""
+    found = hashlib.sha256()
+    for path in sorted(path for pattern in PATTERNS for path in folder.glob(pattern)):
+        found.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def read_experiments(folder: Path, unread: Unread) -> list[ExperimentRecord]:
+    """The tables that have a number of ours, assembled, and the figures that have a file."""
+    measured = read_measured(folder, unread)
+    found = []
+    for name, experiment in EXPERIMENTS.items():
+        source = f"reproduction/{name}.json"
+        try:
+            if experiment.shows == "table":
+                record = assembled(experiment, measured, folder)
+                found += [record] if record.about.runs else []
+            elif name in measured.reproductions:
+                found.append(experiment_of(measured.reproductions[name], folder, source))
+        except MISFITS as error:
+            unread(folder / source, error)
+    return found
+
+
+def assembled(experiment: Experiment, measured: Measured, folder: Path) -> ExperimentRecord:
+    """A table with a row per number of the paper, from whichever file has ours."""
+    lines = []
+    for paper in (target for target in targets() if target.table == experiment.name):
+        lines.append(row_for(paper, measured) or table_row(paper, None, {"scenario": paper.benchmark}, judged=True))
+    claims = [claim({"rows": lines}) for claim in experiment.claims]
+    behind = dict.fromkeys((row["benchmark"], row["method"]) for row in lines if row["ours"])
+    runs = [Outcome(method, measured.runs.get((benchmark, method))) for benchmark, method in behind]
+    commands = dict.fromkeys(
+        (f"{row['method']}, {row['benchmark']}", row["command"]) for row in lines if row["ours"] and row["command"]
+    )
+    about = {
+        "name": experiment.name,
+        "title": experiment.title,
+        "paper": experiment.found,
+        "shows": experiment.shows,
+        "budget": "full",
+        "note": lengths(runs).rstrip("."),
+        "seeds": [],
+        "measured": {"rows": lines},
+        "claims": [{"statement": claim.statement, "held": claim.held} for claim in claims],
+        "runs": [{"name": name, "command": command} for name, command in commands],
+        "failed": [],
+    }
+    return ExperimentRecord(
+        folder,
+        validated(Reproduction, about, experiment.name),
+        validated(TableMeasured, about["measured"], experiment.name),
+        "the result files of each run",
+    )
+
+
+def read_comparisons(folder: Path, unread: Unread) -> list[ComparisonRecord]:
+    """Every folder `compare-…` as one comparison."""
+    found = []
+    for part in sorted(path for path in folder.glob("compare-*") if path.is_dir()):
+        lines, scenario = [], ""
+        guessing: dict[str, float] = {}
+        for path, outcome in read_outcomes(part, unread):
+            try:
+                lines.append(validated(ComparisonRow, rows([outcome])[0], path.name))
+                result = outcome.result or {}
+                guessing, scenario = guessing or floors(result)["guessing"], scenario or result["scenario"]
+            except MISFITS as error:
+                unread(path, error)
+        if lines:
+            found.append(ComparisonRecord(part, lines, title(part.name, scenario), f"{part.name}/*.json", guessing))
+    return found
+
+
+def read_runs(folder: Path, unread: Unread) -> list[Run]:
+    """Single runs."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            data = store.read_json(path)
+            if isinstance(data, dict) and "accuracy" in data:
+                found.append(read_result_file(path))
+        except MISFITS as error:
+            unread(path, error)
+    return found
