@@ -54,16 +54,16 @@ bench: $(STAMP)
 	$(BIN)/ibpwf bench --profile --out docs/results/bench
 
 results: $(STAMP)
-	$(BIN)/python -m ibpwf.lab.experiments.results_page docs README.md
+	$(BIN)/python -m tools.results_page docs README.md
 	$(MAKE) report
 
 report: $(STAMP)
-	$(BIN)/python -m ibpwf.lab.report.readme_figure docs/results -o docs/images/method.svg
-	$(BIN)/python -m ibpwf.lab.report.readme_comparison docs/results/compare-split-mnist -o docs/images/comparison.svg
+	$(BIN)/python -m tools.method_figure docs/results -o docs/images/method.svg
+	$(BIN)/python -m tools.comparison_figure docs/results/compare-split-mnist -o docs/images/comparison.svg
 	$(BIN)/ibpwf report docs/results -o docs/results/report.html
 
 docs: $(STAMP)
-	$(BIN)/python -m ibpwf.commands.reference docs/cli.md
+	$(BIN)/python -m tools.command_reference docs/cli.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ibpwf.commands import reference
 from processes import Finished
+from tools import command_reference
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -70,7 +70,7 @@ def without_numbers(line: str) -> str:
 
 
 def test_the_page_of_all_commands_is_as_the_program_has_it() -> None:
-    assert (DOCS / "cli.md").read_text() == reference.page(), "run `make docs`"
+    assert (DOCS / "cli.md").read_text() == command_reference.page(), "run `make docs`"
 
 
 def test_every_page_linked_to_is_there() -> None:

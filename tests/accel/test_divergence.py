@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ibpwf.accel.divergence import posterior_kl, relaxed_scores
+from ibpwf.core.series import log_gamma
 from scipy import special
 from torch import Tensor
 
-from ibpwf.accel.divergence import posterior_kl, relaxed_scores
 from ibpwf.core import distributions as D
 from ibpwf.core.prior import logit_from_log, stick_log_pi
-from ibpwf.core.series import log_gamma
 
 ROWS, STICKS = 3, 40
 

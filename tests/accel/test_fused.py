@@ -8,8 +8,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ibpwf.accel import kernels as fused
 from ibpwf.accel.divergence import posterior_kl, relaxed_scores
+
+from ibpwf.accel import kernels as fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

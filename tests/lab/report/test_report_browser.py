@@ -76,6 +76,40 @@ def test_arrow_keys_read_a_figures_numbers(browser: Browser, page: Path) -> None
     assert browser.value(f"{tip}.hidden") is True
 
 
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_contents_stay_in_sight_and_lead_to_their_sections(browser: Browser, page: Path, width: int) -> None:
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(page, width)
+        browser.call("Page.navigate", url=f"{page.resolve().as_uri()}#run1-factors")
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    inside = "(b => b.top >= 0 && b.bottom <= innerHeight)"
+    assert browser.value(f"scrollY > 1000 && {inside}(document.querySelector('.contents').getBoundingClientRect())")
+    assert browser.value(f"{inside}(document.querySelector('#run1-factors-title').getBoundingClientRect())")
+    below = "document.querySelector('.contents').getBoundingClientRect().bottom"
+    if width == 390:
+        assert browser.value(f"document.querySelector('#run1-factors-title').getBoundingClientRect().top >= {below}")
+
+
+def test_a_figure_wider_than_a_phone_says_that_it_scrolls_and_the_keys_bring_its_marks_in_sight(
+    browser: Browser, page: Path
+) -> None:
+    hint = "getComputedStyle(document.querySelector('#run1-scores .sideways')).display"
+    browser.open(page, 1440)
+    assert browser.value(hint) == "none"
+    browser.open(page, 390)
+    assert browser.value(hint) == "block"
+    assert browser.value("(c => c.scrollWidth > c.clientWidth)(document.querySelector('#run1-scores .canvas'))")
+    browser.value("document.querySelector('#run1-scores svg').focus()")
+    for _ in range(25):
+        browser.key("ArrowRight")
+    assert browser.value("document.querySelector('#run1-scores .canvas').scrollLeft") > 0
+    assert browser.value(
+        "(b => b.left >= 0 && b.right <= innerWidth)(document.querySelector('.on').getBoundingClientRect())"
+    )
+
+
 def test_a_tap_shows_a_bars_numbers_inside_the_window(browser: Browser, page: Path) -> None:
     browser.open(page, 390)
     browser.value("document.querySelector('#run1-factors svg').scrollIntoView({block: 'center'})")

@@ -1,10 +1,7 @@
-"""`ibpwf report` and the README figure: what a user at a terminal sees."""
+"""`ibpwf report`: what a user at a terminal sees."""
 
 from __future__ import annotations
 
-import shutil
-import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +10,7 @@ from typer.testing import CliRunner, Result
 
 from ibpwf.errors import InputError, StoreError
 from ibpwf.lab.commands.report import report_command
-from ibpwf.lab.report import pdf, readme_figure
-
-SVG = "{http://www.w3.org/2000/svg}"
+from ibpwf.lab.report import pdf
 
 
 def run(*arguments: object) -> Result:
@@ -81,30 +76,3 @@ def test_pdf(finished: Path, tmp_path: Path) -> None:
     data = (tmp_path / "page.pdf").read_bytes()
     assert data.startswith(b"%PDF-")
     assert len(data) > 20_000
-
-
-def test_the_readme_figure_is_drawn_from_the_run(finished: Path, tmp_path: Path) -> None:
-    out = tmp_path / "method.svg"
-    assert readme_figure.main([str(finished), "-o", str(out)]) == 0
-    root = ET.parse(out).getroot()
-    assert root.tag == f"{SVG}svg"
-    words = [element.text or "" for element in root.iter(f"{SVG}text")]
-    assert "Nothing is forgotten" in words
-    assert any(word.endswith(" reused") for word in words)
-    assert any("ibpwf run split-digits" in word for word in words)
-    left, top, width, height = map(float, root.get("viewBox", "").split())
-    for rect in root.iter(f"{SVG}rect"):
-        assert left <= float(rect.get("x", "")) <= width
-        assert float(rect.get("x", "")) + float(rect.get("width", "")) <= width + 1
-        assert top <= float(rect.get("y", "")) + float(rect.get("height", "")) <= height + 1
-
-
-def test_the_readme_figure_needs_factor_scores(
-    copied: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = copied()
-    for seed in ("seed-0", "seed-1"):
-        shutil.rmtree(folder / seed)
-    assert readme_figure.main([str(folder), "-o", str(tmp_path / "method.svg")]) == 2
-    assert "no factor scores" in capsys.readouterr().err
-    assert not (tmp_path / "method.svg").exists()

@@ -51,7 +51,7 @@ def test_an_unfinished_run_shows_what_there_is(copied: Copied) -> None:
     (folder / "result.json").unlink()
     rewrite(folder / "seed-1" / "rows.json", lambda record: {**record, "rows": record["rows"][:1]})
     page = make_page([folder])
-    assert page.problems == ()
+    assert page.problems == []
     reader = Reader(page.html)
     assert "Unfinished." in reader.text
     progress = reader.table("")
@@ -103,7 +103,7 @@ def test_cut_and_foreign_metric_lines_are_counted(copied: Copied) -> None:
     odd = ["[1]", '{"seed": "zero"}', "\x00\x01", lines[0].replace('"loss":', '"loss":NaN,"was":')]
     path.write_text("\n".join([*lines, *odd, lines[1][:20]]))
     page = make_page([folder])
-    assert page.problems == (f"{folder}: metrics.jsonl: 5 damaged lines left out of the learning curves.",)
+    assert page.problems == [f"{folder}: metrics.jsonl: 5 damaged lines left out of the learning curves."]
     assert "run1-learning" in titles(page.html)
 
 

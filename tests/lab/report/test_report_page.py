@@ -13,14 +13,14 @@ from page_reader import Reader, drawings, tips
 
 from ibpwf.errors import InputError
 from ibpwf.lab.report import make_page, write_report
-from ibpwf.lab.report.run_record import Spread, reached
+from ibpwf.lab.report.records import Spread
 from ibpwf.learner import Learner
 
 
 @pytest.fixture(scope="module")
 def html(finished: Path) -> str:
     page = make_page([finished])
-    assert page.problems == ()
+    assert page.problems == []
     return page.html
 
 
@@ -54,6 +54,14 @@ def test_every_figure_is_a_drawing_with_words_for_those_who_cannot_see_it(html: 
         assert tips(drawing)
         labels = {text.text for text in drawing.iter("text")}
         assert len(labels) > 3
+
+
+def test_the_contents_name_every_section_in_order(html: str) -> None:
+    page = Reader(html)
+    assert len(page.all("nav")) == 1
+    links = [attributes["href"] for attributes in page.all("a")]
+    assert links == [f"#{attributes['id']}" for attributes in page.all("section")]
+    assert len(links) == 8
 
 
 def test_headings_do_not_skip_a_level_and_ids_are_unique(html: str) -> None:
@@ -152,7 +160,13 @@ def test_numbers_carry_command_commit_versions_and_machine(html: str, result: di
 def test_reached_means_within_a_point_or_three_deviations_or_better(
     ours: float, paper: float, std: float | None, good: bool
 ) -> None:
-    assert reached(Spread(ours, None), Spread(paper, std)) is good
+    assert Spread(mean=ours).reaches(Spread(mean=paper, std=std)) is good
+
+
+def test_better_is_said_only_of_what_is_above_the_paper_by_more_than_the_tolerance() -> None:
+    assert Spread(mean=52.7).beats(Spread(mean=41.0))
+    assert not Spread(mean=41.9).beats(Spread(mean=41.0))
+    assert not Spread(mean=42.4).beats(Spread(mean=41.0, std=0.5))
 
 
 def test_the_papers_figures_are_judged(copied: Callable[..., Path], result: dict[str, Any]) -> None:
@@ -215,7 +229,7 @@ def test_several_runs_share_a_page_with_an_overview(copied: Callable[..., Path])
     assert len(reader.table("run")) == 3
     links = [attributes["href"] for attributes in reader.all("a")]
     ids = {attributes["id"] for _, attributes in reader.elements if "id" in attributes}
-    assert links == ["#run1", "#run2"]
+    assert links == ["#overview", "#run1", "#run2", "#run1", "#run2"]  # the contents, then the table
     assert {link[1:] for link in links if link} <= ids
     assert make_page([first.parent]).html == page.html  # a folder of run folders means all of them
     assert len(make_page([first, first]).runs) == 1

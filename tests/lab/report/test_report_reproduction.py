@@ -133,7 +133,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_experiment_is_on_the_page_in_the_papers_order(folder: Path) -> None:
     page = make_page([folder])
-    assert page.problems == ()
+    assert page.problems == []
     assert [record.name for record in page.experiments] == [
         *("table1", "figure-uncertainty-class", "figure-factors", "figure-filters"),
         *("figure-const-wf", "figure-alpha", "figure-tsne"),
@@ -153,6 +153,23 @@ def test_numbers_stand_beside_the_papers_with_the_files_verdict(folder: Path) ->
     rows = reader.table("method, setting")
     assert rows[1] == ["ibpwf, task inferred", "92.62 ± 0.50", "92.40 ± 0.15", "+0.22", "✅ reached", "5"]
     assert rows[2][1] == "–"
+
+
+@pytest.mark.parametrize(("vae", "word"), [(52.67, "not borne out here"), (40.0, "no better here either")])
+def test_what_the_paper_says_of_vaes_is_held_against_our_own(tmp_path: Path, vae: float, word: str) -> None:
+    row = {"benchmark": "split-cifar10", "ran": "split-cifar10", "setting": "task-inference", "seeds": 3}
+    paper = {"mean": 41.0, "std": None, "note": "one VAE per task"}
+    rows = [
+        {**row, "method": "ibpwf", "ours": spread(44.2), "paper": {"mean": 43.62, "std": 0.16}, "reproduces": True},
+        {**row, "method": "vae", "ours": spread(vae), "paper": paper, "difference": vae - 41, "reproduces": True},
+    ]
+    write(tmp_path, "table1", measured={"rows": rows})
+    reader = Reader(make_page([tmp_path / "table1"]).html)
+    assert word in reader.text
+    ours, theirs = reader.table("method, setting")[1:]
+    assert ours[4] == "✅ reached"
+    assert theirs[4] == ("✅ better" if vae > 42 else "✅ reached")
+    assert f"{vae:.2f} ± 0.50" in reader.text.replace("  ", " ")
 
 
 def test_figures_tell_their_numbers_when_pointed_at(folder: Path) -> None:
@@ -241,7 +258,7 @@ def compared(finished: Path, tmp_path: Path) -> Path:
 
 def test_a_comparison_has_its_table_and_the_runs_behind_it(compared: Path) -> None:
     page = make_page([compared])
-    assert page.problems == ()
+    assert page.problems == []
     assert len(page.comparisons) == len(page.runs) == 1
     reader = Reader(page.html)
     assert reader.faults == []

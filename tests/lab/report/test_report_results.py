@@ -13,12 +13,11 @@ from browser import Browser
 from page_reader import Reader, drawings, tips
 from test_report_reproduction import write
 
-from ibpwf.lab.report import make_page, readme_comparison, readme_figure, write_report
+from ibpwf.lab.report import make_page, write_report
 from ibpwf.lab.report.pdf import find_browser
-from ibpwf.lab.report.results_folder import digest, is_results_folder
+from ibpwf.lab.report.result_files import digest, is_results_folder
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
-IMAGES = RESULTS.parent / "images"
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +40,11 @@ def add(folder: Path, name: str) -> None:
     shutil.move(made / "result.json", folder / "reproduction" / f"{name}.json")
 
 
-def test_the_committed_page_and_picture_are_made_from_the_committed_results(tmp_path: Path) -> None:
+def test_the_committed_page_is_made_from_the_committed_results() -> None:
     page = (RESULTS / "report.html").read_text(encoding="utf-8")
     found = re.search('<meta name="ibpwf-source" content="([0-9a-f]+)"', page)
     assert found is not None
     assert found[1] == digest(RESULTS), "docs/results has changed; run `make results`"
-    out = tmp_path / "comparison.svg"
-    assert readme_comparison.main([str(RESULTS / "compare-split-mnist"), "-o", str(out)]) == 0
-    assert out.read_bytes() == (IMAGES / "comparison.svg").read_bytes(), "run `make results`"
 
 
 def test_the_page_has_every_number_of_the_files_under_five_megabytes_and_always_the_same(html: str) -> None:
@@ -72,7 +68,7 @@ def test_a_new_file_is_on_the_next_page_and_changes_its_mark(copy: Path) -> None
     mark = digest(copy)
     add(copy, "figure-alpha")
     after = make_page([copy])
-    assert after.problems == ()
+    assert after.problems == []
     assert [record.name for record in after.experiments][-1] == "figure-alpha"
     assert "ibpwf reproduce figure-alpha" in Reader(after.html).text
     assert digest(copy) != mark
@@ -97,20 +93,6 @@ def test_a_damaged_reproduction_is_named(copy: Path) -> None:
     page = make_page([copy])
     assert "figure-alpha" in page.problems[0]
     assert "table1" in [record.name for record in page.experiments]
-
-
-def test_the_readmes_method_picture_comes_from_the_result_files(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "method.svg"
-    assert readme_figure.main([str(copy), "-o", str(out)]) == 0
-    assert "is left as it is" in capsys.readouterr().out
-    assert not out.exists()
-    add(copy, "figure-factors")
-    assert readme_figure.main([str(copy), "-o", str(out)]) == 0
-    drawn = out.read_text()
-    assert "IBP-WF on split-mnist: 2 tasks" in drawn
-    assert "1 new" in drawn
 
 
 @pytest.fixture(scope="module")

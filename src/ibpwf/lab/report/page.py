@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
 from ibpwf import __version__
-from ibpwf.errors import InputError, StoreError
+from ibpwf.errors import InputError
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS
-from ibpwf.lab.report.colours import scale_css
-from ibpwf.lab.report.comparison_section import comparison_section
+from ibpwf.lab.report.colors import scale_css
 from ibpwf.lab.report.experiment_record import (
     ComparisonRecord,
     ExperimentRecord,
@@ -21,10 +20,8 @@ from ibpwf.lab.report.experiment_record import (
     read_comparison,
     read_experiment,
 )
-from ibpwf.lab.report.experiment_sections import experiment_section, overview_of
-from ibpwf.lab.report.markup import EMPTY, Markup, el, join, text
-from ibpwf.lab.report.reading import expand, read_run
-from ibpwf.lab.report.results_folder import (
+from ibpwf.lab.report.rendering import render
+from ibpwf.lab.report.result_files import (
     MISFITS,
     digest,
     is_results_folder,
@@ -32,31 +29,54 @@ from ibpwf.lab.report.results_folder import (
     read_experiments,
     read_runs,
 )
-from ibpwf.lab.report.run_record import Run
-from ibpwf.lab.report.sections import PAGE_SECTIONS, RUN_SECTIONS, Section
+from ibpwf.lab.report.run_record import Run, expand, read_run
 from ibpwf.storage.files import write_text
+
+# In the page's order; each is templates/run/NAME.html, and left out where that makes nothing of a run.
+RUN_SECTIONS = {
+    "summary": "Summary",
+    "results": "Results",
+    "accuracy": "Accuracy after every task",
+    "learning": "Learning curves",
+    "factors": "Factor use",
+    "scores": "Which factors each task uses",
+    "uncertainty": "Uncertainty",
+    "settings": "Settings and environment",
+}
 
 
 @dataclass(frozen=True)
-class Page:
-    """The page, what is on it, and a sentence for everything that had to be left out."""
+class Section:
+    """A part of the page: `name` is its anchor, `title` its heading; it has text, or sections inside."""
 
-    html: str
-    runs: tuple[Run, ...]
-    problems: tuple[str, ...]
-    comparisons: tuple[ComparisonRecord, ...] = ()
-    experiments: tuple[ExperimentRecord, ...] = ()
+    name: str
+    title: str
+    html: str = ""
+    inner: Sequence[Section] = ()
 
 
 @dataclass
-class Found:
-    """Everything that could be read, with its sections where these are made at once."""
+class Page:
+    """The page, what is on it, and a sentence for everything that had to be left out."""
 
-    runs: list[Run]
-    comparisons: list[tuple[ComparisonRecord, Section]]
-    experiments: list[tuple[ExperimentRecord, Section]]
-    problems: list[str]
-    source: str = ""  # what tells whether a page made from result files is up to date
+    html: str = ""
+    runs: list[Run] = field(default_factory=list)
+    comparisons: list[ComparisonRecord] = field(default_factory=list)
+    experiments: list[ExperimentRecord] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    source: str = ""  # tells whether a page made from result files is up to date
+    # By anchor. What cannot be drawn is left out like what cannot be read, so each is made as soon as it is read.
+    sections: dict[str, Section] = field(default_factory=dict)
+
+    def add_experiment(self, record: ExperimentRecord) -> None:
+        title = record.about.title + (" (quick)" if record.about.quick else "")
+        self.sections[record.name] = Section(record.name, title, render("experiment.html", record=record))
+        self.experiments.append(record)
+
+    def add_comparison(self, record: ComparisonRecord) -> None:
+        name = f"comparison{len(self.comparisons) + 1}"
+        self.sections[name] = Section(name, f"Comparison: {record.title}", render("comparison.html", record=record))
+        self.comparisons.append(record)
 
 
 def make_page(folders: Sequence[Path]) -> Page:
@@ -66,36 +86,29 @@ def make_page(folders: Sequence[Path]) -> Page:
     """
     if not folders:
         raise InputError("no run folder was given; name at least one --out folder of run, compare or reproduce.")
-    found = Found([], [], [], [])
-    kept = [Path(folder) for folder in folders if is_results_folder(Path(folder))]
-    for given in kept:
-        _take_results(found, given)
-    folders = [folder for folder in folders if Path(folder) not in kept]
-    for given in dict.fromkeys(Path(folder) for folder in folders):
-        if (given / "comparison.json").exists():
-            _take_comparison(found, given)
-    for given in dict.fromkeys(Path(folder) for folder in folders):
-        _note_missing(found, given)
-    for folder in dict.fromkeys(each for given in folders for each in expand(Path(given))):
-        if is_reproduction(folder):
-            _take_experiment(found, folder)
-        else:
-            _take_run(found, folder)
-    if not (found.runs or found.comparisons or found.experiments):
-        raise InputError("there is nothing to report. " + " ".join(found.problems))
+    page = Page()
+    given = list(dict.fromkeys(Path(folder) for folder in folders))
+    of_results = [folder for folder in given if is_results_folder(folder)]
+    for folder in of_results:
+        _take_results(page, folder)
+    rest = [folder for folder in given if folder not in of_results]
+    for folder in rest:
+        if (folder / "comparison.json").exists():
+            _take_comparison(page, folder)
+    for folder in rest:
+        _note_missing(page, folder)
+    for found in dict.fromkeys(each for folder in rest for each in expand(folder)):
+        _take_run_or_experiment(page, found)
+    if not (page.runs or page.comparisons or page.experiments):
+        raise InputError("there is nothing to report. " + " ".join(page.problems))
     order = list(EXPERIMENTS)
-    found.experiments.sort(key=lambda e: order.index(e[0].name) if e[0].name in order else len(order))
-    found.source = "-".join(digest(given) for given in kept)
-    return Page(
-        _html(found),
-        tuple(found.runs),
-        tuple(found.problems),
-        tuple(record for record, _ in found.comparisons),
-        tuple(record for record, _ in found.experiments),
-    )
+    page.experiments.sort(key=lambda e: order.index(e.name) if e.name in order else len(order))
+    page.source = "-".join(digest(folder) for folder in of_results)
+    page.html = _html(page)
+    return page
 
 
-def _note_missing(found: Found, folder: Path) -> None:
+def _note_missing(page: Page, folder: Path) -> None:
     """Experiments of a reproduction that were begun, or have lost their result."""
     for name in EXPERIMENTS:
         try:
@@ -103,53 +116,47 @@ def _note_missing(found: Found, folder: Path) -> None:
         except OSError:  # said properly when it is read
             continue
         if gone:
-            found.problems.append(
+            page.problems.append(
                 f"{folder / name} is left out: it has no result.json; `ibpwf reproduce {name} --resume` makes it."
             )
 
 
-def _take_run(found: Found, folder: Path) -> None:
-    try:
-        run = read_run(folder)
-    except (StoreError, OSError) as error:  # OSError: a folder that may not even be looked into
-        found.problems.append(f"{folder} is left out: {error}")
-        return
-    found.runs.append(run)
-    found.problems += [f"{folder}: {problem}" for problem in run.problems]
-
-
-def _take_results(found: Found, folder: Path) -> None:
+def _take_results(page: Page, folder: Path) -> None:
     """Everything in a folder of result files."""
 
     def unread(path: Path, error: Exception) -> None:
         sentence = f"{path.relative_to(folder)} is left out: {error}"
-        if sentence not in found.problems:
-            found.problems.append(sentence)
+        if sentence not in page.problems:
+            page.problems.append(sentence)
 
     for record in read_experiments(folder, unread):
         try:
-            found.experiments.append((record, experiment_section(record)))
+            page.add_experiment(record)
         except MISFITS as error:
             unread(folder / record.source, error)
     for comparison in read_comparisons(folder, unread):
-        found.comparisons.append((comparison, comparison_section(comparison, len(found.comparisons) + 1)))
-    found.runs += read_runs(folder, unread)
+        page.add_comparison(comparison)
+    page.runs += read_runs(folder, unread)
 
 
-def _take_experiment(found: Found, folder: Path) -> None:
+def _take_run_or_experiment(page: Page, folder: Path) -> None:
     try:
-        record = read_experiment(folder)
-        found.experiments.append((record, experiment_section(record)))
-    except MISFITS as error:
-        found.problems.append(f"{folder} is left out: {error}")
+        if is_reproduction(folder):
+            page.add_experiment(read_experiment(folder))
+            return
+        run = read_run(folder)
+    except MISFITS as error:  # OSError: a folder that may not even be looked into
+        page.problems.append(f"{folder} is left out: {error}")
+        return
+    page.runs.append(run)
+    page.problems += [f"{folder}: {problem}" for problem in run.problems]
 
 
-def _take_comparison(found: Found, folder: Path) -> None:
+def _take_comparison(page: Page, folder: Path) -> None:
     try:
-        record = read_comparison(folder)
-        found.comparisons.append((record, comparison_section(record, len(found.comparisons) + 1)))
+        page.add_comparison(read_comparison(folder))
     except MISFITS as error:
-        found.problems.append(f"{folder}/comparison.json is left out: {error}")
+        page.problems.append(f"{folder}/comparison.json is left out: {error}")
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -158,83 +165,55 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _file(name: str) -> str:
-    return resources.files("ibpwf.lab.report").joinpath(name).read_text(encoding="utf-8")
+def _title(page: Page) -> str:
+    abouts = [record.about for record in page.experiments]
+    if abouts and (page.source or not page.runs):
+        title = abouts[0].title if len(abouts) == 1 else "The paper, reproduced"
+        return title + (" (quick)" if all(about.quick for about in abouts) else "")
+    if page.comparisons and not abouts:
+        return f"Comparison: {page.comparisons[0].title}"
+    return page.runs[0].title if len(page.runs) == 1 else f"{len(page.runs)} runs"
 
 
-def _section(section: Section, anchor: str, level: int) -> Markup:
-    heading = el(f"h{level}", text(section.title), id=f"{anchor}-title")
-    return el("section", heading, section.body, id=anchor, aria_labelledby=f"{anchor}-title")
+def _run_sections(run: Run, anchor: str) -> list[Section]:
+    titles = RUN_SECTIONS | ({"results": "Results beside the paper's"} if run.paper else {})
+    made = [Section(f"{anchor}-{name}", titles[name], render(f"run/{name}.html", run=run)) for name in titles]
+    return [section for section in made if section.html]
 
 
-def _title(found: Found) -> str:
-    if found.experiments and (found.source or not found.runs):
-        records = [record for record, _ in found.experiments]
-        title = records[0].title if len(records) == 1 else "The paper, reproduced"
-        return title + (" (quick)" if all(record.quick for record in records) else "")
-    if found.comparisons and not found.experiments:
-        return found.comparisons[0][1].title
-    return found.runs[0].title if len(found.runs) == 1 else f"{len(found.runs)} runs"
+def _sections(page: Page) -> list[Section]:
+    found = []
+    if len(page.experiments) > 1:
+        there = {record.name for record in page.experiments}
+        waiting = [name for name in EXPERIMENTS if name not in there] if page.source else []
+        html = render("experiments.html", records=page.experiments, waiting=waiting)
+        found.append(Section("experiments", "The paper, reproduced", html))
+    found += [page.sections[record.name] for record in page.experiments]
+    found += [page.sections[f"comparison{i + 1}"] for i in range(len(page.comparisons))]
+    if len(page.runs) > 1:
+        found.append(Section("overview", "All runs", render("runs.html", runs=page.runs)))
+    runs = [(f"run{i}", run) for i, run in enumerate(page.runs, start=1)]
+    if not found and len(runs) == 1:
+        return _run_sections(page.runs[0], "run1")
+    return found + [Section(anchor, run.title, inner=_run_sections(run, anchor)) for anchor, run in runs]
 
 
-def _html(found: Found) -> str:
-    runs = found.runs
-    single = len(runs) == 1 and not found.comparisons and not found.experiments
-    title = _title(found)
-    parts = [_problems(found.problems)]
-    there = [record for record, _ in found.experiments]
-    waiting = [name for name in EXPERIMENTS if name not in {record.name for record in there}] if found.source else []
-    overview = overview_of(there, waiting)
-    sections = [overview] if overview is not None else []
-    sections += [section for _, section in [*found.experiments, *found.comparisons]]
-    parts += [_section(section, section.name, 2) for section in sections]
-    for make_for_all in PAGE_SECTIONS:
-        section = make_for_all(runs)
-        if section is not None:
-            parts.append(_section(section, section.name, 2))
-    for i, run in enumerate(runs, start=1):
-        made = [section for make in RUN_SECTIONS if (section := make(run)) is not None]
-        inner = [_section(section, f"run{i}-{section.name}", 2 if single else 3) for section in made]
-        heading = [] if single else [el("h2", text(run.title), id=f"run{i}-title")]
-        parts.append(el("article", *heading, *inner, id=f"run{i}", class_=None if single else "run"))
-    style = _file("page.css").replace("/*LIGHT*/", scale_css()).replace("/*DARK*/", scale_css(dark=True))
-    script = _file("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="generator", content=f"ibpwf {__version__}"),
-        *([el("meta", name="ibpwf-source", content=found.source)] if found.source else []),
-        el("title", text(f"{title} – ibpwf report")),
-        el("style", Markup(style)),
+def _html(page: Page) -> str:
+    from markupsafe import Markup
+
+    files = resources.files("ibpwf.lab.report").joinpath("templates")
+    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style = style.replace("/*LIGHT*/", scale_css()).replace("/*DARK*/", scale_css(dark=True))
+    digest_ = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    html = render(
+        "page.html",
+        title=_title(page),
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest_}'",
+        version=__version__,
+        source=page.source,
+        style=Markup(style),
+        script=Markup(script),
+        problems=page.problems,
+        sections=_sections(page),
     )
-    body = el(
-        "body",
-        el(
-            "header",
-            el("p", text("ibpwf report"), class_="kicker"),
-            el("h1", text(title)),
-            el(
-                "p",
-                text("Point at, tap or tab to a figure and use the arrow keys to read its numbers."),
-                class_="hint",
-            ),
-        ),
-        el("main", *parts),
-        el("footer", el("p", text(f"Written by ibpwf {__version__}. Percentages are of test examples."))),
-        el("div", id="tip", role="status", aria_live="polite", hidden=True),
-        el("script", Markup(script)),
-    )
-    return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
-
-
-def _problems(problems: Sequence[str]) -> Markup:
-    if not problems:
-        return EMPTY
-    items = [el("li", text(problem)) for problem in problems]
-    heading = el("h2", text("Left out"), id="problems-title")
-    return join((el("section", heading, el("ul", *items), id="problems", aria_labelledby="problems-title"),))
+    return f"{html}\n"

@@ -1,0 +1,78 @@
+"""Templates to text. Everything a template writes is escaped and free of characters that HTML and XML forbid."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ibpwf.errors import InputError
+from ibpwf.lab.experiments.compare import size
+from ibpwf.lab.experiments.paper import tolerance
+from ibpwf.lab.report import paper_charts, run_charts
+from ibpwf.lab.report.drawing import clean, tick_label
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+METHOD_NAMES = {"ibpwf": "IBP-WF"}
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def short_commit(commit: str) -> str:
+    """Ten digits, and whether there were changes."""
+    return commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def count_form(value: float) -> str:
+    """A mean of counts: 4.3, 96, 1,031."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def as_json(value: object) -> str:
+    """Text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@cache
+def environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        raise InputError("the report needs jinja2; install it with `pip install 'ibpwf[lab]'`.") from None
+    made = Environment(
+        loader=PackageLoader("ibpwf.lab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )
+    made.filters |= {
+        "form": format,
+        "exactly": repr,
+        "plural": plural,
+        "short_commit": short_commit,
+        "bytes": size,
+        "tick": tick_label,
+        "count_form": count_form,
+        "json": as_json,
+    }
+    made.globals |= {
+        "METHOD_NAMES": METHOD_NAMES,
+        "tolerance": tolerance,
+        "run_charts": run_charts,
+        "paper_charts": paper_charts,
+    }
+    return made
+
+
+def render(template: str, **values: Any) -> Markup:
+    """What a template makes of some values, as text that other templates take for markup."""
+    from markupsafe import Markup
+
+    return Markup(environment().get_template(template).render(**values).strip())
