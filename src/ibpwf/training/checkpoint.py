@@ -98,9 +98,10 @@ class Checkpoint:
             ("model", "the model or a setting"),
         ):
             if getattr(found, field) != getattr(mine, field):
-                raise InputError(f"{here} and cannot be resumed as '{mine.task}': {what} is not the same. {ANEW}")
+                problem = f"{here} and cannot be resumed as '{mine.task}': {what} is not the same."
+                raise InputError(problem, remedy=ANEW)
         if found.data != mine.data:
-            raise InputError(f"{here}, begun with other data: x or y is not the same as then. {ANEW}")
+            raise InputError(f"{here}, begun with other data: x or y is not the same as then.", remedy=ANEW)
         return opened
 
     def resumed(self, method: Method) -> Resumed | None:
@@ -115,7 +116,7 @@ class Checkpoint:
             return Resumed(place, content["done"], tensors)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise StoreError(f"{str(self.folder)!r} cannot be resumed ({what}). {ANEW}") from None
+            raise StoreError(f"{str(self.folder)!r} cannot be resumed ({what}).", remedy=ANEW) from None
 
     def step_done(self, method: Method, step: Step, place: Place) -> None:
         """Write a checkpoint if it is time for one, or time to stop."""
@@ -151,14 +152,14 @@ def _open(folder: Path) -> store.Opened:
     try:
         return store.open_folder(folder, kind=KIND, newest=SCHEMA)
     except StoreError as error:
-        raise StoreError(f"{error} {ANEW}") from None
+        raise StoreError(str(error), remedy=ANEW) from None
 
 
 def _identity(opened: store.Opened) -> Identity:
     try:
         return Identity(*(opened.content[field] for field in Identity.__dataclass_fields__))
     except LookupError:
-        raise StoreError(f"{str(opened.path)!r} is not a whole checkpoint. {ANEW}") from None
+        raise StoreError(f"{str(opened.path)!r} is not a whole checkpoint.", remedy=ANEW) from None
 
 
 def discard(model: str | Path) -> None:
