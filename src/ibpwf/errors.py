@@ -9,7 +9,14 @@ from typing import NoReturn
 
 
 class IBPWFError(Exception):
-    """Base of every error this library raises on purpose; the command line exits with code 2."""
+    """Base of every error this library raises on purpose; the command line exits with code 2.
+
+    A `remedy` that is given apart from the `problem` can be put in other words by who knows better what was asked.
+    """
+
+    def __init__(self, problem: str = "", *, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}" if remedy else problem)
+        self.problem, self.remedy = problem, remedy
 
 
 class InputError(IBPWFError, ValueError):

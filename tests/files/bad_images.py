@@ -262,12 +262,12 @@ spoilt(
 )
 spoilt(r"dog/1\.png announces 60,000×60,000 pixels, more than 67,108,864; make it smaller", "an image bomb", BOMB)
 spoilt(
-    r"dog/1\.png is 3×2 pixels \(height×width\), .*cat/0\.png is 4×5; make all .*, or give the option size \(4, 5\)",
+    r"dog/1\.png is 3×2 pixels \(height×width\), .*cat/0\.png is 4×5; make all .*, or give size=\(4, 5\)",
     "an image of another size",
     png(picture(height=3, width=2)),
 )
 spoilt(
-    r"dog/1\.png is greyscale, .*cat/0\.png is colour; convert it, or give the option channels 3",
+    r"dog/1\.png is greyscale, .*cat/0\.png is colour; convert it, or give channels=3",
     "greyscale among colour",
     png(picture(1)),
 )

@@ -31,7 +31,7 @@ BAD.text(
 BAD.text(
     "no label column",
     "a,b\n1,2\n",
-    r"a\.csv has no column called label, class, target or y; .* option label, such as 'b'",
+    r"a\.csv has no column called label, class, target or y; .* argument label, such as 'b'",
 )
 BAD.text("two label columns", "a,Label,class\n1,2,3\n", r"columns 'Label', 'class' could each hold the labels; say")
 BAD.text(
@@ -49,7 +49,7 @@ BAD.text("a number too large", "a,y\n1e39,u\n1,v\n", r"line 2, column 'a': '1e39
 BAD.text(
     "a huge integer",
     "a,y\n1,u\n123456789012345678901,v\n",
-    r"line 3, column 'a': '123456789012345678901' has more digits .* identifier; name .* in the option ignore",
+    r"line 3, column 'a': '123456789012345678901' has more digits .* identifier; name .* in the argument ignore",
 )
 BAD.text(
     "a word among numbers", "a,y\n1,u\n2,v\n12a,u\n", r"a\.csv, line 4, column 'a': '12a' is not a number, as others"
@@ -71,7 +71,7 @@ BAD.text("digits of another script", "a,y\n7,u\n8,u\n٣,v\n", r"line 4, column '
 BAD.text(
     "an identifier",
     "a,b,y\n" + "".join(f"customer {n},{n},u\n" for n in range(101)),
-    r"column 'a' holds 101 different texts such as 'customer 0', .* identifier; name it in the option ignore",
+    r"column 'a' holds 101 different texts such as 'customer 0', .* identifier; name it in the argument ignore",
 )
 BAD.text("a NUL byte", b"a,y\n1,u\n2\0,v\n", r"a\.csv, line 3 holds a NUL byte; it is no text, or damaged")
 BAD.text(
@@ -193,8 +193,7 @@ def table_of(name: str, columns: dict[str, Any], words: str) -> None:
 table_of(
     "a nested column",
     {"a": [[1, 2], [3]], "y": ["u", "v"]},
-    r"a\.parquet: column 'a' is nested \('list<.*option "
-    "ignore",
+    r"a\.parquet: column 'a' is nested \('list<.*argument ignore",
 )
 table_of(
     "a missing number", {"a": [1, None], "y": ["u", "v"]}, r"a\.parquet, row 2, column 'a': the value is missing"

@@ -20,8 +20,8 @@ from sample_files import IRIS, idx, picture, pictures, two_classes
 
 from ibpwf import cli
 from ibpwf.errors import DataError, InputError
-from ibpwf.files import read_examples
-from ibpwf.own_data.learning import How, learn_file
+from ibpwf.files import ReadOptions, read_examples
+from ibpwf.own_data.learning import LearnOptions, learn_file
 
 BAD = {**bad_tables.BAD, **bad_images.BAD}
 
@@ -139,14 +139,15 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(ending: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("module", "file", "extra"), [("PIL", "a.jpg", "images"), ("pyarrow", "a.parquet", "parquet")]
+    ("module", "file", "package"),
+    [("PIL", "a.jpg", r"'ibpwf\[images\]'"), ("pyarrow", "a.parquet", "pyarrow"), ("pyarrow", "a.csv", "pyarrow")],
 )
-def test_a_format_that_needs_an_extra_names_it(
-    module: str, file: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_format_that_needs_a_package_names_it(
+    module: str, file: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / file).write_bytes(b"\xff\xd8\xff....")
-    with pytest.raises(InputError, match=rf"{file}.* needs .*; run pip install 'ibpwf\[{extra}\]'"):
+    with pytest.raises(InputError, match=rf"{file}.* needs .*; run pip install {package}"):
         read_examples(tmp_path / file, labelled=False)
 
 
@@ -157,5 +158,5 @@ def test_a_bad_file_makes_no_model_folder(name: str, tmp_path: Path) -> None:
     path = make(tmp_path / "data")
     model = tmp_path / "model"
     with pytest.raises((DataError, InputError), match=words):
-        learn_file(model, lambda like: read_examples(path, **options), "task", {}, How())
+        learn_file(model, path, "task", {}, LearnOptions(ReadOptions(**options)))
     assert not model.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +11,6 @@ from sample_files import chunk, idx_pair, picture, pictures, png, two_classes
 
 from ibpwf.errors import DataError, InputError
 from ibpwf.files import Layout, read_examples
-from ibpwf.files.image_file import with_channels
-
-
-@pytest.fixture(params=["with Pillow", "without Pillow"])
-def pillow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Both ways to decode; ours is used where Pillow is not installed."""
-    if request.param == "without Pillow":
-        monkeypatch.setitem(sys.modules, "PIL", None)
-        return False
-    pytest.importorskip("PIL")
-    return True
 
 
 def pixels(image: np.ndarray) -> np.ndarray:
@@ -30,7 +18,7 @@ def pixels(image: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_folders_are_classes_and_images_are_read_by_name(channels: int, pillow: bool, tmp_path: Path) -> None:
+def test_folders_are_classes_and_images_are_read_by_name(channels: int, tmp_path: Path) -> None:
     two_classes(tmp_path, channels)
     for junk in (".DS_Store", "Thumbs.db", "cat/.hidden.png", "dog/desktop.ini"):
         (tmp_path / junk).write_bytes(b"junk")
@@ -43,7 +31,7 @@ def test_folders_are_classes_and_images_are_read_by_name(channels: int, pillow: 
     assert examples.feature_names is None
 
 
-def test_a_folder_of_images_or_one_image_can_be_predicted(tmp_path: Path, pillow: bool) -> None:
+def test_a_folder_of_images_or_one_image_can_be_predicted(tmp_path: Path) -> None:
     layout = read_examples(two_classes(tmp_path)).layout
     several = read_examples(tmp_path / "dog", like=layout)
     assert several.y is None
@@ -74,6 +62,13 @@ def test_later_images_must_have_the_size_and_colours_of_earlier_ones(tmp_path: P
         read_examples(grey, like=layout)
 
 
+def test_photos_of_many_sizes_are_advised_a_size_that_can_be_learnt_from(tmp_path: Path) -> None:
+    large = pictures(tmp_path, cat=[png(picture(1, 300, 200)), png(picture(1, 200, 300))], dog=[png(picture(1))])
+    with pytest.raises(DataError, match=r"cat/1\.png is 200×300 pixels .*; make all .*, or give size=\(64, 64\) to"):
+        read_examples(large)
+    assert read_examples(large, size=(64, 64)).x.shape == (3, 1, 64, 64)
+
+
 def test_images_are_resized_on_request_and_then_always(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     made = picture(height=8, width=6)
@@ -86,7 +81,7 @@ def test_images_are_resized_on_request_and_then_always(tmp_path: Path) -> None:
     np.testing.assert_array_equal(later.x[0], examples.x[0])
 
 
-def test_images_are_made_grey_or_coloured_on_request(tmp_path: Path, pillow: bool) -> None:
+def test_images_are_made_grey_or_coloured_on_request(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "first", cat=[png(picture(1))], dog=[png(picture(3))])
     coloured = read_examples(folder, channels=3)
     np.testing.assert_array_equal(coloured.x[0], np.repeat(pixels(picture(1)), 3, axis=0))
@@ -97,12 +92,12 @@ def test_images_are_made_grey_or_coloured_on_request(tmp_path: Path, pillow: boo
     np.testing.assert_array_equal(later.x[0], grey.x[1])
 
 
-def test_grey_is_what_pillow_calls_grey() -> None:
-    image = pytest.importorskip("PIL.Image")
+def test_grey_is_the_brightness_of_the_colours(tmp_path: Path) -> None:
     made = picture(3, 40, 50)
-    np.testing.assert_array_equal(
-        with_channels(made.transpose(2, 0, 1), 1)[0], np.asarray(image.fromarray(made).convert("L"))
-    )
+    (tmp_path / "a.png").write_bytes(png(made))
+    read = read_examples(tmp_path / "a.png", labelled=False, channels=1)
+    brightness = made @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
+    np.testing.assert_allclose(read.x[0, 0] * 255, brightness, atol=0.51)
 
 
 def test_palettes_full_opacity_and_other_formats_are_read_with_pillow(tmp_path: Path) -> None:
@@ -129,20 +124,6 @@ def test_pictures_of_phones_stand_upright(tmp_path: Path) -> None:
     turned[0x0112] = 6  # the camera was turned: the top is on the right
     lying.save(tmp_path / "a.jpg", exif=turned, quality=100)
     assert read_examples(tmp_path / "a.jpg", labelled=False).layout.shape == (3, 48, 32)
-
-
-@pytest.mark.parametrize("kind", ["a palette", "transparency", "interlacing"])
-def test_png_images_that_our_reader_cannot_decode_ask_for_pillow(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    data = {
-        "a palette": png(picture(1) % 2, colour=3, between=chunk(b"PLTE", bytes(6))),
-        "transparency": png(picture(3), between=chunk(b"tRNS", bytes(6))),
-        "interlacing": png(picture(3), interlace=1),
-    }[kind]
-    with pytest.raises(InputError, match=r"cat/0\.png: reading it needs Pillow; run pip install 'ibpwf\[images\]'"):
-        read_examples(pictures(tmp_path, cat=[data]))
 
 
 def test_a_colour_that_counts_as_transparent_is_seen(tmp_path: Path) -> None:
@@ -173,7 +154,7 @@ def test_idx_pairs_are_read_gzipped_or_not_and_by_their_folder(tmp_path: Path) -
     assert read_examples(tmp_path, like=zipped.layout).y is None
 
 
-def test_images_of_idx_and_of_png_files_are_alike(tmp_path: Path, pillow: bool) -> None:
+def test_images_of_idx_and_of_png_files_are_alike(tmp_path: Path) -> None:
     learnt = read_examples(idx_pair(tmp_path / "idx"))
     image = np.random.default_rng(0).integers(0, 256, (6, 4, 5)).astype(np.uint8)[2, :, :, None]
     (tmp_path / "2.png").write_bytes(png(image))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from pathlib import Path
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from sample_files import IRIS
 
 from ibpwf.errors import DataError, InputError
-from ibpwf.files import Column, Layout, read_examples
+from ibpwf.files import Column, Layout, ReadOptions, read_examples
+from ibpwf.files.csv_file import CsvFile
 
 IRIS_X = [[5.1, 3.5, 0, 1], [6.2, 2.9, 1, 0], [4.9, 3.0, 0, 1]]
 IRIS_Y = ["setosa", "virginica", "setosa"]
@@ -64,6 +67,58 @@ def test_every_row_knows_its_line(tmp_path: Path) -> None:
     examples = read_examples(path)
     assert [str(examples.where(row)) for row in range(2)] == [f"{path}, line 3", f"{path}, line 6"]
     assert examples.where(1).number == 6
+
+
+def test_the_reader_that_takes_over_goes_on_where_the_quick_one_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ibpwf.files.csv_file._BLOCK", 1 << 12)
+    rows = [f"{number},u" for number in range(5000)]
+    rows[3000] += "\n   "  # a line of blanks, which pyarrow takes for a row of one field
+    examples = read_examples(write(tmp_path, "a,y\n" + "\n".join(rows)))
+    np.testing.assert_array_equal(examples.x[:, 0], np.arange(5000))
+    assert [examples.where(row).number for row in (0, 3000, 3001)] == [2, 3002, 3004]
+
+
+WELL_QUOTED = st.lists(st.tuples(*[st.text('a", \n;', max_size=4)] * 2), min_size=1, max_size=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.one_of(st.text('a", \n', max_size=40), WELL_QUOTED), block=st.integers(1, 20))
+def test_fields_are_parted_as_the_strict_csv_reader_does(
+    text: str | list[tuple[str, str]], block: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if not isinstance(text, str):
+        rows = io.StringIO()
+        csv.writer(rows, lineterminator="\n").writerows(text)
+        text = rows.getvalue()
+    text = "p,q\n1,1\n" + text
+    try:
+        truth = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True))[1:]
+    except csv.Error:
+        truth = []
+    truth = [row for row in truth if any(row) and not (len(row) == 1 and not row[0].strip())]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ibpwf.files.csv_file._BLOCK", block)
+        file = CsvFile(write(tmp_path_factory.mktemp("table"), text))
+        if not truth or any(len(row) != 2 for row in truth):
+            with pytest.raises(DataError, match="line"):
+                list(file.parts([0, 1]))
+            return
+        read = [tuple(row.values()) for part in file.parts([0, 1]) for row in part.to_pylist()]
+    assert [[cell.strip() for cell in row] for row in read] == [[cell.strip() for cell in row] for row in truth]
+
+
+def test_options_are_one_object_or_given_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, IRIS)
+    options = ReadOptions(label="species", ignore=["width"])
+    assert read_examples(path, options).layout == read_examples(path, label="species", ignore=["width"]).layout
+    assert read_examples(path, options, ignore=[]).layout.ignored == ()
+    with pytest.raises(InputError, match=r"unknown argument 'lable'\. Did you mean 'label'\?"):
+        read_examples(path, lable="species")
+    with pytest.raises(InputError, match=r"ignore is 'width'; give a list of column names, such as \['width'\]"):
+        ReadOptions(ignore="width")  # type: ignore[arg-type]
+    assert all(description.endswith(".") for description in ReadOptions.described().values())
 
 
 @pytest.mark.parametrize("name", ["label", "Class", "TARGET", "y"])
@@ -131,7 +186,7 @@ def test_columns_can_be_left_out_and_later_files_may_have_them_or_not(tmp_path: 
 
 def test_numbers_can_be_categories(tmp_path: Path) -> None:
     content = "size,y\n38,u\nM,v\n38.0,u\n"
-    with pytest.raises(DataError, match=r"the option categories if it holds categories"):
+    with pytest.raises(DataError, match=r"the argument categories if it holds categories"):
         read_examples(write(tmp_path, content))
     first = read_examples(write(tmp_path, content), categories=["size"])
     assert first.layout.columns == (Column("size", "category", ("38", "M")),)

@@ -179,7 +179,11 @@ MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
     ("no name", ("next.csv", "--task", " "), "name is ' '; give the task a name"),
     ("a wrong share", ("next.csv", "--validate", "2"), "validate is 2.0; give the share of the rows to hold out"),
     ("two wishes", ("next.csv", "--resume", "--anew"), "--resume and --anew were both given; choose one."),
-    ("minutes", ("next.csv", "--checkpoint-minutes", "-1"), "every is -1.0; give the minutes between two"),
+    (
+        "minutes",
+        ("next.csv", "--checkpoint-minutes", "-1"),
+        "--checkpoint-minutes is -1.0; give the minutes",
+    ),
     ("a wrong device", ("next.csv", "--device", "gpu"), "device is 'gpu'; give 'auto', 'cpu' or 'cuda'."),
 ]
 

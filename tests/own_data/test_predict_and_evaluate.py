@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from own_files import blobs, model_bytes, table
+from own_files import QUICK, blobs, model_bytes, pixels, table
 
 from ibpwf import ContinualClassifier
 from processes import Finished
@@ -57,7 +59,8 @@ def test_draws_add_the_mutual_information(taught: Path, command: Command) -> Non
     done = command("predict", "model", "new.csv", "--draws", "3", "-o", "-", cwd=taught)
     found = list(csv.DictReader(done.out.splitlines()))
     assert all(float(row["mutual_information"]) >= 0 for row in found)
-    assert command("predict", "model", "new.csv", "--draws", "-1", cwd=taught).code == 2
+    refused = command("predict", "model", "new.csv", "--draws", "-1", cwd=taught)
+    assert refused.err == "error: --draws is -1; give the number of posterior draws, such as 100.\n"
 
 
 def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> None:
@@ -123,6 +126,38 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     assert said in done.err
     assert done.err.count("\n") == 1
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+
+
+def test_images_of_another_size_are_resized_as_the_error_advises(tmp_path: Path, command: Command) -> None:
+    image = pytest.importorskip("PIL.Image")
+    x, y = blobs((0, 1))
+    for number, (picture, kind) in enumerate(zip(pixels(x), y, strict=True)):
+        place = tmp_path / "photos" / f"kind {kind}"
+        place.mkdir(parents=True, exist_ok=True)
+        image.fromarray(picture).save(place / f"{number}.png")
+    assert command("learn", "m", "photos", *QUICK).code == 0
+    image.fromarray(pixels(x)[0]).resize((8, 8)).save(tmp_path / "large.png")
+    refused = command("predict", "m", "large.png")
+    assert refused.code == 2
+    assert "large.png is 8×8 pixels (height×width), earlier images are 4×4; " in refused.err
+    assert "or give --size 4x4 to resize them." in refused.err
+    assert command("predict", "m", "large.png", "--size", "4x4").code == 0
+    wrong = command("predict", "m", "large.png", "--size", "5x5")
+    assert "--size is 5×5, but earlier images were 4×4; give 4×4 or leave it out." in wrong.err
+
+
+@pytest.mark.parametrize(
+    "words", [("learn", "m", "none.csv"), ("predict", "none", "new.csv"), ("evaluate", "none", "a")]
+)
+def test_a_mistyped_path_is_named_before_torch_is_imported(words: tuple[str, ...], tmp_path: Path) -> None:
+    program = (
+        "import sys; from ibpwf import cli; sys.argv = ['ibpwf', *sys.argv[1:]]\n"
+        "try: cli.main()\n"
+        "finally: print([name for name in ('torch', 'sklearn', 'pyarrow') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+    assert "there is no such file or folder. Check the path." in done.stderr
 
 
 # evaluate

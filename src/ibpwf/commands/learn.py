@@ -18,51 +18,33 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ibpwf.commands.own_data import (
-    Data,
-    Device,
-    Ignore,
-    Label,
-    Missing,
-    Model,
-    Unknown,
-    options_named,
-    pixels,
-    task_name,
-)
+from ibpwf.commands import own_data as own
 from ibpwf.errors import InputError
+from ibpwf.files.opening import check_there, few
 from ibpwf.settings import parse_assignment
 from ibpwf.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from ibpwf.estimator import ContinualClassifier
-    from ibpwf.files import Examples, Layout
-    from ibpwf.own_data.learning import Learnt
-    from ibpwf.training.callbacks import EpochEnd
+    from ibpwf.own_data.learning import LearnedTask
+    from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
 
 
 def learn_command(
-    model: Model,
-    data: Data,
+    model: own.Model,
+    data: own.Data,
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="The task's name.", show_default="the file's name")
     ] = None,
-    label: Label = None,
-    ignore: Ignore = None,
+    label: own.Label = None,
+    ignore: own.Ignore = None,
     categories: Annotated[
         list[str] | None,
-        typer.Option(
-            "--categories", metavar="COLUMN", help="A column of categories that look like numbers. Repeatable."
-        ),
+        typer.Option("--categories", metavar="COLUMN", help=f"{own.HELP['categories']} Repeatable."),
     ] = None,
-    unknown: Unknown = False,
-    missing: Missing = None,
-    size: Annotated[
-        str | None, typer.Option("--size", metavar="HxW", help="Resize images, such as 32x32.", show_default=False)
-    ] = None,
-    channels: Annotated[
-        int | None, typer.Option("--channels", help="Make images grey (1) or coloured (3).", show_default=False)
-    ] = None,
+    unknown: own.Unknown = False,
+    missing: own.Missing = None,
+    size: own.Size = None,
+    channels: own.Channels = None,
     validate: Annotated[
         float | None,
         typer.Option(
@@ -79,7 +61,7 @@ def learn_command(
         bool, typer.Option("--resume", help="Go on with a task that was broken off, to the same bits.")
     ] = False,
     anew: Annotated[bool, typer.Option("--anew", help="Drop a task that was broken off and start again.")] = False,
-    device: Device = "auto",
+    device: own.Device = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")] = False,
     hidden: Annotated[
         str | None,
@@ -127,49 +109,43 @@ def learn_command(
 
     Settings are chosen with the first task; later ones have the same.
     """
+    if not model.is_file():  # else the two were swapped, which is said below
+        check_there(data)
+    read = own.read_options(
+        unknown=unknown,
+        missing=missing,
+        size=size,
+        channels=channels,
+        label=label,
+        labelled=True,
+        ignore=ignore,
+        categories=categories,
+    )
+    parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
     import torch
 
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
-    from ibpwf.files import read_examples
-    from ibpwf.own_data.learning import How, learn_file
+    from ibpwf.own_data.learning import LearnOptions, learn_file
     from ibpwf.storage.checkpoint_folder import task_in_progress
 
     console = Console(stderr=json_)
-    sides = pixels(size)
-    parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
-    name = task_name(data) if task is None else task
-
-    def read(like: Layout | None) -> Examples:
-        return read_examples(
-            data,
-            label=label,
-            labelled=True,
-            like=like,
-            ignore=ignore or (),
-            categories=categories or (),
-            unknown="zeros" if unknown else "error",
-            size=sides,
-            channels=channels,
-            missing=None if missing is None else missing.value,
-        )
-
     bar = Bar(console)
     caught: list[int] = []
     try:
-        with options_named(), bar.shown, stopping(caught) as stop:
-            how = How(validate, checkpoint_minutes, resume, anew, device, [bar], bar.begin, stop)
-            learnt = learn_file(model, read, name, parameters, how)
+        with bar.shown, stopping(caught) as stop:
+            how = LearnOptions(read, validate, checkpoint_minutes, resume, anew, device, [bar], stop)
+            learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
     except KeyboardInterrupt:
         kept = task_in_progress(model) if model.is_dir() else None
-        typer.echo(_interrupted(model, kept is not None, caught), err=True)
+        typer.echo(_interrupted(model, kept is not None), err=True)
         raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
     if json_:
         typer.echo(
-            json.dumps({"model": str(model), "data": str(data), **asdict(learnt)}, indent=2, ensure_ascii=False)
+            json.dumps({"model": str(model), "data": str(data), **asdict(learned)}, indent=2, ensure_ascii=False)
         )
     else:
-        say(console, model, data, learnt)
+        say(console, model, data, learned)
     if caught:  # too late to stop the task, but not what the shell would do next
         raise typer.Exit(128 + caught[0])
 
@@ -222,7 +198,7 @@ def stopping(caught: list[int]) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _interrupted(model: Path, kept: bool, caught: list[int]) -> str:
+def _interrupted(model: Path, kept: bool) -> str:
     if not kept:
         return "Interrupted. Nothing of this task was kept; earlier tasks are as they were."
     words = [word for word in sys.argv[1:] if word not in ("--resume", "--anew")]
@@ -237,7 +213,7 @@ class Bar(Callback):
         self.shown = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -246,33 +222,36 @@ class Bar(Callback):
             disable=not console.is_terminal,
         )
         self.bar = self.shown.add_task("reading", total=None, detail="", visible=False)
-        self.first_phase = 0
+        self.done = 0
 
-    def begin(self, classifier: ContinualClassifier, rows: int) -> None:
-        plan = classifier.make_settings().schedule_for(rows)
-        self.first_phase = plan.epochs
-        total = plan.epochs + plan.finetune_epochs
-        self.shown.update(self.bar, description=f"{rows:,} rows", total=total, visible=True)
+    def task_start(self, task: TaskStart) -> None:
+        name = task.task if len(task.task) <= 20 else task.task[:19] + "…"
+        detail = f"{task.rows:,} rows"
+        self.done = 0
+        self.shown.update(self.bar, description=escape(name), total=task.epochs, detail=detail, visible=True)
 
-    def epoch_end(self, progress: EpochEnd) -> None:
-        done = progress.epoch + (self.first_phase if progress.phase == "finetune" else 0)
-        detail = f"loss {progress.loss:.3f}, {progress.active} factors ({progress.new} new)"
-        name = progress.task if len(progress.task) <= 20 else progress.task[:19] + "…"
-        self.shown.update(self.bar, description=escape(name), completed=done, detail=detail)
+    def step_end(self, step: StepEnd) -> None:
+        if step.steps:
+            self.shown.update(self.bar, completed=self.done + step.step / step.steps)
+
+    def epoch_end(self, epoch: EpochEnd) -> None:
+        self.done += 1
+        detail = f"loss {epoch.loss:.3f}, {epoch.active} factors ({epoch.new} new)"
+        self.shown.update(self.bar, completed=self.done, detail=detail)
 
 
-def say(console: Console, model: Path, data: Path, learnt: Learnt) -> None:
+def say(console: Console, model: Path, data: Path, learned: LearnedTask) -> None:
     def line(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    shown = ", ".join(learnt.classes[:8]) + (f", … ({len(learnt.classes)})" if len(learnt.classes) > 8 else "")
-    if learnt.already:
-        line(f"Task '{learnt.task}' had been learnt already: {learnt.rows:,} rows, classes {shown}. Nothing to do.")
+    shown = few(learned.classes)
+    if learned.already:
+        line(f"Task '{learned.task}' had been learnt already: {learned.rows:,} rows, classes {shown}. Nothing to do.")
         return
-    line(f"Learnt task '{learnt.task}' from {os.fspath(data)}: {learnt.rows:,} rows, classes {shown}.")
-    where = f"{learnt.held_out:,} rows held out" if learnt.held_out else "its own rows"
+    line(f"Learnt task '{learned.task}' from {os.fspath(data)}: {learned.rows:,} rows, classes {shown}.")
+    where = f"{learned.held_out:,} rows held out" if learned.held_out else "its own rows"
     line(
-        f"Accuracy on {where}: {learnt.accuracy:.2f} % with the task given, {learnt.accuracy_inferred:.2f} % with "
+        f"Accuracy on {where}: {learned.accuracy:.2f} % with the task given, {learned.accuracy_inferred:.2f} % with "
         "the task inferred."
     )
-    line(f"{model} has {len(learnt.tasks)} task{'s' * (len(learnt.tasks) > 1)}: {', '.join(learnt.tasks)}.")
+    line(f"{model} has {len(learned.tasks)} task{'s' * (len(learned.tasks) > 1)}: {', '.join(learned.tasks)}.")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ibpwf.errors import IBPWFError, InputError
+from ibpwf.errors import InputError
+from ibpwf.files.opening import check_there
+from ibpwf.files.options import ReadOptions
+
+HELP = ReadOptions.described()
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The model folder.")]
 Data = Annotated[
@@ -26,23 +28,15 @@ Label = Annotated[
     typer.Option(
         "--label",
         metavar="COLUMN",
-        help="The column that holds the labels.",
+        help=HELP["label"],
         show_default="as before, or the one called label, class, target or y",
     ),
 ]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option("--ignore", metavar="COLUMN", help="A column to leave out, such as an identifier. Repeatable."),
-]
-Unknown = Annotated[
-    bool,
-    typer.Option("--unknown-as-zeros", help="Let a category never seen before stand for none of the known ones."),
-]
+Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help=f"{HELP['ignore']} Repeatable.")]
+Unknown = Annotated[bool, typer.Option("--unknown-as-zeros", help=HELP["unknown"])]
+Size = Annotated[str | None, typer.Option("--size", metavar="HxW", help=HELP["size"], show_default=False)]
+Channels = Annotated[int | None, typer.Option("--channels", help=HELP["channels"], show_default=False)]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
-Task = Annotated[
-    str | None,
-    typer.Option("--task", metavar="NAME", help="The task of all rows.", show_default="inferred for each row"),
-]
 
 
 class OnMissing(StrEnum):
@@ -53,40 +47,29 @@ class OnMissing(StrEnum):
 
 
 Missing = Annotated[
-    OnMissing | None,
-    typer.Option(
-        "--missing",
-        help="A missing value in a table is an error, or takes the mean of its column in the first file.",
-        show_default="as for the first file: error",
-    ),
+    OnMissing | None, typer.Option("--missing", help=HELP["missing"], show_default="as for the first file: error")
 ]
 
 
-_OPTION = re.compile(
-    r"the option (?:(label|ignore|categories|task|channels \d)\b|(missing|unknown) '(\w+)'|size \((\d+), (\d+)\))"
-)
+def option(name: str, value: object = None) -> str:
+    """What the library calls an argument, as it is written on the command line."""
+    if name == "unknown":
+        return "--unknown-as-zeros"
+    flag = "--seed" if name == "random_state" else f"--{name.replace('_', '-')}"
+    if value is None:
+        return flag
+    return f"{flag} {'x'.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
-def _spelled(found: re.Match[str]) -> str:
-    plain, name, value, height, width = found.groups()
-    if height:
-        return f"--size {height}x{width}"
-    if name:
-        return "--unknown-as-zeros" if name == "unknown" else f"--{name} {value}"
-    return f"--{plain}"
-
-
-@contextlib.contextmanager
-def options_named() -> Iterator[None]:
-    """What the library calls 'the option label' is `--label` here, and what it asks to leave out is an option."""
-    try:
-        yield
-    except IBPWFError as error:
-        text = _OPTION.sub(_spelled, str(error))
-        text = text.replace("; leave it out.", "; leave that option out.")
-        if text == str(error):
-            raise
-        raise type(error)(text) from error
+def read_options(*, unknown: bool, missing: OnMissing | None, size: str | None, **others: Any) -> ReadOptions:
+    """The options as the library takes them; `others` are called the same there."""
+    return ReadOptions(
+        unknown="zeros" if unknown else "error",
+        missing=None if missing is None else missing.value,
+        size=pixels(size),
+        naming=option,
+        **others,
+    )
 
 
 def pixels(text: str | None) -> tuple[int, int] | None:
@@ -97,6 +80,12 @@ def pixels(text: str | None) -> tuple[int, int] | None:
     if found is None:
         raise InputError(f"--size is '{text}'; give height and width in pixels, such as 32x32.")
     return int(found[1]), int(found[2])
+
+
+def check_paths(model: Path, data: Path) -> None:
+    """Says at once that a path was mistyped, before seconds are spent on importing torch."""
+    check_there(model)
+    check_there(data)
 
 
 def task_name(data: Path) -> str:

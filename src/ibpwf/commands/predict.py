@@ -12,16 +12,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ibpwf.commands.own_data import Data, Device, Ignore, Missing, Model, Task, Unknown, options_named
+from ibpwf.commands import own_data as own
 
 SHOWN = 10
 """Rows that are shown where no file is asked for."""
 
 
 def predict_command(
-    model: Model,
-    data: Data,
-    task: Task = None,
+    model: own.Model,
+    data: own.Data,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="NAME", help="The task of all rows.", show_default="inferred for each row"),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -36,38 +39,33 @@ def predict_command(
         int,
         typer.Option("--draws", metavar="M", help="Average over M posterior draws; adds mutual information."),
     ] = 0,
-    ignore: Ignore = None,
-    unknown: Unknown = False,
-    missing: Missing = None,
-    device: Device = "auto",
+    ignore: own.Ignore = None,
+    unknown: own.Unknown = False,
+    missing: own.Missing = None,
+    size: own.Size = None,
+    channels: own.Channels = None,
+    device: own.Device = "auto",
 ) -> None:
     """Answer every row of a file: label, probability, task, entropy, and whether it looks like nothing learnt.
 
     A label column is not needed, and not looked at. The entropy and the mutual information are in nats.
     """
-    from ibpwf.files import read_batches
-    from ibpwf.own_data.answering import Asked, answer_rows
-    from ibpwf.own_data.model import ROWS_AT_ONCE, FileModel
-    from ibpwf.own_data.rows_file import check_output, rows_file
+    own.check_paths(model, data)
+    options = own.read_options(
+        unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, labelled=False
+    )
+    from ibpwf.files.writing import check_output, rows_file
 
-    with options_named(), contextlib.ExitStack() as held:
-        if out is not None:
-            check_output(out, data)
-        known = FileModel.load(model, device)
-        asked = Asked(task, draws)
-        asked.check(known)
-        batches = read_batches(
-            data,
-            known.layout,
-            ROWS_AT_ONCE,
-            labelled=False,
-            ignore=ignore or (),
-            unknown="zeros" if unknown else "error",
-            missing=None if missing is None else missing.value,
-        )
-        seen = Seen()
-        write = None
-        for rows in answer_rows(known, batches, asked):
+    if out is not None:
+        check_output(out, data)
+    from ibpwf.own_data.answering import answer_rows, load_classifier, read_like_before
+
+    classifier = load_classifier(model, device)
+    batches = read_like_before(classifier, data, options)
+    seen = Seen()
+    write = None
+    with contextlib.ExitStack() as held:
+        for rows in answer_rows(classifier, batches, task, draws, own.option):
             if out is not None:
                 write = write or held.enter_context(rows_file(out))
                 write(rows)

@@ -13,9 +13,10 @@ from ibpwf.lazy import lazy_names
 if TYPE_CHECKING:
     from ibpwf.files.examples import Examples
     from ibpwf.files.layout import Column, Layout
+    from ibpwf.files.options import ReadOptions
     from ibpwf.files.reading import read_batches, read_examples
 
-__all__ = ["Column", "Examples", "Layout", "read_batches", "read_examples"]
+__all__ = ["Column", "Examples", "Layout", "ReadOptions", "read_batches", "read_examples"]
 
 __getattr__ = lazy_names(
     __name__,
@@ -23,6 +24,7 @@ __getattr__ = lazy_names(
         "Column": "ibpwf.files.layout",
         "Examples": "ibpwf.files.examples",
         "Layout": "ibpwf.files.layout",
+        "ReadOptions": "ibpwf.files.options",
         "read_batches": "ibpwf.files.reading",
         "read_examples": "ibpwf.files.reading",
     },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,8 +11,8 @@ from ibpwf.errors import DataError, InputError
 from ibpwf.files.examples import Examples, Floats, Origins, finite
 from ibpwf.files.labels import clean_labels
 from ibpwf.files.layout import Kind, Layout
-from ibpwf.files.opening import check_room, quoted
-from ibpwf.files.request import Request
+from ibpwf.files.opening import check_room, quoted, shown
+from ibpwf.files.options import ReadOptions
 
 Array = npt.NDArray[np.generic]
 
@@ -18,14 +20,15 @@ _CHANNELS = (1, 3)
 
 
 def array_examples(
-    x: Array, y: Array | None, request: Request, inputs: str = "x", labels: str | None = "y"
+    path: Path, x: Array, y: Array | None, options: ReadOptions, inputs: str = "x", labels: str | None = "y"
 ) -> Examples:
     """Examples of `(N, features)`, or of images `(N, height, width)` or `(N, channels, height, width)`.
 
     Bytes of images become 0 to 1, as those of image files do; other numbers are taken as they are. Colours
     may stand last. `inputs` and `labels` are the arrays' names, for errors.
     """
-    where = f"{request.file}: array {quoted(inputs)}"
+    file = shown(path)
+    where = f"{file}: array {quoted(inputs)}"
     if x.dtype.kind not in "biuf":
         raise DataError(f"{where} holds {x.dtype}, not numbers; give whole numbers or floats.")
     if x.ndim not in (2, 3, 4):
@@ -36,23 +39,20 @@ def array_examples(
     if not x.size:
         raise DataError(f"{where} is empty (shape {x.shape}); give at least one example.")
     kind: Kind = "arrays" if x.ndim == 2 else "images"
-    request.expect(kind)
-    origins = Origins([str(request.path)], "example", range(len(x)))
+    options.expect(kind, path)
+    origins = Origins([str(path)], "example", range(len(x)))
     if y is not None and (y.ndim != 1 or len(y) != len(x)):
         many = f"{len(y)} labels" if y.ndim == 1 else f"labels of shape {y.shape}"
-        raise DataError(f"{request.file} has {len(x)} examples but {many}; give one label for each.")
-    if y is None and request.needs_labels:
-        raise InputError(f"{request.file} has no labels; give one for each example.")
-    check_room(request.path, x.shape)
-    numbers = finite(_numbers(x), origins, request.path)
-    like = request.like
-    if like is not None:
-        like.expect_shape(numbers.shape[1:], request.file)
-    layout = like or Layout(kind, numbers.shape[1:])
-    given = None if y is None else _texts(y, request, labels)
-    return Examples(
-        str(request.path), numbers, None if given is None else clean_labels(given, origins), layout, origins
-    )
+        raise DataError(f"{file} has {len(x)} examples but {many}; give one label for each.")
+    if y is None and options.needs_labels:
+        raise InputError(f"{file} has no labels; give one for each example.")
+    check_room(path, x.shape)
+    numbers = finite(_numbers(x), origins)
+    if options.like is not None:
+        options.like.expect_shape(numbers.shape[1:], file)
+    layout = options.like or Layout(kind, numbers.shape[1:])
+    cleaned = None if y is None else clean_labels(_texts(y, file, labels), origins)
+    return Examples(str(path), numbers, cleaned, layout, origins)
 
 
 def _numbers(x: Array) -> Floats:
@@ -67,20 +67,18 @@ def _numbers(x: Array) -> Floats:
     return numbers
 
 
-def _texts(y: Array, request: Request, name: str | None) -> list[str]:
+def _texts(y: Array, file: str, name: str | None) -> list[str]:
     if y.dtype.kind not in "biufUS":
-        raise DataError(f"{request.file}: array {quoted(name or 'y')} holds {y.dtype}; give whole numbers or text.")
+        raise DataError(f"{file}: array {quoted(name or 'y')} holds {y.dtype}; give whole numbers or text.")
     if y.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             odd = np.flatnonzero(~(np.mod(y, 1) == 0))  # fractions, and what is not finite
         if len(odd):
             row = int(odd[0])
-            raise DataError(
-                f"{request.file}, example {row}: the label is {y[row]}; give classes, as whole numbers or text."
-            )
+            raise DataError(f"{file}, example {row}: the label is {y[row]}; give classes, as whole numbers or text.")
     if y.dtype.kind == "S":
         try:
             y = np.char.decode(y.astype(np.bytes_), "utf-8")
         except UnicodeDecodeError:
-            raise DataError(f"{request.file}: array {quoted(name or 'y')} holds bytes that are not UTF-8.") from None
+            raise DataError(f"{file}: array {quoted(name or 'y')} holds bytes that are not UTF-8.") from None
     return [str(label) for label in y.tolist()]

@@ -1,23 +1,30 @@
-"""CSV and TSV files, with the standard library: read by chunks of rows, understood by columns."""
+"""CSV and TSV files. pyarrow reads them; the standard library's strict reader takes what pyarrow would misread.
+
+pyarrow takes a quote that is never closed, or closed within a field, without a word, takes a quote after a blank for
+text, and cannot say on which line a row stands. So quotes are looked over first, and a file whose quotes are anything
+but plain, or that pyarrow gives up on, is read by the `csv` module, which reads it or names the line.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
-from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ibpwf.errors import DataError
-from ibpwf.files.cells import Cells
+from ibpwf.files.columns import is_number
 from ibpwf.files.examples import Origins
-from ibpwf.files.numbers import ABSENT, NotANumber, Parser, is_number
-from ibpwf.files.opening import open_plain, quoted, shown
-from ibpwf.files.table import Part
+from ibpwf.files.opening import arrow, open_plain, shown
 
-_FIRST = 2048  # rows that decide what a column holds
-_CELLS = 1 << 16  # read at a time: more would not fit the processor's cache
+_BLOCK = 1 << 22  # bytes read at a time,
+_ROWS = 1 << 12  # or rows
+_LONGEST = 1 << 17  # characters of a field, as in the csv module
 _SAMPLE = 20  # lines that decide the delimiter,
 _START = 1 << 16  # within so many bytes
 _OTHER_FORMATS = {
@@ -29,86 +36,113 @@ _OTHER_FORMATS = {
     codecs.BOM_UTF16_BE: "in UTF-16; save it as UTF-8",
 }
 
-_Row = tuple[int, list[str]]
-"""A record and the line it starts on."""
-
 
 class CsvFile:
     """A table as text. The delimiter is a tab for .tsv and .tab, otherwise the comma or semicolon of the header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.arrow = arrow(path)
         self.delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else self._sniff()
-        _, self.names = next(self._records(), (0, []))
-        self.names = [name.strip() for name in self.names]
+        _, names = next(self._records(), (0, []))
+        self.names = [name.strip() for name in names]
         if not self.names:
             raise DataError(f"{shown(path)} is empty; give a table with a header line and rows.")
+        self._lines: list[int] = []
 
     @property
     def headless(self) -> bool:
         """Whether the first line looks like data rather than names."""
         return all(is_number(name) for name in self.names)
 
-    def parts(
-        self, texts: Collection[str], leave_out: Collection[str], missing: bool = False, rows: int | None = None
-    ) -> Iterator[Part]:
-        """The columns, some rows at a time: as numbers where all cells are, as text where `texts` says so or not.
+    def origins(self, rows: range) -> Origins:
+        return Origins([str(self.path)], "line", rows, self._line)
 
-        The first rows decide; after that a row's numbers are read together, without sorting cells by column.
-        """
-        records = self._records()
-        next(records)
-        first = list(islice(records, _FIRST))
-        if not first:
+    def _line(self, row: int) -> int:
+        """The line that a row starts on."""
+        if not self._lines:
+            self._lines = [line for line, _ in self._records()]
+        return self._lines[row + 1]
+
+    def parts(self, wanted: Sequence[int], rows: int | None = None) -> Iterator[Any]:
+        """The columns with these numbers, as text, some rows at a time."""
+        seen = 0
+        if self._plainly_quoted():
+            try:
+                for batch in self._quick_batches(wanted):
+                    yield batch
+                    seen += batch.num_rows
+            except self.arrow.ArrowInvalid:
+                pass  # the other reader goes on from here, or says what is wrong and where
+            else:
+                if seen:
+                    return
+        records = islice(self._records(), 1 + seen, None)
+        while some := [row for _, row in islice(records, _ROWS)]:
+            seen += len(some)
+            columns = [self.arrow.array([row[place] for row in some], self.arrow.string()) for place in wanted]
+            yield self.arrow.table(columns, names=[str(place) for place in wanted])
+        if not seen:
             raise DataError(f"{shown(self.path)} has a header and no rows; give at least one example.")
-        kept = [place for place, name in enumerate(self.names) if name not in leave_out]
-        parser = Parser(missing)
-        text_places = self._text_columns(first, kept, texts, parser)
-        numeric = [place for place in kept if place not in text_places]
-        others = sorted(set(range(len(self.names))).difference(numeric), reverse=True)
-        at_once = max(1, _CELLS // len(self.names))
-        for chunk in chain([first], iter(lambda: list(islice(records, at_once)), [])):
-            words = {place: [row[place] for _, row in chunk] for place in text_places}
-            for _, row in chunk:
-                for place in others:
-                    del row[place]
-            try:
-                flat = parser.parse(list(chain.from_iterable(row for _, row in chunk)))
-            except NotANumber as fault:
-                at, column = divmod(fault.index, len(numeric))
-                raise self._fault(chunk[at][0], numeric[column], fault) from None
-            block = flat.reshape(len(chunk), len(numeric))
-            columns = {place: block[:, at] for at, place in enumerate(numeric)}
-            cells = [Cells(self.names[place], words[place] if place in words else columns[place]) for place in kept]
-            yield cells, Origins([str(self.path)], "line", [line for line, _ in chunk])
 
-    def _text_columns(
-        self, first: list[_Row], kept: Collection[int], texts: Collection[str], parser: Parser
-    ) -> set[int]:
-        """The columns that are text by `texts` or by their first rows."""
-        words: set[int] = set()
-        for place in kept:
-            cells = [row[place] for _, row in first]
-            if self.names[place] in texts:
-                words.add(place)
-                continue
-            try:
-                parser.parse(cells)
-            except NotANumber as fault:
-                if not _reads_as_text(cells, parser.missing):
-                    raise self._fault(first[fault.index][0], place, fault) from None
-                words.add(place)
-        return words
+    def _quick_batches(self, wanted: Sequence[int]) -> Iterator[Any]:
+        """What pyarrow makes of the file, without the header and without lines that hold nothing."""
+        reader, compute = self.arrow.csv, self.arrow.compute
+        names = [str(place) for place in range(len(self.names))]
+        how = (
+            reader.ReadOptions(column_names=names, block_size=max(_BLOCK, 1024 * len(names)), use_threads=False),
+            reader.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            reader.ConvertOptions(column_types=dict.fromkeys(names, self.arrow.string())),
+        )
+        header = 1
+        with open_plain(self.path) as file, reader.open_csv(file, *how) as batches:
+            for batch in batches:
+                table = self.arrow.table(batch).slice(header)
+                header = 0
+                columns = table.columns
+                large = [column for column in columns if column.nbytes > _LONGEST]
+                if any(compute.max(compute.binary_length(column)).as_py() > _LONGEST for column in large):
+                    raise self.arrow.ArrowInvalid("a field that may be too long")
+                empty = np.ones(table.num_rows, bool)
+                for column in columns:
+                    if not empty.any():
+                        break
+                    empty &= compute.equal(compute.ascii_ltrim(column, " "), "").to_numpy()
+                if empty.any():
+                    table = table.filter(~empty)
+                if table.num_rows:
+                    yield table.select([names[place] for place in wanted])
 
-    def _fault(self, line: int, place: int, fault: NotANumber) -> DataError:
-        where = f"{shown(self.path)}, line {line}, column {quoted(self.names[place])}"
-        return DataError(f"{where}: {fault.why}; {fault.remedy}.")
+    def _plainly_quoted(self) -> bool:
+        """Whether all quotes stand where fields begin and end or are doubled within, and there is no NUL byte."""
+        ends = np.frombuffer(b"\r\n" + self.delimiter.encode(), np.uint8)
+        inside, before = False, 10  # the file begins as a line does
+        with open_plain(self.path) as file:
+            block = file.read(_BLOCK).removeprefix(codecs.BOM_UTF8)
+            while block:
+                after = file.read(_BLOCK)
+                if 0 in block:
+                    return False
+                if b'"' in block or inside:
+                    data = np.frombuffer(bytes([before]) + block + (after[:1] or b"\n"), np.uint8)
+                    quotes = np.flatnonzero(data[1:-1] == 34) + 1
+                    opening = (np.arange(len(quotes)) % 2 == 0) ^ inside
+                    beside = np.where(opening, data[quotes - 1], data[quotes + 1])
+                    if not np.isin(beside, [34, *ends]).all():
+                        return False
+                    inside ^= len(quotes) % 2 == 1
+                before, block = block[-1], after
+        return not inside
 
-    def _records(self) -> Iterator[_Row]:
-        """The records that are not empty, the header first; each must have as many fields as the header."""
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        """The records that are not empty and the lines they start on, the header first; each must have as many fields
+        as the header."""
         start = width = 0
-        with open_plain(self.path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(self._lines(text), delimiter=self.delimiter, skipinitialspace=True, strict=True)
+        with (
+            open_plain(self.path) as raw,
+            io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape", newline="") as text,
+        ):
+            reader = csv.reader(self._whole_lines(text), delimiter=self.delimiter, skipinitialspace=True, strict=True)
             try:
                 for row in reader:
                     start, line = reader.line_num, start + 1
@@ -123,40 +157,34 @@ class CsvFile:
                     yield line, row
             except csv.Error as error:
                 raise self._malformed(start + 1, str(error)) from None
-            except UnicodeDecodeError:
-                raise self._not_utf8() from None
 
-    def _lines(self, text: Iterable[str]) -> Iterator[str]:
+    def _whole_lines(self, text: io.TextIOWrapper) -> Iterator[str]:
+        """The lines, each checked to be text; bytes that are not UTF-8 come as surrogates."""
+        position = 0
         for number, line in enumerate(text, start=1):
             if "\0" in line:
                 raise DataError(f"{shown(self.path)}, line {number} holds a NUL byte; it is no text, or damaged.")
-            yield line
+            try:
+                position += len(line.encode("utf-8"))
+            except UnicodeEncodeError as error:
+                wrong = line[: error.start + 1].encode("utf-8", "surrogateescape")
+                raise DataError(
+                    f"{shown(self.path)}, line {number}: byte {position + len(wrong) - 1} (0x{wrong[-1]:02x}) is not "
+                    "UTF-8; save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
+                ) from None
+            yield line.removeprefix("\ufeff") if number == 1 else line
 
     def _malformed(self, line: int, reason: str) -> DataError:
         where = f"{shown(self.path)}, line {line}"
         if "field larger" in reason:
-            most = f"{csv.field_size_limit():,}"
-            return DataError(f"{where}: a field is longer than {most} characters; shorten it, or close its quotes.")
+            return DataError(
+                f"{where}: a field is longer than {_LONGEST:,} characters; shorten it, or close its quotes."
+            )
         if "unexpected end" in reason:
             return DataError(
                 f"{where}: a quote is opened and never closed; close it, or double a quote that is text."
             )
         return DataError(f"{where} cannot be split into fields ({reason}); correct its quotes.")
-
-    def _not_utf8(self) -> DataError:
-        position = 0
-        with open_plain(self.path) as raw:
-            for number, line in enumerate(raw, start=1):
-                try:
-                    line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    return DataError(
-                        f"{shown(self.path)}, line {number}: byte {position + error.start} "
-                        f"(0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8 (in a spreadsheet: CSV "
-                        "UTF-8)."
-                    )
-                position += len(line)
-        return DataError(f"{shown(self.path)} is not UTF-8; save it as UTF-8.")
 
     def _sniff(self) -> str:
         """Comma or semicolon: the one that cuts the header, and the lines below it alike."""
@@ -182,10 +210,3 @@ class CsvFile:
         if not cutting and lines and "\t" in lines[0]:
             raise DataError(f"{shown(self.path)} has tabs between its fields; name it .tsv.")
         return cutting[0] if cutting else ","
-
-
-def _reads_as_text(cells: Collection[str], missing: bool) -> bool:
-    """Whether a column that is not all numbers is meant as text: half of its filled cells or more are no numbers."""
-    absent = ABSENT if missing else ("",)
-    filled = [cell for cell in cells if cell.strip().lower() not in absent]
-    return bool(filled) and 2 * sum(map(is_number, filled)) <= len(filled)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,19 +30,18 @@ class Origin:
 
 @dataclass(frozen=True)
 class Origins:
-    """The origin of every example, without an object for each: one file and numbers, or many files."""
+    """The origin of every example, without an object for each: one file and numbers, or many files.
+
+    Where a number takes long to find, `find` does so when it is asked for.
+    """
 
     files: Sequence[str]
     unit: str = ""
     numbers: Sequence[int] | None = None
+    find: Callable[[int], int] = int
 
     def __len__(self) -> int:
         return len(self.files) if self.numbers is None else len(self.numbers)
-
-    def part(self, start: int, end: int) -> Origins:
-        if self.numbers is None:
-            return replace(self, files=self.files[start:end])
-        return replace(self, numbers=self.numbers[start:end])
 
     def rows(self, chosen: Sequence[int]) -> Origins:
         if self.numbers is None:
@@ -53,7 +51,7 @@ class Origins:
     def __getitem__(self, index: int) -> Origin:
         if self.numbers is None:
             return Origin(self.files[index])
-        return Origin(self.files[0], self.unit, int(self.numbers[index]))
+        return Origin(self.files[0], self.unit, self.find(self.numbers[index]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,22 +84,27 @@ class Examples:
     @property
     def classes(self) -> tuple[str, ...]:
         """The labels there are: numbers by size first, then words by alphabet."""
-        return tuple(sorted(set(self.y or ()), key=_place))
+        return tuple(in_order(set(self.y or ())))
 
     def where(self, index: int) -> Origin:
         """The file and the line, row or number of an example."""
         return self.origins[index]
 
-    def part(self, start: int, end: int) -> Examples:
-        """The examples from `start` up to `end`, without copying them."""
-        y = None if self.y is None else self.y[start:end]
-        return replace(self, x=self.x[start:end], y=y, origins=self.origins.part(start, end))
+    def batches(self, rows: int) -> Iterator[Examples]:
+        """The examples in their order, `rows` of them at a time."""
+        for start in range(0, len(self), rows):
+            yield self.rows(np.arange(start, min(start + rows, len(self))))
 
     def rows(self, chosen: npt.NDArray[np.intp]) -> Examples:
         """The examples with these numbers."""
         numbers = chosen.tolist()
         y = None if self.y is None else [self.y[number] for number in numbers]
         return replace(self, x=self.x[chosen], y=y, origins=self.origins.rows(numbers))
+
+    @property
+    def flat(self) -> Floats:
+        """One row of numbers per example; an image is a row of its pixels."""
+        return self.x.reshape(len(self.x), -1)
 
     def check_learnable(self, at_least: int = 2) -> None:
         """Refuses examples from which nothing can be learnt: fewer than two classes, or a class with too few."""
@@ -128,14 +131,19 @@ class Examples:
             )
 
 
-def _place(label: str) -> tuple[bool, float, str]:
-    try:
-        return False, float(label), label
-    except ValueError:
-        return True, 0.0, label
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Labels as people list them: numbers by size first, then words by alphabet."""
+
+    def place(label: str) -> tuple[bool, float, str]:
+        try:
+            return False, float(label), label
+        except ValueError:
+            return True, 0.0, label
+
+    return sorted(labels, key=place)
 
 
-def finite(x: Floats, origins: Origins, path: str | os.PathLike[str]) -> Floats:
+def finite(x: Floats, origins: Origins) -> Floats:
     """The same numbers, if all of them are finite; the first row that is not is named."""
     ok = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
     if not ok.all():

@@ -14,11 +14,14 @@ import numpy as np
 
 from ibpwf.errors import DataError, InputError
 from ibpwf.files.examples import Examples, Origins
-from ibpwf.files.image_file import SUFFIXES, read_image, with_channels
+from ibpwf.files.image_file import SUFFIXES, read_image
 from ibpwf.files.labels import check_alike, clean_label
-from ibpwf.files.layout import Layout, spelled
-from ibpwf.files.opening import check_room, quoted, shown, whole_file
-from ibpwf.files.request import Request
+from ibpwf.files.layout import Layout
+from ibpwf.files.opening import check_room, quoted, shown, spelled, whole_file
+from ibpwf.files.options import ReadOptions
+
+LARGE = 128
+"""A side in pixels above which images are to be made smaller, rather than all as large as the first."""
 
 _JUNK = {"thumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"}
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -29,38 +32,36 @@ def is_junk(name: str) -> bool:
     return name.startswith(".") or name.lower() in _JUNK
 
 
-def read_image_folder(request: Request) -> Examples:
+def read_image_folder(folder: Path, options: ReadOptions) -> Examples:
     """The images in a folder, in the order of their names; their folders are their labels."""
-    files, y = _images(request)
-    return _read(files, y, request)
+    return _read(folder, *_images(folder, options), options)
 
 
-def image_batches(request: Request, rows: int) -> Iterator[Examples]:
+def image_batches(folder: Path, options: ReadOptions, rows: int) -> Iterator[Examples]:
     """The same, `rows` images at a time."""
-    files, y = _images(request)
+    files, y = _images(folder, options)
     for start in range(0, len(files), rows):
         here = slice(start, start + rows)
-        yield _read(files[here], None if y is None else y[here], request)
+        yield _read(folder, files[here], None if y is None else y[here], options)
 
 
-def _images(request: Request) -> tuple[list[Path], list[str] | None]:
+def _images(folder: Path, options: ReadOptions) -> tuple[list[Path], list[str] | None]:
     """The files to read, and their labels if they have any."""
-    request.expect("images", pictures=True)
-    folder = request.path
+    options.expect("images", folder, pictures=True)
     root = folder.resolve()
     classes, loose = _entries(folder, root)
     if classes and loose:
         raise DataError(
-            f"{request.file} holds folders and, beside them, {shown(loose[0].name)}; put every image into the "
+            f"{shown(folder)} holds folders and, beside them, {shown(loose[0].name)}; put every image into the "
             "folder of its class, and remove other files."
         )
     if not classes and not loose:
-        raise DataError(f"{request.file} is empty; give a folder of images, or of a folder per class.")
+        raise DataError(f"{shown(folder)} is empty; give a folder of images, or of a folder per class.")
     if loose:
         _check_suffix(loose)
-        if request.needs_labels:
+        if options.needs_labels:
             raise DataError(
-                f"{request.file} holds images but no folders; put them into a folder per class, such as "
+                f"{shown(folder)} holds images but no folders; put them into a folder per class, such as "
                 f"cat/{shown(loose[0].name)}."
             )
         return loose, None
@@ -80,17 +81,17 @@ def _images(request: Request) -> tuple[list[Path], list[str] | None]:
         y += [_class_name(one)] * len(images)
     first = {clean_label(one.name): place for place, one in enumerate(classes)}
     check_alike(first, Origins([str(one) for one in classes]), letters=False)
-    return files, y if request.wants_labels else None
+    return files, y if options.wants_labels else None
 
 
-def read_one_image(request: Request) -> Examples:
+def read_one_image(path: Path, options: ReadOptions) -> Examples:
     """A single image file, which has no label."""
-    request.expect("images", pictures=True)
-    if request.needs_labels:
+    options.expect("images", path, pictures=True)
+    if options.needs_labels:
         raise InputError(
-            f"{request.file} is one image without a label; give a folder with a folder of images per class."
+            f"{shown(path)} is one image without a label; give a folder with a folder of images per class."
         )
-    return _read([request.path], None, request)
+    return _read(path, [path], None, options)
 
 
 def _entries(folder: Path, root: Path) -> tuple[list[Path], list[Path]]:
@@ -136,44 +137,46 @@ def _class_name(folder: Path) -> str:
     return name
 
 
-def _read(files: list[Path], y: list[str] | None, request: Request) -> Examples:
+def _read(path: Path, files: list[Path], y: list[str] | None, options: ReadOptions) -> Examples:
     """All images, brought to one shape or refused: the first file's, the earlier files', or what was asked for."""
-    like = request.like
+    like = options.like
     shape = like.shape if like else None
-    size, channels = request.size, request.channels
+    size, channels = options.size, options.channels
     if like is not None and len(like.shape) == 3:
         size = size or ((like.shape[1], like.shape[2]) if like.resize else None)
         channels = channels or (like.shape[0] if like.convert else None)
     x = None
-    for row, path in enumerate(files):
-        pixels = read_image(whole_file(path), shown(path), size)
-        if channels is not None:
-            pixels = with_channels(pixels, channels)
-        if shape is None:
-            shape = pixels.shape
+    for row, file in enumerate(files):
+        pixels = read_image(whole_file(file), shown(file), size, channels)
+        shape = shape or pixels.shape
         if pixels.shape != shape:
-            raise _odd_one(path, pixels.shape, shape, "earlier images are" if like else f"{shown(files[0])} is")
+            others = "earlier images are" if like else f"{shown(files[0])} is"
+            raise _odd_one(file, pixels.shape, shape, others, options)
         if x is None:
-            check_room(request.path, (len(files), *shape))
+            check_room(path, (len(files), *shape))
             x = np.empty((len(files), *shape), dtype=np.float32)
         np.divide(pixels, np.float32(255), out=x[row], dtype=np.float32)
     assert x is not None  # there is at least one file
     assert shape is not None
     layout = like or Layout("images", shape, resize=size is not None, convert=channels is not None)
-    return Examples(str(request.path), x, y, layout, Origins([str(path) for path in files]))
+    return Examples(str(path), x, y, layout, Origins([str(file) for file in files]))
 
 
-def _odd_one(path: Path, shape: tuple[int, ...], expected: tuple[int, ...], others: str) -> DataError:
+def _odd_one(
+    path: Path, shape: tuple[int, ...], expected: tuple[int, ...], others: str, options: ReadOptions
+) -> DataError:
     if shape[1:] != expected[1:]:
         here, there = spelled(shape[1:]), spelled(expected[1:])
-        wanted = f"({expected[1]}, {expected[2]})"
+        # Photos are of many sizes, and far larger than what a network of dense layers learns from.
+        large = options.like is None and max(expected[1:]) > LARGE
+        wanted = (64, 64) if large else (expected[1], expected[2])
         return DataError(
             f"{shown(path)} is {here} pixels (height×width), {others} {there}; make all images one size, or give "
-            f"the option size {wanted} to resize them."
+            f"{options.naming('size', wanted)} to resize them."
         )
     kinds = {1: "greyscale", 3: "colour"}
-    here, there = kinds.get(shape[0], f"{shape[0]} channels"), kinds.get(expected[0], f"{expected[0]} channels")
+    here, there = kinds[shape[0]], kinds.get(expected[0], f"{expected[0]} channels")
     return DataError(
-        f"{shown(path)} is {here}, {others} {there}; convert it, or give the option channels {expected[0]} to "
-        "convert all images."
+        f"{shown(path)} is {here}, {others} {there}; convert it, or give "
+        f"{options.naming('channels', expected[0])} to convert all images."
     )

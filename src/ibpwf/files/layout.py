@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from ibpwf.errors import InputError, StoreError
-from ibpwf.storage.files import RESTORE
+from ibpwf.files.opening import spelled
 
 ColumnKind = Literal["number", "boolean", "category"]
 Kind = Literal["table", "images", "arrays"]
 
-WORDS: dict[Kind, str] = {"table": "tables", "images": "images", "arrays": "arrays"}
+RESTORE = "Restore it from a copy, or train and save again."
+_WORDS: dict[Kind, str] = {"table": "tables", "images": "images", "arrays": "arrays"}
 _REMEDY: dict[Kind, str] = {
     "table": "a .csv, .tsv or .parquet file",
     "images": "a folder of images, an IDX file, or an .npz file of images",
     "arrays": "an .npz file",
 }
+_STRICT = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Column:
     """One column of a table. A category column has one feature per category, every other column one."""
 
@@ -36,7 +41,7 @@ class Column:
         return (self.name,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Layout:
     """How examples are laid out: `shape` of one example, and for tables the columns in their order.
 
@@ -46,12 +51,12 @@ class Layout:
     """
 
     kind: Kind
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1)]
     columns: tuple[Column, ...] = ()
     label: str | None = None
     ignored: tuple[str, ...] = ()
-    resize: bool = False
-    convert: bool = False
+    resize: StrictBool = False
+    convert: StrictBool = False
     means: tuple[float, ...] = ()
     missing: Literal["error", "mean"] = "error"
 
@@ -64,47 +69,34 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """The layout as JSON holds it."""
-        plain = asdict(self)
-        return {
-            **plain,
-            "shape": list(self.shape),
-            "ignored": list(self.ignored),
-            "means": list(self.means),
-            "columns": [{**column, "categories": list(column["categories"])} for column in plain["columns"]],
-        }
+        plain: dict[str, Any] = TypeAdapter(Layout).dump_python(self, mode="json")
+        return plain
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Layout:
         """The layout that `to_json` gave; anything else is a `StoreError` that names the field."""
-        if not isinstance(values, Mapping):
-            raise StoreError(f"the layout is a {type(values).__name__}, not an object. {RESTORE}")
-        checks = {
-            "kind": lambda value: value in get_args(Kind),
-            "shape": lambda value: _list_of(value, int) and bool(value) and min(value) > 0,
-            "columns": lambda value: _list_of(value, dict),
-            "label": lambda value: value is None or isinstance(value, str),
-            "ignored": lambda value: _list_of(value, str),
-            "resize": lambda value: isinstance(value, bool),
-            "convert": lambda value: isinstance(value, bool),
-            "means": lambda value: _list_of(value, (int, float)),
-            "missing": lambda value: value in ("error", "mean"),
-        }
-        _check(values, checks, "the layout")
-        columns = tuple(_column(number, column) for number, column in enumerate(values["columns"]))
-        lists = {name: tuple(values[name]) for name in ("shape", "ignored", "means")}
-        layout = cls(**{**values, **lists, "columns": columns})
+        try:
+            layout = TypeAdapter(Layout).validate_python(values)
+        except ValidationError as error:
+            raise StoreError(f"{_fault(error)} {RESTORE}") from None
+        for where, given, kind in [
+            ("the layout", values, Layout),
+            *((f"column {n} of the layout", column, Column) for n, column in enumerate(values["columns"])),
+        ]:
+            absent = [field.name for field in fields(kind) if field.name not in given]
+            if absent:
+                raise StoreError(f"{where} has no field {absent[-1]!r}. {RESTORE}")
         features = layout.feature_names
-        if features is not None and layout.shape != (len(features),):
-            raise StoreError(f"the layout has shape {layout.shape} for {len(features)} features. {RESTORE}")
-        if features is not None and len(layout.means) != len(features):
-            raise StoreError(f"the layout has {len(layout.means)} means for {len(features)} features. {RESTORE}")
+        for what, has in (("shape", layout.shape), ("means", (len(layout.means),))):
+            if features is not None and has != (len(features),):
+                raise StoreError(f"the layout has {what} {has} for {len(features)} features. {RESTORE}")
         return layout
 
     def expect(self, kind: Kind, file: str) -> None:
         """Refuses a file of another kind than the first."""
         if kind != self.kind:
             raise InputError(
-                f"{file} holds {WORDS[kind]}, but earlier files held {WORDS[self.kind]}; give {_REMEDY[self.kind]}."
+                f"{file} holds {_WORDS[kind]}, but earlier files held {_WORDS[self.kind]}; give {_REMEDY[self.kind]}."
             )
 
     def expect_shape(self, shape: tuple[int, ...], file: str) -> None:
@@ -116,31 +108,18 @@ class Layout:
             )
 
 
-def spelled(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))
-
-
-def _column(number: int, values: Mapping[str, Any]) -> Column:
-    checks = {
-        "name": lambda value: isinstance(value, str),
-        "kind": lambda value: value in get_args(ColumnKind),
-        "categories": lambda value: _list_of(value, str),
-    }
-    _check(values, checks, f"column {number} of the layout")
-    return Column(values["name"], values["kind"], tuple(values["categories"]))
-
-
-def _check(values: Mapping[str, Any], checks: Mapping[str, Any], where: str) -> None:
-    for field in sorted({*checks, *values}):
-        if field not in checks:
-            raise StoreError(f"{where} has the unknown field {field!r}. {RESTORE}")
-        if field not in values:
-            raise StoreError(f"{where} has no field '{field}'. {RESTORE}")
-        if not checks[field](values[field]):
-            raise StoreError(f"{where} has {field}={values[field]!r}, which it cannot have. {RESTORE}")
-
-
-def _list_of(value: object, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(item, kind) and not isinstance(item, bool) for item in value
-    )
+def _fault(error: ValidationError) -> str:
+    """The first thing that is wrong, as a sentence."""
+    first = error.errors()[0]
+    place = list(first["loc"])
+    where = "the layout"
+    if place[:1] == ["columns"] and len(place) > 2:
+        where = f"column {place[1]} of the layout"
+        del place[:2]
+    if not place:
+        return f"the layout is a {type(first['input']).__name__}, not an object."
+    if first["type"] == "missing":
+        return f"{where} has no field {place[0]!r}."
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{where} has the unknown field {place[0]!r}."
+    return f"{where} has {place[0]}={first['input']!r}, which it cannot have."

@@ -8,10 +8,9 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from ibpwf.errors import DataError, StoreError
-from ibpwf.storage.files import plain_errors
+from ibpwf.errors import DataError, InputError, StoreError
 
 LARGEST = 1 << 30
 """The most numbers one file may hold, 4 GiB as float32. A forged header may announce far more than there is."""
@@ -34,13 +33,40 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(quoted(name) for name in names[:most]) + rest
 
 
+def few(names: Sequence[str], most: int = 8) -> str:
+    """The first of some names, and how many there are."""
+    return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
+
+
+def spelled(shape: Sequence[int]) -> str:
+    """A size as people write it: 28×28."""
+    return "×".join(map(str, shape))
+
+
+def short_reason(error: Exception) -> str:
+    """What another library says is wrong, in one short line."""
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
 def unreadable(path: Path, error: OSError) -> DataError:
     """The system's refusal to read, as an error that names the path and the remedy."""
+    if error.errno == errno.ENOENT:  # said without waiting for torch, which the module below imports
+        return DataError(f"cannot read {os.fspath(path)!r}: there is no such file or folder. Check the path.")
+    from ibpwf.storage.files import plain_errors
+
     try:
         with plain_errors("read", path):
             raise error
     except StoreError as told:
         return DataError(str(told))
+
+
+def check_there(path: Path) -> None:
+    """Refuses a path that leads nowhere."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -73,3 +99,14 @@ def check_room(path: Path, shape: Sequence[int]) -> None:
             f"{shown(path)} announces {size} numbers, more than the {LARGEST:,} that are read at once; "
             "split it into smaller files."
         )
+
+
+def arrow(path: str | os.PathLike[str]) -> Any:
+    """pyarrow, which reads and writes tables."""
+    try:
+        import pyarrow.compute
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(f"{shown(path)} needs pyarrow; run pip install pyarrow, or give an .npz file.") from None
+    return pyarrow

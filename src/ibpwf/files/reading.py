@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ibpwf.errors import DataError, InputError
+from ibpwf.errors import DataError, InputError, unknown
 from ibpwf.files.examples import Examples
-from ibpwf.files.layout import Layout
-from ibpwf.files.opening import shown, unreadable
-from ibpwf.files.request import Missing, Request, Unknown
+from ibpwf.files.opening import check_there, shown, unreadable
+from ibpwf.files.options import ReadOptions
 
 if TYPE_CHECKING:
     from ibpwf.files.table import Table
@@ -23,90 +23,55 @@ _SHEETS = (".xlsx", ".xls", ".ods")
 _KNOWN = ".csv, .tsv, .parquet, .npz, an image, an IDX file (…-images-idx3-ubyte), or a folder of images"
 
 
-def read_examples(
-    path: str | os.PathLike[str],
-    *,
-    label: str | None = None,
-    labelled: bool | None = None,
-    like: Layout | None = None,
-    ignore: Sequence[str] = (),
-    categories: Sequence[str] = (),
-    unknown: Unknown = "error",
-    size: tuple[int, int] | None = None,
-    channels: int | None = None,
-    missing: Missing | None = None,
-) -> Examples:
+def read_examples(path: str | os.PathLike[str], options: ReadOptions | None = None, **changed: Any) -> Examples:
     """The examples in a table (.csv, .tsv, .parquet), an .npz file, an IDX file, an image or a folder of images.
 
-    `label` names the column (or the array of an .npz file) that holds the labels; without it, that is the
-    column called label, class, target or y. `labelled=True` requires labels, `labelled=False` leaves them
-    out; by default the first file needs them, and one read with `like` may have them or not.
+    `options` say how; each can also be given by its name: `read_examples("a.csv", label="species")`.
 
-    `like` is the layout of an earlier file. Columns are then found by name whatever their order, and a file
-    that does not fit is refused: columns too many or too few, a category never seen (`unknown="zeros"` lets
-    it stand for none of the known ones), images of another size.
-
-    `ignore` names columns to leave out, `categories` those that hold categories although they look like
-    numbers. `size=(height, width)` resizes images and `channels` makes them greyscale (1) or colour (3).
-
-    A missing value in a table is an error; with `missing="mean"` it takes the mean its column had in the first file,
-    and so it does in later files.
+    With `like`, the layout of an earlier file, columns are found by name whatever their order, and a file that does
+    not fit is refused: columns too many or too few, a category never seen, images of another size. Missing values
+    that took the mean in the first file do so in later ones.
 
     What is wrong with a file is a `DataError` or `InputError` of one sentence that names file and row.
     """
-    request = _request(path, label, labelled, like, ignore, categories, unknown, size, channels, missing)
+    place, how = _checked(path, options, changed)
     try:
-        return _read(request)
+        return _read(place, how)
     except OSError as error:
-        raise unreadable(request.path, error) from error
+        raise unreadable(place, error) from error
 
 
 def read_batches(
-    path: str | os.PathLike[str],
-    like: Layout,
-    rows: int,
-    *,
-    label: str | None = None,
-    labelled: bool | None = None,
-    ignore: Sequence[str] = (),
-    unknown: Unknown = "error",
-    missing: Missing | None = None,
+    path: str | os.PathLike[str], rows: int, options: ReadOptions | None = None, **changed: Any
 ) -> Iterator[Examples]:
-    """The same examples as `read_examples(path, like=like)`, about `rows` at a time: a table or a folder of images
-    may be larger than memory. A fault is named when it is met, after the batches before it."""
-    request = _request(path, label, labelled, like, ignore, (), unknown, None, None, missing)
+    """The same examples as `read_examples` gives, `rows` at a time, of a file that is `like` an earlier one: a table
+    or a folder of images may be larger than memory. A fault is named when it is met, after the batches before it."""
+    place, how = _checked(path, options, changed)
+    if how.like is None:
+        raise InputError("like is None; give the layout of the first file, which is read whole.")
     try:
-        yield from _batches(request, rows)
+        yield from _batches(place, how, rows)
     except OSError as error:
-        raise unreadable(request.path, error) from error
+        raise unreadable(place, error) from error
 
 
-def _request(
-    path: str | os.PathLike[str],
-    label: str | None,
-    labelled: bool | None,
-    like: Layout | None,
-    ignore: Sequence[str],
-    categories: Sequence[str],
-    unknown: Unknown,
-    size: tuple[int, int] | None,
-    channels: int | None,
-    missing: Missing | None,
-) -> Request:
+def _checked(
+    path: str | os.PathLike[str], options: ReadOptions | None, changed: dict[str, Any]
+) -> tuple[Path, ReadOptions]:
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(f"path is {text!r}; give the path of a file or folder.")
-    for name, given in (("ignore", ignore), ("categories", categories)):
-        if isinstance(given, str):
-            raise InputError(f"{name} is {given!r}; give a list of column names, such as [{given!r}].")
-    # Command lines and JSON give lists.
-    sides = tuple(size) if isinstance(size, list) else size
-    return Request(
-        Path(text), label, labelled, like, tuple(ignore), tuple(categories), unknown, sides, channels, missing
-    )
+    known = [option.name for option in fields(ReadOptions)]
+    for name in changed:
+        if name not in known:
+            raise unknown("argument", name, known)
+    return Path(text), replace(options or ReadOptions(), **changed)
 
 
-def _table(path: Path) -> Table | None:
+# Each format is imported when it is met: a table needs no archive reader, an image no pyarrow.
+
+
+def _table(path: Path, options: ReadOptions) -> Table | None:
     """The table in a file, if it is one by its name."""
     suffix = path.suffix.lower()
     if suffix in _TABLES:
@@ -116,78 +81,74 @@ def _table(path: Path) -> Table | None:
     if suffix in _PARQUET:
         from ibpwf.files.parquet_file import ParquetFile
 
-        return ParquetFile(path)
+        return ParquetFile(path, options.naming)
     return None
 
 
-def _batches(request: Request, rows: int) -> Iterator[Examples]:
+def _batches(path: Path, options: ReadOptions, rows: int) -> Iterator[Examples]:
     from ibpwf.files.idx_file import is_idx
     from ibpwf.files.image_folder import image_batches, is_junk
-    from ibpwf.files.table import table_batches
 
-    path = request.path
     if path.is_dir():
         names = [name for name in os.listdir(path) if not is_junk(name)]
-        others = {*_TABLES, *_PARQUET, ".npz"}
-        if not any(is_idx(name) or Path(name).suffix.lower() in others for name in names):
-            yield from image_batches(request, rows)
+        if not any(is_idx(name) or _is_data(name) for name in names):
+            yield from image_batches(path, options, rows)
             return
     elif not is_idx(path.name) and path.exists():
-        table = _table(path)
+        table = _table(path, options)
         if table is not None:
-            yield from table_batches(table, request, rows)
+            from ibpwf.files.table import table_batches
+
+            yield from table_batches(table, options, rows)
             return
-    whole = _read(request)
-    for start in range(0, len(whole), rows):
-        yield whole.part(start, start + rows)
+    yield from _read(path, options).batches(rows)
 
 
-def _read(request: Request) -> Examples:
-    # Each format is imported when it is met: a table needs no archive reader, an image no csv.
-    path = request.path
+def _is_data(name: str) -> bool:
+    return Path(name).suffix.lower() in (*_TABLES, *_PARQUET, ".npz")
+
+
+def _read(path: Path, options: ReadOptions) -> Examples:
     name, suffix = path.name, path.suffix.lower()
     if path.is_dir():
-        return _read_folder(request)
-    os.stat(path)  # a path that is not there is said to be so, whatever its name
+        return _read_folder(path, options)
+    check_there(path)  # a path that is not there is said to be so, whatever its name
     from ibpwf.files.idx_file import is_idx, read_idx
     from ibpwf.files.image_file import SUFFIXES
 
     if is_idx(name):
-        return read_idx(request)
-    table = _table(path)
+        return read_idx(path, options)
+    table = _table(path, options)
     if table is not None:
         from ibpwf.files.table import read_table
 
-        return read_table(table, request)
+        return read_table(table, options)
     if suffix == ".npz":
         from ibpwf.files.npz_file import read_npz
 
-        return read_npz(request)
+        return read_npz(path, options)
     if suffix in SUFFIXES:
         from ibpwf.files.image_folder import read_one_image
 
-        return read_one_image(request)
+        return read_one_image(path, options)
     if suffix in _ARCHIVES:
-        raise InputError(f"{request.file} is an archive, and archives are not opened; unpack it first.")
+        raise InputError(f"{shown(path)} is an archive, and archives are not opened; unpack it first.")
     if suffix in _SHEETS:
-        raise InputError(f"{request.file} is a spreadsheet; save the sheet as CSV UTF-8 and give that file.")
-    raise InputError(f"{request.file}: the ending {suffix!r} is not known; give one of {_KNOWN}.")
+        raise InputError(f"{shown(path)} is a spreadsheet; save the sheet as CSV UTF-8 and give that file.")
+    raise InputError(f"{shown(path)}: the ending {suffix!r} is not known; give one of {_KNOWN}.")
 
 
-def _read_folder(request: Request) -> Examples:
-    from dataclasses import replace
-
+def _read_folder(folder: Path, options: ReadOptions) -> Examples:
     from ibpwf.files.idx_file import is_idx, only_images, read_idx
     from ibpwf.files.image_folder import is_junk, read_image_folder
 
-    names = sorted(entry for entry in os.listdir(request.path) if not is_junk(entry))
+    names = sorted(entry for entry in os.listdir(folder) if not is_junk(entry))
     if any(is_idx(name) for name in names):
-        return read_idx(replace(request, path=only_images(request.path, names)))
-    suffixes = {*_TABLES, *_PARQUET, ".npz"}
-    table = next((name for name in names if Path(name).suffix.lower() in suffixes), None)
-    if table is not None and (request.path / table).is_file():
+        return read_idx(only_images(folder, names), options)
+    table = next((name for name in names if _is_data(name)), None)
+    if table is not None and (folder / table).is_file():
         raise DataError(
-            f"{request.file} is a folder; give one file in it, such as {shown(request.path / table)}, or a folder "
-            "of images."
+            f"{shown(folder)} is a folder; give one file in it, such as {shown(folder / table)}, or a folder of "
+            "images."
         )
-    return read_image_folder(request)
+    return read_image_folder(folder, options)

@@ -3,49 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from ibpwf.errors import InputError
-from ibpwf.files import Examples
-from ibpwf.own_data.model import FileModel
+import numpy as np
+from numpy.typing import NDArray
+
+from ibpwf.errors import InputError, StoreError
+from ibpwf.estimator import ContinualClassifier
+from ibpwf.files import Examples, Layout, ReadOptions, read_batches
+from ibpwf.files.examples import in_order
+from ibpwf.files.options import Naming, argument
 
 Row = dict[str, Any]
 
-
-@dataclass(frozen=True)
-class Asked:
-    """What to answer: for one task or inferring it, with so many posterior draws."""
-
-    task: str | None = None
-    draws: int = 0
-
-    def check(self, model: FileModel) -> None:
-        if self.task is not None:
-            model.classifier.learner_.task_number(self.task)  # an unknown name is refused with the nearest one
-        if self.draws < 0:
-            raise InputError(f"--draws is {self.draws}; give the number of posterior draws, such as 100.")
+ROWS_AT_ONCE = 2048
 
 
-def answer_rows(model: FileModel, batches: Iterable[Examples], asked: Asked) -> Iterator[list[Row]]:
-    """The answers in the order of the file, a batch at a time. An image is named by its file, anything else by its
-    number, counted from 1."""
+def load_classifier(path: Path, device: str = "auto") -> ContinualClassifier:
+    """Read a model folder that was made from files."""
+    classifier = ContinualClassifier.load(path, device=device)
+    if "layout" not in classifier.extra_:
+        raise StoreError(
+            f"{path} was not learnt from files, so the columns it expects are not known; use it in Python: "
+            f"ContinualClassifier.load({str(path)!r})."
+        )
+    return classifier
+
+
+def layout_of(classifier: ContinualClassifier) -> Layout:
+    """How the files that a classifier learnt from are laid out; it is saved with it."""
+    return Layout.from_json(classifier.extra_["layout"])
+
+
+def classes_of(classifier: ContinualClassifier, task: str) -> list[str]:
+    """The labels of a task."""
+    learner = classifier.learner_
+    return in_order(str(classifier.labels_[n]) for n in learner.tasks[learner.task_number(task)].classes)
+
+
+def read_like_before(classifier: ContinualClassifier, data: Path, options: ReadOptions) -> Iterator[Examples]:
+    """The examples of a file that is like those learnt, some at a time."""
+    return read_batches(data, ROWS_AT_ONCE, replace(options, like=layout_of(classifier)))
+
+
+def predicted(classifier: ContinualClassifier, examples: Examples, task: str | None) -> NDArray[Any]:
+    """The label of every example."""
+    parts = [classifier.answers(part.flat, task).labels for part in examples.batches(ROWS_AT_ONCE)]
+    return np.concatenate(parts)
+
+
+def answer_rows(
+    classifier: ContinualClassifier,
+    batches: Iterable[Examples],
+    task: str | None = None,
+    draws: int = 0,
+    naming: Naming = argument,
+) -> Iterator[list[Row]]:
+    """The answers in the order of the file, a batch at a time, with `draws` averaged over so many posterior draws. An
+    image is named by its file, anything else by its number, counted from 1."""
+    if task is not None:
+        classifier.learner_.task_number(task)  # an unknown name is refused with the nearest one
+    if draws < 0:
+        raise InputError(f"{naming('draws')} is {draws}; give the number of posterior draws, such as 100.")
     number = 0
     for batch in batches:
-        place = 0
-        for found in model.answers(batch, asked.task, asked.draws):
-            rows: list[Row] = []
-            for at in range(len(found.labels)):
-                where = batch.where(place + at)
-                number += 1
-                row: Row = {"file": where.file} if where.number is None else {"row": number}
-                row["label"] = str(found.labels[at])
-                row["probability"] = float(found.probability[at])
-                row["task"] = str(found.tasks[at])
-                row["entropy"] = float(found.entropy[at])
-                row["novel"] = bool(found.novelty[at] > 1)
-                if found.mutual_information is not None:
-                    row["mutual_information"] = float(found.mutual_information[at])
-                rows.append(row)
-            place += len(rows)
-            yield rows
+        found = classifier.answers(batch.flat, task, draws)
+        rows: list[Row] = []
+        for at in range(len(batch)):
+            number += 1
+            row: Row = {"file": batch.where(at).file} if batch.origins.numbers is None else {"row": number}
+            row["label"] = str(found.labels[at])
+            row["probability"] = float(found.probability[at])
+            row["task"] = str(found.tasks[at])
+            row["entropy"] = float(found.entropy[at])
+            row["novel"] = bool(found.is_novel[at])
+            if found.mutual_information is not None:
+                row["mutual_information"] = float(found.mutual_information[at])
+            rows.append(row)
+        yield rows

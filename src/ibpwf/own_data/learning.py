@@ -5,42 +5,58 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ibpwf.errors import IBPWFError, InputError, StoreError
+from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.files import Examples, Layout
-from ibpwf.own_data.holding_out import held_out
-from ibpwf.own_data.model import FileModel, rows_of
+from ibpwf.files import Examples, ReadOptions, read_examples
+from ibpwf.files.opening import shown
+from ibpwf.files.options import Naming
+from ibpwf.own_data.answering import classes_of, layout_of, load_classifier, predicted
 from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.checkpoint import Checkpoint
 
-Read = Callable[[Layout | None], Examples]
-"""Reads the file like an earlier one, or as the first."""
-
 
 @dataclass(frozen=True)
-class How:
-    """How a task is learnt: checkpoints, what to do with one that is there, and who is told."""
+class LearnOptions:
+    """How a file is learnt: how it is read, what is kept meanwhile and what is done with it, and who is told."""
 
+    read: ReadOptions = field(default_factory=ReadOptions)
     validate: float | None = None  # share of the rows to hold out and measure accuracy on
-    every: float = 10.0  # minutes between checkpoints
-    resume: bool = False
-    anew: bool = False
+    checkpoint_minutes: float = 10.0  # between two checkpoints
+    resume: bool = False  # go on with a task that was broken off
+    anew: bool = False  # drop it
     device: str = "auto"
-    callbacks: Sequence[Callback] = ()
-    begin: Callable[[ContinualClassifier, int], None] = field(default=lambda classifier, rows: None)
+    callbacks: Sequence[Callback] = ()  # who is told
     stop: Callable[[], bool] | None = None
 
+    @property
+    def naming(self) -> Naming:
+        return self.read.naming
+
+    def check(self) -> None:
+        say = self.naming
+        if self.resume and self.anew:
+            raise InputError(f"{say('resume')} and {say('anew')} were both given; choose one.")
+        if self.validate is not None and not 0 < self.validate < 1:
+            raise InputError(
+                f"{say('validate')} is {self.validate}; give the share of the rows to hold out, such as 0.1."
+            )
+        minutes = self.checkpoint_minutes
+        if not minutes >= 0:
+            raise InputError(
+                f"{say('checkpoint_minutes')} is {minutes}; give the minutes between two checkpoints, such as 10."
+            )
+
 
 @dataclass(frozen=True)
-class Learnt:
+class LearnedTask:
     """A task that was learnt, or had been `already`.
 
     Accuracies are in per cent, with the task given and inferred: on the rows held out or, where none were, on those
@@ -57,77 +73,104 @@ class Learnt:
     already: bool = False
 
 
-def learn_file(model: Path, read: Read, task: str, parameters: Mapping[str, Any], how: How) -> Learnt:
+def learn_file(
+    model: Path,
+    data: Path,
+    task: str,
+    parameters: Mapping[str, Any] | None = None,
+    options: LearnOptions | None = None,
+) -> LearnedTask:
     """Learn a file as task `task` of the model folder, which is made if there is none yet.
 
     `parameters` are those of `ContinualClassifier` that were asked for: a new model is made with them, an old one
     must have them. While it learns, nobody else can write to the folder.
     """
+    options, parameters = options or LearnOptions(), parameters or {}
+    options.check()
     _check_place(model)
-    if how.resume and how.anew:
-        raise InputError("--resume and --anew were both given; choose one.")
     if os.path.lexists(model / MANIFEST):
         with lock_folder(model):
-            there = FileModel.load(model, how.device)
-            _check_parameters(model, there.classifier, parameters)
-            serial = there.classifier.learner_.method.serial(len(there.tasks))
+            classifier = load_classifier(model, options.device)
+            _check_parameters(model, classifier, parameters, options.naming)
+            read = replace(options.read, like=layout_of(classifier))
+            serial = classifier.learner_.method.serial(len(classifier.tasks_))
             discard_finished(model, serial)  # a process killed right after its last save has left it
-            if task in there.tasks:
-                return _already(there, task, read, how)
-            _check_unfinished(model, task, serial, how)
-            return _learn(model, there, read(there.layout), task, how)
-    examples = read(None)
-    classifier = ContinualClassifier(**{**parameters, "device": how.device})
+            if task in classifier.tasks_:
+                return _already(classifier, task, data, replace(options, read=read))
+            _check_unfinished(model, task, serial, options)
+            return _learn(model, classifier, read_examples(data, read), task, options)
+    examples = read_examples(data, options.read)
+    classifier = ContinualClassifier(**{**parameters, "device": options.device})
     classifier.make_settings()  # a wrong setting is named before the folder is made
+    classifier.extra_ = {"layout": examples.layout.to_json()}  # what later files must be like is saved with it
     examples.check_learnable()
     with _made(model):
         if os.path.lexists(model / MANIFEST):
             raise StoreError(f"{str(model)!r} was made by another process meanwhile; run the command again.")
-        _check_unfinished(model, task, 0, how)
-        return _learn(model, FileModel(classifier, examples.layout), examples, task, how)
+        _check_unfinished(model, task, 0, options)
+        return _learn(model, classifier, examples, task, options)
 
 
-def _learn(model: Path, there: FileModel, examples: Examples, task: str, how: How) -> Learnt:
+def _learn(
+    model: Path, classifier: ContinualClassifier, examples: Examples, task: str, options: LearnOptions
+) -> LearnedTask:
     examples.check_learnable()
-    train, test = held_out(examples, how.validate) if how.validate is not None else (examples, examples)
-    assert train.y is not None
-    assert test.y is not None
-    classifier = there.classifier
-    how.begin(classifier, len(train))
+    train, test = (examples, examples) if options.validate is None else held_out(examples, options)
     try:
         classifier.learn(
-            rows_of(train),
+            train.flat,
             np.array(train.y),
             task=task,
             callbacks=[
-                *how.callbacks,
-                Checkpoint(model, every=how.every, resume=how.resume, stop=how.stop),
+                *options.callbacks,
+                Checkpoint(model, every=options.checkpoint_minutes, resume=options.resume, stop=options.stop),
             ],
         )
     except IBPWFError as error:
-        raise type(error)(
-            str(error).replace(ANEW, "To drop it and start, give --anew instead of --resume.")
-        ) from error
+        if error.remedy != ANEW:
+            raise
+        say = options.naming
+        remedy = f"To drop it and start, give {say('anew')} instead of {say('resume')}."
+        raise type(error)(error.problem, remedy=remedy) from error
     truth = np.array(test.y)
-    given, inferred = (
-        100.0 * float(np.mean(np.concatenate([part.labels for part in there.answers(test, which)]) == truth))
-        for which in (task, None)
-    )
+    given, inferred = (100.0 * float(np.mean(predicted(classifier, test, which) == truth)) for which in (task, None))
     classifier.learner_.note_accuracy(task, given)
-    there.save(model)
-    rest = 0 if how.validate is None else len(test)
-    return Learnt(task, len(train), there.classes_of(task), there.tasks, given, inferred, rest)
+    classifier.save(model)
+    rest = 0 if options.validate is None else len(test)
+    return LearnedTask(task, len(train), classes_of(classifier, task), list(classifier.tasks_), given, inferred, rest)
 
 
-def _already(there: FileModel, task: str, read: Read, how: How) -> Learnt:
+def held_out(examples: Examples, options: LearnOptions) -> tuple[Examples, Examples]:
+    """The examples to learn from and those to measure on: the same share of every class, at least one, the same every
+    time. Both keep the order of the file."""
+    share = options.validate
+    assert share is not None
+    y = np.array(examples.y)
+    chance = np.random.default_rng(0)
+    out = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        count = max(1, round(share * len(rows)))
+        if len(rows) - count < 2:
+            raise DataError(
+                f"{shown(examples.path)}: class {str(label)!r} has {len(rows)} examples, too few to hold {share:.0%} "
+                f"of them out and learn from the rest; add more, or leave {options.naming('validate')} out."
+            )
+        out[chance.permutation(rows)[:count]] = True
+    return examples.rows(np.flatnonzero(~out)), examples.rows(np.flatnonzero(out))
+
+
+def _already(classifier: ContinualClassifier, task: str, data: Path, options: LearnOptions) -> LearnedTask:
     """A task of that name is there: what was asked for is done if it is resumed and the classes are the same."""
-    info = there.classifier.learner_.tasks[there.tasks.index(task)]
-    if how.resume:
-        found = set(read(there.layout).y or ())
-        if found == set(there.classes_of(task)):
-            classes = there.classes_of(task)
-            return Learnt(task, info.examples, classes, there.tasks, info.accuracy, None, 0, already=True)
-    raise InputError(f"a task named '{task}' has been learnt already; choose another name with the option task.")
+    info = classifier.learner_.tasks[classifier.tasks_.index(task)]
+    classes = classes_of(classifier, task)
+    if options.resume and set(read_examples(data, options.read).y or ()) == set(classes):
+        return LearnedTask(
+            task, info.examples, classes, list(classifier.tasks_), info.accuracy, None, 0, already=True
+        )
+    raise InputError(
+        f"a task named '{task}' has been learnt already; choose another name with {options.naming('task')}."
+    )
 
 
 def _check_place(model: Path) -> None:
@@ -159,37 +202,38 @@ def _made(model: Path) -> Iterator[None]:
                         os.rmdir(model)
 
 
-def _check_unfinished(model: Path, task: str, serial: int, how: How) -> None:
+def _check_unfinished(model: Path, task: str, serial: int, options: LearnOptions) -> None:
     """A task that was broken off is neither dropped nor taken up without being asked to."""
     found = task_in_progress(model)
     if found is None or found.serial < serial:
         return
-    if how.anew:
+    if options.anew:
         discard(model)
-    elif not how.resume:
+    elif not options.resume:
         other = "" if found.task == task else f" (task '{found.task}')"
+        say = options.naming
         raise InputError(
-            f"{model} holds a task that was broken off{other}; give --resume to go on with it, or --anew to drop it."
+            f"{model} holds a task that was broken off{other}; give {say('resume')} to go on with it, or "
+            f"{say('anew')} to drop it."
         )
 
 
-def _check_parameters(model: Path, classifier: ContinualClassifier, asked: Mapping[str, Any]) -> None:
+def _check_parameters(model: Path, classifier: ContinualClassifier, asked: Mapping[str, Any], naming: Naming) -> None:
     """Refuse settings other than those that the model was begun with."""
     has = classifier.get_params(deep=False)
-    pairs = [(name, value, has[name]) for name, value in asked.items() if name != "settings"]
+    pairs = [(naming(name), value, has[name]) for name, value in asked.items() if name != "settings"]
     settings = dict(has["settings"] or {})
     pairs += [
         (name, value, settings.get(name, "its default")) for name, value in (asked.get("settings") or {}).items()
     ]
     for name, value, there in pairs:
-        same = list(value) == list(there) if name == "hidden" else value == there
-        if not same:
-            name, value, there = ("seed" if name == "random_state" else name), _plain(value), _plain(there)
+        value, there = _plain(value), _plain(there)
+        if value != there:
             raise InputError(
                 f"{name} is {value}, but {model} was begun with {there}; settings are chosen with the first task, so "
                 "leave it out, or learn into a new folder."
             )
 
 
-def _plain(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _plain(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value

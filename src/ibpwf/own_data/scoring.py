@@ -8,145 +8,138 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import confusion_matrix
 
 from ibpwf.errors import InputError
+from ibpwf.estimator import ContinualClassifier
 from ibpwf.files import Examples
-from ibpwf.own_data.model import FileModel
+from ibpwf.files.examples import in_order
+from ibpwf.files.opening import few
+from ibpwf.files.options import Naming, argument
+from ibpwf.own_data.answering import classes_of
 
-
-@dataclass
-class ClassScore:
-    """One class of a file: rows, and how many of them were right, with the task given where it is known."""
-
-    label: str
-    tasks: list[str]
-    rows: int = 0
-    given_rows: int = 0
-    given: int = 0
-    inferred: int = 0
-    answered: int = 0  # how often this label was the answer, rightly or not
-    taken_for: Counter[str] = field(default_factory=Counter)
+Counts = NDArray[np.int64]
 
 
 @dataclass
 class Scores:
-    """Counts over a file. Rows whose label was never learnt cannot be right; they are counted apart."""
+    """Counts over a file: two confusion matrices, a row for each label that was learnt and a column for each answer.
 
-    classes: dict[str, ClassScore] = field(default_factory=dict)
-    task_rows: int = 0
-    task_right: int = 0
+    `given` has the rows whose label tells the task, answered with it. Rows whose label was never learnt cannot be
+    right; they are counted apart.
+    """
+
+    tasks: Mapping[str, list[str]]  # of each label
+    inferred: Counts
+    given: Counts
+    tasks_right: int = 0
     entropy: float = 0.0
     novel: int = 0
-    unknown: Counter[str] = field(default_factory=Counter)
-    unknown_novel: int = 0
+    never_learnt: Counter[str] = field(default_factory=Counter)
+    never_learnt_novel: int = 0
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.tasks)
 
     @property
     def rows(self) -> int:
-        return sum(score.rows for score in self.classes.values())
+        return int(self.inferred.sum())
 
     @property
-    def given_rows(self) -> int:
-        return sum(score.given_rows for score in self.classes.values())
-
-    @property
-    def given(self) -> float | None:
-        return percent(sum(score.given for score in self.classes.values()), self.given_rows)
-
-    @property
-    def inferred(self) -> float | None:
-        return percent(sum(score.inferred for score in self.classes.values()), self.rows)
-
-    @property
-    def task_inference(self) -> float | None:
-        return percent(self.task_right, self.task_rows)
-
-    @property
-    def mean_entropy(self) -> float | None:
-        return self.entropy / self.rows if self.rows else None
+    def rows_with_task(self) -> int:
+        return int(self.given.sum())
 
     def to_json(self) -> dict[str, Any]:
         """Percentages and counts, as `ibpwf evaluate --json` writes them; null where there is nothing to count."""
-        shown = [score for score in self.classes.values() if score.rows]
+        answered = self.inferred.sum(0)
+        classes, confusion = [], {}
+        for at, label in enumerate(self.labels):
+            inferred, given = self.inferred[at], self.given[at]
+            if not inferred.sum():
+                continue
+            classes.append(
+                {
+                    "label": label,
+                    "tasks": self.tasks[label],
+                    "rows": int(inferred.sum()),
+                    "task_given": percent(given[at], given.sum()),
+                    "task_inferred": percent(inferred[at], inferred.sum()),
+                    "precision": percent(inferred[at], answered[at]),
+                }
+            )
+            taken_for = Counter({self.labels[answer]: int(inferred[answer]) for answer in np.flatnonzero(inferred)})
+            confusion[label] = dict(taken_for.most_common())
         return {
             "rows": self.rows,
-            "accuracy": {"task_given": self.given, "task_inferred": self.inferred},
-            "rows_with_task": self.given_rows,
-            "task_inference": self.task_inference,
-            "mean_entropy": self.mean_entropy,
+            "accuracy": {
+                "task_given": percent(self.given.trace(), self.rows_with_task),
+                "task_inferred": percent(self.inferred.trace(), self.rows),
+            },
+            "rows_with_task": self.rows_with_task,
+            "task_inference": percent(self.tasks_right, self.rows_with_task),
+            "mean_entropy": self.entropy / self.rows if self.rows else None,
             "novel": percent(self.novel, self.rows),
-            "classes": [
-                {
-                    "label": score.label,
-                    "tasks": score.tasks,
-                    "rows": score.rows,
-                    "task_given": percent(score.given, score.given_rows),
-                    "task_inferred": percent(score.inferred, score.rows),
-                    "precision": percent(score.inferred, score.answered),
-                }
-                for score in shown
-            ],
-            "confusion": {score.label: dict(score.taken_for.most_common()) for score in shown},
+            "classes": classes,
+            "confusion": confusion,
             "never_learnt": {
-                "rows": self.unknown.total(),
-                "labels": dict(self.unknown.most_common()),
-                "novel": percent(self.unknown_novel, self.unknown.total()),
+                "rows": self.never_learnt.total(),
+                "labels": dict(self.never_learnt.most_common()),
+                "novel": percent(self.never_learnt_novel, self.never_learnt.total()),
             },
         }
 
 
 def percent(count: int, of: int) -> float | None:
-    return 100.0 * count / of if of else None
+    return 100.0 * int(count) / int(of) if of else None
 
 
-def score_rows(model: FileModel, batches: Iterable[Examples], task: str | None = None) -> Scores:
+def score_rows(
+    classifier: ContinualClassifier,
+    batches: Iterable[Examples],
+    task: str | None = None,
+    naming: Naming = argument,
+) -> Scores:
     """Answer labelled examples and count. A label tells the task if one task alone has it; `task` says it for all."""
-    tasks_of = model.tasks_of() if task is None else {label: [task] for label in model.classes_of(task)}
-    scores = Scores({label: ClassScore(label, tasks) for label, tasks in tasks_of.items()})
+    tasks: dict[str, list[str]] = {}
+    for name in classifier.tasks_ if task is None else [task]:
+        for label in classes_of(classifier, name):
+            tasks.setdefault(label, []).append(name)
+    # An answer may be of another task than the one that is given.
+    labels = in_order({*tasks, *map(str, classifier.classes_)})
+    none = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    scores = Scores({label: tasks.get(label, []) for label in labels}, none.copy(), none.copy())
     for batch in batches:
-        _add(scores, model, batch, tasks_of, task)
+        if task is not None:
+            _check_labels(batch, task, list(tasks), naming)
+        _add(scores, classifier, batch)
     return scores
 
 
-def _add(
-    scores: Scores, model: FileModel, batch: Examples, tasks_of: Mapping[str, list[str]], task: str | None
-) -> None:
+def _check_labels(batch: Examples, task: str, known: list[str], naming: Naming) -> None:
     assert batch.y is not None
-    if task is not None:
-        strange = next((row for row, label in enumerate(batch.y) if label not in tasks_of), None)
-        if strange is not None:
-            known = ", ".join(tasks_of)
-            raise InputError(
-                f"{batch.where(strange)}: task '{task}' has no class {batch.y[strange]!r}, only {known}; remove the "
-                "row, or leave the option task out."
-            )
-    found = list(model.answers(batch))
-    labels, tasks, entropy, novel = (
-        np.concatenate([getattr(part, name) for part in found]) for name in ("labels", "tasks", "entropy", "is_novel")
-    )
-    determined: list[int] = []
-    for row, label in enumerate(batch.y):
-        answer = str(labels[row])
-        if answer in scores.classes:
-            scores.classes[answer].answered += label in scores.classes
-        score = scores.classes.get(label)
-        if score is None:
-            scores.unknown[label] += 1
-            scores.unknown_novel += bool(novel[row])
-            continue
-        score.rows += 1
-        score.inferred += answer == label
-        score.taken_for[answer] += 1
-        scores.entropy += float(entropy[row])
-        scores.novel += bool(novel[row])
-        if len(score.tasks) == 1:
-            determined.append(row)
-            scores.task_rows += 1
-            scores.task_right += str(tasks[row]) == score.tasks[0]
-    if not determined:
-        return
-    some = batch.rows(np.array(determined))
-    given = [scores.classes[batch.y[row]].tasks[0] for row in determined]
-    answers = np.concatenate([part.labels for part in model.answers(some, given)])
-    for row, answer in zip(determined, answers.tolist(), strict=True):
-        scores.classes[batch.y[row]].given_rows += 1
-        scores.classes[batch.y[row]].given += answer == batch.y[row]
+    strange = next((row for row, label in enumerate(batch.y) if label not in known), None)
+    if strange is not None:
+        raise InputError(
+            f"{batch.where(strange)}: task '{task}' has no class {batch.y[strange]!r}, only {few(known)}; remove "
+            f"the row, or leave {naming('task')} out."
+        )
+
+
+def _add(scores: Scores, classifier: ContinualClassifier, batch: Examples) -> None:
+    y = np.array(batch.y)
+    found = classifier.answers(batch.flat)
+    learnt = np.isin(y, [label for label, tasks in scores.tasks.items() if tasks])
+    scores.never_learnt.update(y[~learnt].tolist())
+    scores.never_learnt_novel += int(found.is_novel[~learnt].sum())
+    scores.novel += int(found.is_novel[learnt].sum())
+    scores.entropy += float(found.entropy[learnt].sum())
+    if learnt.any():
+        scores.inferred += confusion_matrix(y[learnt], found.labels[learnt].astype(str), labels=scores.labels)
+    told = learnt & np.array([len(scores.tasks.get(label, ())) == 1 for label in y])
+    if told.any():
+        tasks = [scores.tasks[label][0] for label in y[told]]
+        scores.tasks_right += int((found.tasks[told] == np.array(tasks)).sum())
+        given = classifier.answers(batch.flat[told], tasks).labels.astype(str)
+        scores.given += confusion_matrix(y[told], given, labels=scores.labels)

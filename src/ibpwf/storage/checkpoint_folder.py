@@ -61,7 +61,7 @@ def open_checkpoint(model: str | Path) -> OpenedCheckpoint:
         opened = open_folder(folder, kind=KIND, newest=SCHEMA)
         return OpenedCheckpoint(opened, read_record(CheckpointContent, opened.content, str(folder / MANIFEST)))
     except StoreError as error:
-        raise StoreError(f"{error} {ANEW}") from None
+        raise StoreError(str(error), remedy=ANEW) from None
 
 
 def save_checkpoint(model: str | Path, content: CheckpointContent, files: Mapping[str, Mapping[str, Tensor]]) -> None:

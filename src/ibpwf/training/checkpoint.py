@@ -67,7 +67,7 @@ class Checkpoint(Callback):
                 training.restore(opened.content, parts)
             except (LookupError, TypeError, ValueError, RuntimeError) as error:
                 what = f"{type(error).__name__}: {error}"
-                raise StoreError(f"{str(opened.folder.path)!r} cannot be resumed ({what}). {ANEW}") from None
+                raise StoreError(f"{str(opened.folder.path)!r} cannot be resumed ({what}).", remedy=ANEW) from None
 
     def _found(self) -> OpenedCheckpoint | None:
         """The checkpoint of this task; None where there is none, or only that of a task finished since."""
@@ -84,9 +84,10 @@ class Checkpoint(Callback):
             ("model", "the model or a setting"),
         ):
             if getattr(found, field) != getattr(mine, field):
-                raise InputError(f"{here} and cannot be resumed as '{mine.task}': {what} is not the same. {ANEW}")
+                problem = f"{here} and cannot be resumed as '{mine.task}': {what} is not the same."
+                raise InputError(problem, remedy=ANEW)
         if found.data != mine.data:
-            raise InputError(f"{here}, begun with other data: x or y is not the same as then. {ANEW}")
+            raise InputError(f"{here}, begun with other data: x or y is not the same as then.", remedy=ANEW)
         return opened
 
     def step_end(self, step: StepEnd) -> None:

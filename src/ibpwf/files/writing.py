@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ibpwf.errors import InputError
-from ibpwf.storage.files import replacing
+from ibpwf.files.opening import arrow
 
 Rows = list[dict[str, Any]]
 Write = Callable[[Rows], None]
@@ -35,38 +35,38 @@ def check_output(out: Path, data: Path) -> None:
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out.parent} is no folder; make it first, or give another place.")
     if out.suffix.lower() == ".parquet":
-        _pyarrow()
+        arrow(out)
 
 
 @contextlib.contextmanager
 def rows_file(out: Path) -> Iterator[Write]:
     """A function that writes rows to `out`, or to standard output as CSV if that is `-`."""
-    if str(out) == "-":
-        yield _as_csv(sys.stdout.buffer, ",")
-        sys.stdout.buffer.flush()
-        return
-    with replacing(out) as file:
-        suffix = out.suffix.lower()
-        if suffix == ".parquet":
-            with _as_parquet(file) as write:
-                yield write
-        elif suffix == ".jsonl":
-            yield _as_json_lines(file)
+    from ibpwf.storage.files import replacing
+
+    with contextlib.ExitStack() as held:
+        if str(out) == "-":
+            yield _text_rows(sys.stdout.buffer, ".csv")
+            sys.stdout.buffer.flush()
         else:
-            yield _as_csv(file, "\t" if suffix == ".tsv" else ",")
+            file = held.enter_context(replacing(out))
+            suffix = out.suffix.lower()
+            yield _parquet_rows(file, out, held) if suffix == ".parquet" else _text_rows(file, suffix)
 
 
-def _as_csv(file: BinaryIO, delimiter: str) -> Write:
+def _text_rows(file: BinaryIO, suffix: str) -> Write:
     head = True
 
     def write(rows: Rows) -> None:
         nonlocal head
         text = io.StringIO()
-        table = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-        if head and rows:
-            table.writerow(rows[0])
-            head = False
-        table.writerows([_cell(value) for value in row.values()] for row in rows)
+        if suffix == ".jsonl":
+            text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        else:
+            table = csv.writer(text, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
+            if head and rows:
+                table.writerow(rows[0])
+            table.writerows([_cell(value) for value in row.values()] for row in rows)
+        head = False
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
     return write
@@ -78,33 +78,15 @@ def _cell(value: object) -> object:
     return f"{value:.6f}" if isinstance(value, float) else value
 
 
-def _as_json_lines(file: BinaryIO) -> Write:
+def _parquet_rows(file: BinaryIO, out: Path, held: contextlib.ExitStack) -> Write:
+    pyarrow = arrow(out)
+    writer: Any = None
+
     def write(rows: Rows) -> None:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        file.write(text.encode("utf-8", "surrogateescape"))
+        nonlocal writer
+        table = pyarrow.Table.from_pylist(rows)
+        if writer is None:
+            writer = held.enter_context(pyarrow.parquet.ParquetWriter(file, table.schema))
+        writer.write_table(table)
 
     return write
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("a .parquet file needs pyarrow: pip install 'ibpwf[parquet]', or write a .csv.") from None
-    return pyarrow
-
-
-@contextlib.contextmanager
-def _as_parquet(file: BinaryIO) -> Iterator[Write]:
-    pyarrow = _pyarrow()
-    with contextlib.ExitStack() as held:
-        writer: Any = None
-
-        def write(rows: Rows) -> None:
-            nonlocal writer
-            table = pyarrow.Table.from_pylist(rows)
-            if writer is None:
-                writer = held.enter_context(pyarrow.parquet.ParquetWriter(file, table.schema))
-            writer.write_table(table)
-
-        yield write

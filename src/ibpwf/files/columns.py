@@ -1,0 +1,276 @@
+"""What the columns of a table hold, checked against what they should, and as numbers.
+
+Columns come from pyarrow, as text or typed. Whatever is said of text is said of each different word once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ibpwf.errors import DataError
+from ibpwf.files.examples import Floats, Origins
+from ibpwf.files.labels import clean_label, clean_labels
+from ibpwf.files.layout import Column
+from ibpwf.files.opening import listed, quoted, shown
+from ibpwf.files.options import ReadOptions
+
+MOST_CATEGORIES = 100
+"""More different texts in one column are names of rows, not categories."""
+
+EXACT = 1 << 53
+"""Whole numbers from here on are not all kept by a double; so long a number is a name."""
+
+_ABSENT = ("nan", "-nan", "+nan", "null")
+_NOTHING = ("", *_ABSENT)
+_NO_NUMBER = (*_NOTHING, "na", "n/a")  # what stands for a missing number, in any case
+_TRUTH = {"true": 1.0, "false": 0.0}
+_DIGITS = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_LONG_DIGITS = re.compile(r"\s*[+-]?\d{16,}\s*")
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number as pyarrow reads one: neither `1_000` nor digits of other scripts."""
+    return bool(_NUMBER.fullmatch(text.strip(" \t\r\n\v\f")))
+
+
+@dataclass
+class Cells:
+    """One column of some rows: as pyarrow has it, and where the rows came from."""
+
+    name: str
+    values: Any
+    origins: Origins
+    options: ReadOptions
+
+    def fault(self, row: int, sentence: str) -> DataError:
+        return DataError(f"{self.origins[row]}, column {quoted(self.name)}: {sentence}.")
+
+    @cached_property
+    def is_text(self) -> bool:
+        return str(self.values.type) in ("string", "large_string")
+
+    @cached_property
+    def _encoded(self) -> tuple[list[str], npt.NDArray[np.intp]]:
+        chunks = self.values.dictionary_encode(null_encoding="encode").chunks
+        codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks]).astype(np.intp)
+        return [_text(value) for value in chunks[-1].dictionary.to_pylist()], codes
+
+    @property
+    def words(self) -> list[str]:
+        """The different texts there are, by their first row; a missing value is a blank."""
+        return self._encoded[0]
+
+    @property
+    def codes(self) -> npt.NDArray[np.intp]:
+        """Which word each row has."""
+        return self._encoded[1]
+
+    def row_of(self, word: int) -> int:
+        return int(np.argmax(self.codes == word))
+
+    def labels(self) -> list[str] | None:
+        """The column as labels; None for one that is there to be filled in."""
+        if not self.options.needs_labels and not any(word.strip() for word in self.words):
+            return None
+        return clean_labels([self.words[code] for code in self.codes], self.origins, self.name)
+
+    @cached_property
+    def numbers(self) -> Floats | None:
+        """The column as float32, missing values as NaN; None for text that is not all numbers."""
+        missing = self.options.fills_in
+        if self.is_text:
+            wide = self._parsed(missing)
+            if wide is None:
+                return None
+        else:
+            if self.values.null_count and not missing:
+                row = self.values.is_null().to_pylist().index(True)
+                raise self.fault(row, f"the value is missing; {self.options.fill_in}")
+            wide = self.values.cast("float64", safe=False).to_numpy()
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(np.float32)
+        odd = ~np.isfinite(narrow) | (np.abs(wide) >= EXACT)
+        for row in np.flatnonzero(odd & ~(missing & np.isnan(wide))).tolist():
+            self._check_extreme(row, float(wide[row]), bool(np.isfinite(narrow[row])))
+        return narrow
+
+    def _parsed(self, missing: bool) -> npt.NDArray[np.float64] | None:
+        import pyarrow
+        import pyarrow.compute as compute
+
+        texts = self.values.fill_null("") if self.values.null_count else self.values
+        try:
+            if not missing:
+                return np.asarray(texts.cast("float64").to_numpy())
+        except pyarrow.ArrowInvalid:
+            pass  # blanks around a number, or no number at all
+        texts = compute.ascii_trim_whitespace(texts)
+        if missing:
+            absent = compute.is_in(compute.ascii_lower(texts), value_set=pyarrow.array(_NO_NUMBER))
+            texts = compute.if_else(absent, pyarrow.scalar(None, texts.type), texts)
+        try:
+            wide = np.asarray(texts.cast("float64").to_numpy())
+        except pyarrow.ArrowInvalid:
+            return None
+        return wide if not missing or np.isnan(wide).sum() == texts.null_count else None
+
+    def _check_extreme(self, row: int, wide: float, fits: bool) -> None:
+        value = self.values[row].as_py()
+        said = quoted(value.strip()) if self.is_text else str(value)
+        if np.isnan(wide):
+            raise self.fault(row, f"{said} is not a finite number; {self.options.fill_in}")
+        if not np.isfinite(wide):
+            raise self.fault(row, f"{said} is not a finite number; fill in the value or remove the row")
+        if not fits:
+            raise self.fault(row, f"{said} is beyond the range of float32 (3.4e38); scale the column")
+        if isinstance(value, int) or (self.is_text and _LONG_DIGITS.fullmatch(value)):
+            raise self.fault(
+                row,
+                f"{said} has more digits than a number keeps, so it looks like an identifier; name the column in "
+                f"{self.options.naming('ignore')} to leave it out, or scale it",
+            )
+
+    def not_a_number(self) -> DataError:
+        """The first cell that is none, and why; there is one."""
+        absent = _NO_NUMBER if self.options.fills_in else ()
+        meanings = [word.strip() for word in self.words]
+        wrong = next(at for at, word in enumerate(meanings) if not is_number(word) and word.lower() not in absent)
+        row, word = self.row_of(wrong), meanings[wrong]
+        if not word:
+            return self.fault(row, f"the cell is blank; {self.options.fill_in}")
+        if _DECIMAL_COMMA.fullmatch(word):
+            return self.fault(row, f"{quoted(word)} has a decimal comma; write decimal points")
+        remedy = "correct it or remove the row"
+        if self.options.like is None:
+            remedy += f", or name the column in {self.options.naming('categories')} if it holds categories"
+        return self.fault(row, f"{quoted(word)} is not a number, as others in that column are; {remedy}")
+
+
+def read_together(columns: list[Cells]) -> None:
+    """Reads text in many columns as numbers at once, if all of it is ordinary numbers."""
+    import pyarrow
+
+    if not columns or not all(cells.is_text for cells in columns):
+        return
+    try:
+        wide = pyarrow.chunked_array([chunk for cells in columns for chunk in cells.values.chunks]).cast("float64")
+    except pyarrow.ArrowInvalid:
+        return
+    numbers = wide.to_numpy().reshape(len(columns), -1)
+    if (np.abs(numbers) < EXACT).all():
+        for cells, row in zip(columns, numbers.astype(np.float32), strict=True):
+            cells.__dict__["numbers"] = row
+
+
+def _text(value: object) -> str:
+    return "" if value is None or value != value else str(value)  # a missing number is not equal to itself
+
+
+def column_of(cells: Cells, as_category: bool) -> Column:
+    """What a column of the first file holds, which later files must hold too."""
+    if not as_category:
+        if not cells.is_text:
+            return Column(cells.name, "boolean" if str(cells.values.type) == "bool" else "number")
+        if cells.numbers is not None:
+            return Column(cells.name, "number")
+    meanings = [clean_label(word) for word in cells.words]
+    missing = cells.options.fills_in
+    filled = [at for at, meaning in enumerate(meanings) if not (missing and meaning.lower() in _NOTHING)]
+    if not as_category:
+        if all(meanings[at].lower() in _TRUTH for at in filled):
+            return Column(cells.name, "boolean")
+        _check_text(cells, meanings, filled)
+    for at in filled:
+        if not meanings[at]:
+            raise cells.fault(cells.row_of(at), f"the cell is blank; {cells.options.fill_in}")
+    categories = sorted({meanings[at] for at in filled})
+    if len(categories) > MOST_CATEGORIES:
+        raise DataError(
+            f"{shown(cells.origins.files[0])}: column {quoted(cells.name)} holds {len(categories):,} different texts "
+            f"such as {quoted(categories[0])}, more than {MOST_CATEGORIES}, so it looks like an identifier; name it "
+            f"in {cells.options.naming('ignore')} to leave it out, or write it as numbers."
+        )
+    return Column(cells.name, "category", tuple(categories))
+
+
+def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
+    """Refuses a column that mixes words and numbers. It is meant as text if half of its cells or more are no
+    numbers."""
+    counts = np.bincount(cells.codes, minlength=len(meanings))
+    numeric = {at for at in filled if is_number(meanings[at])}
+    cells_there = sum(counts[at] for at in filled if meanings[at])
+    if 2 * sum(counts[at] for at in numeric) > cells_there:
+        raise cells.not_a_number()
+    for at in filled:
+        meaning, row = meanings[at], cells.row_of(at)
+        if _DECIMAL_COMMA.fullmatch(meaning):
+            raise cells.fault(row, f"{quoted(meaning)} has a decimal comma; write decimal points")
+        if meaning.lower() in _ABSENT:
+            raise cells.fault(row, f"{quoted(meaning)} stands for a missing value; {cells.options.fill_in}")
+        if at in numeric:
+            other = next(meanings[word] for word in filled if meanings[word] and word not in numeric)
+            raise cells.fault(
+                row,
+                f"{quoted(meaning)} is a number among text such as {quoted(other)}; correct it, or name the "
+                f"column in {cells.options.naming('categories')} if it holds categories",
+            )
+
+
+def encode(into: Floats, column: Column, cells: Cells) -> None:
+    """Writes a column's features, after checking that it holds what its column should."""
+    if column.kind == "category":
+        _encode_categories(into, column, cells)
+    elif column.kind == "boolean" and cells.is_text:
+        into[:, 0] = _truths(cells)
+    elif cells.numbers is None:
+        raise cells.not_a_number()
+    else:
+        into[:, 0] = cells.numbers
+        if column.kind == "boolean":
+            wrong = ~np.isin(cells.numbers, (0.0, 1.0)) & ~np.isnan(cells.numbers)
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                said = f"{cells.numbers[row]:g} is neither true nor false, as that column was; correct it"
+                raise cells.fault(row, said)
+
+
+def _truths(cells: Cells) -> Floats:
+    truths = np.empty(len(cells.words), dtype=np.float32)
+    for at, word in enumerate(cells.words):
+        text = word.strip().lower()
+        truth = np.nan if cells.options.fills_in and text in _NOTHING else _TRUTH.get(text, _DIGITS.get(text))
+        if truth is None:
+            blank = f"the cell is blank; {cells.options.fill_in}"
+            why = f"{quoted(word)} is neither true nor false, as that column was; correct it or remove the row"
+            raise cells.fault(cells.row_of(at), why if text else blank)
+        truths[at] = truth
+    return truths[cells.codes]
+
+
+def _encode_categories(into: Floats, column: Column, cells: Cells) -> None:
+    places = {category: place for place, category in enumerate(column.categories)}
+    options = cells.options
+    features = np.zeros((len(cells.words), into.shape[1]), dtype=np.float32)
+    for at, word in enumerate(cells.words):
+        text = clean_label(word)
+        if text in places:
+            features[at, places[text]] = 1.0
+        elif options.fills_in and text.lower() in _NOTHING:
+            features[at] = np.nan
+        elif not text:
+            raise cells.fault(cells.row_of(at), f"the cell is blank; {options.fill_in}")
+        elif options.unknown == "error":
+            raise cells.fault(
+                cells.row_of(at),
+                f"{quoted(text)} is not among the categories of earlier files ({listed(column.categories)}); "
+                f"correct it, or give {options.naming('unknown', 'zeros')} to let it stand for none of them",
+            )
+    into[:] = features[cells.codes]
