@@ -29,7 +29,8 @@ from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings, renamed
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
-from ibpwf.task_learner import face_of, whole_folder
+from ibpwf.storage.model_folder import face_of
+from ibpwf.task_learner import whole_folder
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
 

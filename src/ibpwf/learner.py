@@ -20,9 +20,9 @@ from ibpwf.method import IBPWF, Parts
 from ibpwf.settings import Factorization, Settings
 from ibpwf.storage.checkpoint_folder import discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
-from ibpwf.storage.model_folder import KIND
+from ibpwf.storage.model_folder import KIND, face_of
 from ibpwf.storage.network_json import build, check_same, describe, signature
-from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, face_of, whole_folder
+from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier

@@ -22,7 +22,7 @@ from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
-from ibpwf.storage.model_folder import KIND, SavedParts
+from ibpwf.storage.model_folder import KIND, SavedParts, face_of
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
@@ -72,19 +72,9 @@ NEAR_CHANCE = 0.1
 """How much of the way from guessing to perfection must have been gone not to be warned."""
 
 
-def warn_near_chance(task: TaskInfo, counts: Tensor) -> None:
-    """Say so where a task was hardly learned, instead of letting it be found out later."""
-    if task.training_accuracy is None:
-        return
-    guessing = 100 * float(counts.max() / counts.sum())
-    if task.training_accuracy <= guessing + NEAR_CHANCE * (100 - guessing):
-        warnings.warn(
-            f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
-            f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train longer "
-            "(epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or put "
-            "the inputs on one scale.",
-            stacklevel=3,
-        )
+def near_chance(accuracy: float | None, guessing: float) -> bool:
+    """Whether a task was hardly learned: said when it happens, instead of being found out later."""
+    return accuracy is not None and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
 
 
 class TaskLearner:
@@ -98,6 +88,7 @@ class TaskLearner:
         self.face: dict[str, Any] | None = None  # what stands around it, such as a classifier with labels of its own
         self.history: list[dict[str, Any]] = []
         self._input_shape: tuple[int, ...] | None = None
+        self._guessing = 0.0  # per cent that always giving the largest class of the last task would be right for
         self._saved = SavedParts()
 
     def __repr__(self) -> str:
@@ -130,7 +121,16 @@ class TaskLearner:
         """
         for _ in self.learn_steps(x, y, name, callbacks=callbacks):
             pass
-        return self.tasks[-1]
+        task = self.tasks[-1]
+        if near_chance(task.training_accuracy, self._guessing):
+            warnings.warn(
+                f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
+                f"rightly, and always giving its largest class would be right for {self._guessing:.1f} %. Train longer "
+                "(epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or put "
+                "the inputs on one scale.",
+                stacklevel=2,
+            )
+        return task
 
     def learn_steps(
         self,
@@ -161,7 +161,7 @@ class TaskLearner:
         seconds = time.perf_counter() - started
         use = self.method.use(number)
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
-        warn_near_chance(self.tasks[-1], counts)
+        self._guessing = 100 * float(counts.max() / counts.sum())
 
     def _task_name(self, name: str | None) -> str:
         name = name if name is not None else f"task-{len(self.tasks) + 1}"
@@ -376,15 +376,6 @@ class TaskLearner:
         same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
         self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})
         return self
-
-
-def face_of(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a folder's learner stands inside of; schema 2 and before kept it among the user's own JSON."""
-    found = content.get("face")
-    extra = content.get("extra", {})
-    if found is None and extra.get("kind") == "continual-classifier":
-        found = dict(extra)
-    return found
 
 
 @contextlib.contextmanager

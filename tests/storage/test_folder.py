@@ -230,7 +230,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: m.update(schema=3), "written by a newer ibpwf; upgrade"),
+        (lambda m: m.update(schema=4), "written by a newer ibpwf; upgrade"),
         (lambda m: m.update(schema=True), "'schema' is True"),
         (lambda m: m.update(schema=0), "'schema' is 0"),
         (lambda m: m.pop("schema") and None, "field 'schema' is missing"),

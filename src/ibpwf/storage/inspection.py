@@ -12,7 +12,7 @@ from ibpwf.core.learned import FactorUse
 from ibpwf.errors import StoreError
 from ibpwf.storage.checkpoint_folder import task_in_progress
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder
-from ibpwf.storage.model_folder import KIND
+from ibpwf.storage.model_folder import KIND, face_of
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,12 @@ KINDS = {
     "factors": "factors",
     "posterior": "task vectors",
     "own": "own parameters",
-    "moments": "feature statistics",
+    "inference": "feature statistics",
+    "moments": "feature statistics",  # before schema 3
 }
 """What a tensor is, by the first word of its name."""
+STATISTICS = ("features", "inference", "random-features")
+"""Files that hold nothing else than feature statistics."""
 NETWORK = "network"
 """What all others are: the network's own tensors, or another method's."""
 
@@ -95,7 +98,7 @@ def _part(opened: OpenedFolder, name: str) -> _Part:
     for key, tensor in opened.tensors(name).items():
         first, _, rest = key.partition("/")
         layer, _, field = rest.rpartition("/")
-        kind = KINDS["moments"] if name == "random-features" else KINDS.get(first, NETWORK)
+        kind = KINDS["inference"] if name in STATISTICS else KINDS.get(first, NETWORK)
         part.numbers[kind] += tensor.numel()
         if (first, field) == ("factors", "positions"):
             part.locked[layer] += len(tensor)
@@ -126,7 +129,7 @@ def _report(opened: OpenedFolder) -> ModelReport:
         input_shape=content["input_shape"],
         tasks=tasks,
         layers=layers,
-        numbers={kind: numbers[kind] for kind in (*KINDS.values(), NETWORK) if numbers[kind]},
+        numbers={kind: numbers[kind] for kind in dict.fromkeys((*KINDS.values(), NETWORK)) if numbers[kind]},
         bytes=parts_bytes + manifest,
         shared_bytes=parts_bytes - sum(task.bytes for task in tasks),
         manifest_bytes=manifest,
@@ -140,8 +143,8 @@ def _tasks(
     content: Mapping[str, Any], serials: list[int], parts: Mapping[str, _Part]
 ) -> tuple[list[TaskReport], dict[str, int]]:
     """Every task, and how many factors each layer has after the last."""
-    extra = content.get("extra", {})
-    names = extra["labels"]["labels"] if extra.get("kind") == "continual-classifier" else []
+    face = face_of(content)
+    names = face["labels"]["labels"] if face is not None else []
     total = Counter(parts["reference"].locked) if "reference" in parts else Counter()
     tasks = []
     for number, (serial, task) in enumerate(zip(serials, content["tasks"], strict=True)):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +18,15 @@ from ibpwf.storage.checkpoint_folder import IN_PROGRESS
 from ibpwf.storage.folder import MANIFEST, FileEntry, OpenedFolder, Problem, foreign_files, open_folder, verify_folder
 
 KIND = "ibpwf-model"
+
+
+def face_of(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a folder's learner stands inside of; schema 2 and before kept it among the user's own JSON."""
+    found = content.get("face")
+    extra = content.get("extra", {})
+    if found is None and extra.get("kind") == "continual-classifier":
+        found = dict(extra)
+    return found
 
 
 @dataclass(frozen=True)
