@@ -80,10 +80,10 @@ def answer(method: ClosedForm, x: torch.Tensor, task: int | None = None) -> Arra
 def test_running_means_and_covariance_are_those_of_all_data_at_once(slda: SLDA, digits: Scenario) -> None:
     phi, y = union(slda, digits)
     means = np.stack([phi[y == c].mean(0) for c in range(10)])
-    centred = phi - means[y]
+    centered = phi - means[y]
     assert slda.sums is not None
     np.testing.assert_allclose(slda.sums.means.T.numpy(), means, atol=1e-6)
-    np.testing.assert_allclose(slda.sums.within.numpy(), centred.T @ centred / len(y), atol=1e-5)
+    np.testing.assert_allclose(slda.sums.within.numpy(), centered.T @ centered / len(y), atol=1e-5)
     np.testing.assert_array_equal(slda.sums.count.numpy(), np.bincount(y))
 
 
@@ -96,8 +96,8 @@ def test_streaming_lda_answers_as_scikit_learns_lda_on_all_data(slda: SLDA, digi
 
 def test_ridge_has_the_coefficients_of_scikit_learns_ridge_on_all_data(ridge: Ridge, digits: Scenario) -> None:
     phi, y = union(ridge, digits)
-    centred = phi - phi.mean(0)
-    alpha = 0.05 * (centred**2).sum() / WIDTH
+    centered = phi - phi.mean(0)
+    alpha = 0.05 * (centered**2).sum() / WIDTH
     expected = SklearnRidge(alpha=alpha).fit(phi, np.eye(10)[y])
     assert ridge.sums is not None
     weight, bias, variance = ridge.regression(ridge.sums)
@@ -201,7 +201,7 @@ def test_a_task_that_fails_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(closed_form, "solve_regularised", broken)
+        patch.setattr(closed_form, "solve_regularized", broken)
         with pytest.raises(KeyboardInterrupt):
             learn(method, [digits[2]])
     assert same_state(method, untouched)

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 
 from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
-from ibpwf.lab.methods.bounds import Separate
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.lab.methods.pnn import PNN, Column, PNNSettings
-from ibpwf.lab.methods.side_tuning import Branch, SideTuning, SideTuningSettings
+from ibpwf.lab.methods.expansion import PNN, Branch, Column, PNNSettings, Separate, SideTuning, SideTuningSettings
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
@@ -77,7 +75,7 @@ def relu(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(x, 0)
 
 
-def test_every_task_is_learnt(taught: Separate, digits: Scenario) -> None:
+def test_every_task_is_learned(taught: Separate, digits: Scenario) -> None:
     for task in digits[:3]:
         first = 2 * task.index
         own = answer(taught, task)[:, first : first + 2].argmax(1)
@@ -133,10 +131,17 @@ def test_a_columns_size_grows_with_the_columns_it_reads() -> None:
     assert sizes == [hidden, hidden + lateral(1), hidden + lateral(2)]
 
 
-def test_parameters_after_a_task_counts_what_all_tasks_up_to_it_brought(taught: Separate) -> None:
-    counts = [taught.parameters_after(task) for task in range(3)]
-    assert counts[0] < counts[1] < counts[2]
-    assert 4 * counts[2] == taught.memory()["network"]
+def test_memory_is_four_bytes_a_parameter_of_all_tasks(taught: Separate) -> None:
+    assert taught.parameter_count() == sum(p.numel() for module in taught.net for p in module.parameters())
+    assert 4 * taught.parameter_count() == taught.memory()["network"]
+
+
+def test_how_large_a_network_is_can_be_told_before_the_first_task(taught: Separate) -> None:
+    before = torch.get_rng_state()
+    template, first = fresh(taught.name).template, taught.net[0]
+    assert torch.equal(torch.get_rng_state(), before), "without drawing random numbers"
+    widths = [layer.out_features for layer in template.modules() if isinstance(layer, nn.Linear)]
+    assert widths[:-1] == [layer.out_features for layer in first.modules() if isinstance(layer, nn.Linear)][:-1]
 
 
 def test_side_tuning_blends_the_first_tasks_features_with_the_side_networks(digits: Scenario) -> None:
@@ -153,7 +158,7 @@ def test_side_tuning_blends_the_first_tasks_features_with_the_side_networks(digi
         return h
 
     alpha = 1 / (1 + np.exp(-side.blend.item()))
-    assert abs(alpha - 0.5) > 1e-3, "the blend is learnt"
+    assert abs(alpha - 0.5) > 1e-3, "the blend is learned"
     expected = linear(side.head, alpha * features(base) + (1 - alpha) * features(side))
     np.testing.assert_allclose(method.logits(digits[1].test.x, 1).numpy(), expected, atol=1e-4)
     assert base.blend.item() == 0, "the base is alone in its own task"

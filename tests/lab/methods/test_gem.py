@@ -17,7 +17,7 @@ from ibpwf.errors import InputError, TrainingError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.finetune import Adam
-from ibpwf.lab.methods.gem import GEM, GEMSettings, dual, project
+from ibpwf.lab.methods.gem import GEM, GEMSettings, dual, turning_weights
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
@@ -60,6 +60,13 @@ def gradients(seed: int, tasks: int, size: int, dtype: torch.dtype = torch.float
         torch.randn(size, generator=generator, dtype=dtype),
         torch.randn(tasks, size, generator=generator, dtype=dtype),
     )
+
+
+def project(gradient: Tensor, old: Tensor, margin: float = 0.0) -> Tensor:
+    """g̃ for a gradient g and the earlier tasks' gradients, the rows of `old`; g itself if it harms none of them."""
+    exact = old.double()
+    weights = turning_weights(exact @ exact.T, exact @ gradient.double(), margin)
+    return gradient if weights is None else gradient + weights.to(gradient) @ old
 
 
 def nearest_allowed(aim: np.ndarray, old: np.ndarray) -> np.ndarray:
@@ -123,11 +130,11 @@ def test_the_dual_solution_meets_its_optimality_conditions(seed, tasks, size, ma
     gradient, old = gradients(seed, tasks, size)
     gram, products = old @ old.T, old @ gradient
     v = dual(gram, products, margin, gradient.dtype)
-    slope = gram @ v + products
+    derivative = gram @ v + products
     scale = float(gram.abs().max() * (1 + v.abs().max()) + products.abs().max())
     assert bool((v >= margin).all())
-    assert bool((slope >= -1e-9 * scale).all())
-    assert float((slope * (v - margin)).abs().max()) <= 1e-8 * scale * (1 + float(v.max()))
+    assert bool((derivative >= -1e-9 * scale).all())
+    assert float((derivative * (v - margin)).abs().max()) <= 1e-8 * scale * (1 + float(v.max()))
 
 
 @given(st.integers(0, 1000), st.floats(0, 1))
@@ -179,9 +186,9 @@ def test_after_the_backward_pass_no_tasks_stored_loss_rises_along_the_step(setti
         target = method.examples.y[rows] + (2 * task if setting == "class" else 0)
         method.net.zero_grad()
         F.cross_entropy(method.net(method.examples.x[rows])[:, columns], target).backward()
-        slope = torch.cat([p.grad.flatten() for p in method.net.parameters()])
-        assert float(slope @ after) >= -1e-6
-        assert float(slope @ after) > float(slope @ before)
+        old_gradient = torch.cat([p.grad.flatten() for p in method.net.parameters()])
+        assert float(old_gradient @ after) >= -1e-6
+        assert float(old_gradient @ after) > float(old_gradient @ before)
 
 
 def test_gem_remembers_what_fine_tuning_forgets(digits: Scenario):
@@ -238,7 +245,7 @@ def test_the_gradients_of_earlier_tasks_are_those_of_autograd_one_task_at_a_time
     method.prepare(method.task)
     inputs, labels = method.task.x[:32], method.task.y[:32]
     method.net.zero_grad()
-    (method.fit(inputs, labels) + method.penalty(inputs)).backward()
+    method.loss(inputs, labels).total.backward()
     method.after_backward()
     parameters = list(method.net.parameters())
     for row, part in zip(method._gradients, method._stored, strict=False):
