@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from digit_tasks import data_of, reloaded, same_state
 from numpy.typing import NDArray
-from safetensors.torch import load, save
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge as SklearnRidge
 from torch import nn
@@ -31,11 +30,6 @@ def fresh(kind: str) -> ClosedForm:
     if kind == "slda":
         return SLDA(PROBLEM, SLDASettings(hidden=(WIDTH,), shrinkage=0.05), seed=5)
     return Ridge(PROBLEM, RidgeSettings(hidden=(WIDTH,), ridge=0.05), seed=5)
-
-
-def data_of(task: Task) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed=5)
 
 
 def learn(method: ClosedForm, tasks: Sequence[Task]) -> ClosedForm:
@@ -163,22 +157,6 @@ def test_features_never_change(slda: SLDA, ridge: Ridge) -> None:
     untrained = fresh("slda").net.state_dict()
     for method in (slda, ridge):
         assert torch.equal(method.net.state_dict()["hidden1.weight"], untrained["hidden1.weight"])
-
-
-def same_state(one: ClosedForm, other: ClosedForm) -> bool:
-    (content, files), (content_too, files_too) = one.state(), other.state()
-    pairs = [(files[f], files_too[f]) for f in files]
-    return content == content_too and all(
-        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs
-    )
-
-
-def reloaded(method: ClosedForm) -> ClosedForm:
-    """Through JSON and safetensors into a method made from its configuration alone."""
-    content, files = method.state()
-    new = type(method).create(json.loads(json.dumps(method.configuration())))
-    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
-    return new
 
 
 @pytest.mark.parametrize("kind", ["slda", "ridge"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_tasks import data_of, learn, same, stored
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -24,29 +25,8 @@ from ibpwf.training.method import TaskData
 SMALL: dict[str, Any] = {"hidden": (24,), "epochs": 2, "batch_size": 32, "learning_rate": 0.01}
 
 
-def data_of(task: Task) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, 3)
-
-
 def gem(setting: str, **changes: Any) -> GEM:
     return GEM(Problem((64,), 10, setting), GEMSettings(**{**SMALL, "memory_size": 60, **changes}), seed=3)
-
-
-def learn(method: Any, *tasks: Task) -> Any:
-    for task in tasks:
-        for _ in Training(method, data_of(task)).run():
-            pass
-    return method
-
-
-def stored(method: GEM) -> dict[str, Tensor]:
-    _, files = method.state()
-    return {f"{file}/{name}": tensor.clone() for file, part in files.items() for name, tensor in part.items()}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def accuracy(method: Any, task: Task) -> float:
@@ -65,7 +45,7 @@ def gradients(seed: int, tasks: int, size: int, dtype: torch.dtype = torch.float
 def project(gradient: Tensor, old: Tensor, margin: float = 0.0) -> Tensor:
     """g̃ for a gradient g and the earlier tasks' gradients, the rows of `old`; g itself if it harms none of them."""
     exact = old.double()
-    weights = turning_weights(exact @ exact.T, exact @ gradient.double(), margin)
+    weights = turning_weights(exact @ exact.T, exact @ gradient.double(), margin, gradient.dtype)
     return gradient if weights is None else gradient + weights.to(gradient) @ old
 
 
@@ -83,6 +63,7 @@ def nearest_allowed(aim: np.ndarray, old: np.ndarray) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 40), st.floats(0, 2))
+@example(6275, 5, 5, 0.0)  # gradients that are nearly, and in float32 quite, in one space of four dimensions
 @settings(max_examples=150, deadline=None)
 def test_no_old_gradient_is_left_at_more_than_ninety_degrees(seed, tasks, size, margin):
     gradient, old = gradients(seed, tasks, size)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from digit_tasks import data_of, learn, same, stored
 from torch.nn import functional as F
 
 from ibpwf.errors import InputError
@@ -16,14 +16,8 @@ from ibpwf.lab.methods.dense import DenseMethod, Problem
 from ibpwf.lab.methods.finetune import Adam
 from ibpwf.lab.methods.rehearsal import Rehearsal
 from ibpwf.training.loop import Training
-from ibpwf.training.method import TaskData
 
 SMALL: dict[str, Any] = {"hidden": (24,), "epochs": 2, "batch_size": 32, "learning_rate": 0.01}
-
-
-def data_of(task: Task, seed: int = 3) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed)
 
 
 def make(kind: type[DenseMethod], setting: str, seed: int = 3, **changes: Any) -> DenseMethod:
@@ -31,27 +25,10 @@ def make(kind: type[DenseMethod], setting: str, seed: int = 3, **changes: Any) -
     return kind(Problem((64,), 10, setting), settings, seed=seed)
 
 
-def learn(method: DenseMethod, *tasks: Task, seed: int = 3) -> DenseMethod:
-    for task in tasks:
-        for _ in Training(method, data_of(task, seed)).run():
-            pass
-    return method
-
-
 def rehearsal(setting: str, size: int = 60, **changes: Any) -> Rehearsal:
     method = make(Rehearsal, setting, memory_size=size, **changes)
     assert isinstance(method, Rehearsal)
     return method
-
-
-def stored(method: DenseMethod) -> dict[str, Tensor]:
-    """Everything a method would write to disk, by name."""
-    _, files = method.state()
-    return {f"{file}/{name}": tensor.clone() for file, part in files.items() for name, tensor in part.items()}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def accuracy(method: DenseMethod, task: Task) -> float:

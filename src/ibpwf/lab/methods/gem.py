@@ -121,15 +121,17 @@ def inner_products(rows: Tensor) -> Tensor:
     return torch.bmm(pieces, pieces[:, :-1].transpose(1, 2)).sum(0, dtype=torch.float64)
 
 
-def turning_weights(gram: Tensor, products: Tensor, margin: float) -> Tensor | None:
-    """v of g̃ = g + Gᵀv, from GGᵀ and Gg; None where g harms no earlier task."""
+def turning_weights(
+    gram: Tensor, products: Tensor, margin: float, precision: torch.dtype = torch.float32
+) -> Tensor | None:
+    """v of g̃ = g + Gᵀv, from GGᵀ and Gg of gradients of this `precision`; None where g harms no earlier task."""
     finite = bool(torch.isfinite(products).all() and torch.isfinite(gram).all())
     if not finite or not bool((products < 0).any()):  # the loop stops at a loss that is not a number
         return None
-    return dual(gram, products, margin)
+    return dual(gram, products, margin, precision)
 
 
-def dual(gram: Tensor, products: Tensor, margin: float, precision: torch.dtype = torch.float32) -> Tensor:
+def dual(gram: Tensor, products: Tensor, margin: float, precision: torch.dtype) -> Tensor:
     """The v ≥ γ that minimizes ½ vᵀ GGᵀ v + gᵀGᵀ v, from GGᵀ and Gg.
 
     With v = γ + u and any R with RᵀR = GGᵀ this is a non-negative least squares problem, min over u ≥ 0 of
