@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from digit_tasks import data_of, learn, reloaded, same_state, train
 from torch import Tensor
 from torch.nn import functional as F
 
 from ibpwf import models
 from ibpwf.errors import InputError
-from ibpwf.lab.data.tasks import Scenario, Task
-from ibpwf.lab.methods.bounds import Joint, Separate
+from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Problem
+from ibpwf.lab.methods.expansion import Separate
+from ibpwf.lab.methods.joint import Joint
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL = DenseSettings(hidden=(24,), epochs=3, batch_size=16, learning_rate=0.01)
 KINDS = [(Separate, "task"), (Joint, "task"), (Joint, "class")]
-
-
-def data_of(task: Task, rows: int | None = None) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x[:rows], y[:rows], seed=5)
-
-
-def train(method: DenseMethod, *tasks: TaskData) -> DenseMethod:
-    for data in tasks:
-        for _ in Training(method, data).run():
-            pass
-    return method
-
-
-def learn(method: DenseMethod, tasks: Sequence[Task]) -> DenseMethod:
-    return train(method, *map(data_of, tasks))
 
 
 def fresh(kind: type[DenseMethod], setting: str) -> DenseMethod:
@@ -45,25 +29,7 @@ def fresh(kind: type[DenseMethod], setting: str) -> DenseMethod:
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
 def taught(request: pytest.FixtureRequest, digits: Scenario) -> DenseMethod:
-    return learn(fresh(*request.param), digits[:3])
-
-
-def reloaded(method: DenseMethod) -> DenseMethod:
-    """Through JSON and safetensors into a method made from its configuration alone."""
-    content, files = method.state()
-    new = type(method).create(json.loads(json.dumps(method.configuration())))
-    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
-    return new
-
-
-def same_state(one: DenseMethod, other: DenseMethod) -> bool:
-    (content, files), (content_too, files_too) = one.state(), other.state()
-    pairs = [(files[f], files_too[f]) for f in files]
-    return (
-        content == content_too
-        and files.keys() == files_too.keys()
-        and all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
-    )
+    return learn(fresh(*request.param), *digits[:3])
 
 
 def test_every_task_is_still_known_at_the_end(taught: DenseMethod, digits: Scenario) -> None:
@@ -82,17 +48,18 @@ def test_a_separate_network_owes_nothing_to_the_tasks_before_it(digits: Scenario
 
 
 def test_a_separate_network_does_not_change_once_its_task_is_over(digits: Scenario) -> None:
-    method = learn(fresh(Separate, "task"), digits[:1])
+    method = learn(fresh(Separate, "task"), *digits[:1])
     before = method.logits(digits[0].test.x, 0)
-    learn(method, [digits[1]])
+    learn(method, digits[1])
     assert torch.equal(method.logits(digits[0].test.x, 0), before)
 
 
 def test_separate_networks_grow_by_a_network_a_task(digits: Scenario) -> None:
-    method = learn(fresh(Separate, "task"), digits[:3])
-    assert isinstance(method, Separate)
+    method = fresh(Separate, "task")
     one = (64 * 24 + 24) + (24 * 2 + 2)
-    assert [method.parameters_after(task) for task in range(3)] == [one, 2 * one, 3 * one]
+    for task in digits[:3]:
+        learn(method, task)
+        assert method.parameter_count() == (task.index + 1) * one
     assert method.memory() == {"network": 4 * 3 * one}
 
 
@@ -138,14 +105,14 @@ def test_joint_takes_its_passes_over_the_union_whatever_the_newest_task_is(digit
 
 
 def test_joint_stores_each_tasks_examples_once(digits: Scenario) -> None:
-    one = learn(fresh(Joint, "class"), digits[:1])
-    two = learn(reloaded(one), [digits[1]])
+    one = learn(fresh(Joint, "class"), *digits[:1])
+    two = learn(reloaded(one), digits[1])
     assert torch.equal(one.state()[1]["examples-0"]["x"], two.state()[1]["examples-0"]["x"])
     assert set(two.state()[1]) - set(one.state()[1]) == {"examples-1"}
 
 
 def test_joint_keeps_every_example_and_says_so(digits: Scenario) -> None:
-    method = learn(fresh(Joint, "class"), digits[:2])
+    method = learn(fresh(Joint, "class"), *digits[:2])
     assert isinstance(method, Joint)
     for (x, _), task in zip(method.examples, digits[:2], strict=True):
         assert torch.equal(x, task.train.x)
@@ -156,8 +123,8 @@ def test_joint_keeps_every_example_and_says_so(digits: Scenario) -> None:
 def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: DenseMethod, digits: Scenario) -> None:
     copy = reloaded(taught)
     assert same_state(copy, taught)
-    never_stopped = learn(fresh(type(taught), taught.problem.setting), digits[:4])
-    assert same_state(learn(copy, [digits[3]]), never_stopped)
+    never_stopped = learn(fresh(type(taught), taught.problem.setting), *digits[:4])
+    assert same_state(learn(copy, digits[3]), never_stopped)
 
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: DenseMethod, digits: Scenario) -> None:
@@ -167,7 +134,7 @@ def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: DenseMethod, di
         next(steps)
     steps.close()
     assert same_state(method, untouched)
-    assert same_state(learn(method, [digits[3]]), learn(untouched, [digits[3]]))
+    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
 
 
 def test_separate_networks_have_no_class_setting() -> None:
@@ -177,8 +144,8 @@ def test_separate_networks_have_no_class_setting() -> None:
 
 def test_more_classes_than_outputs_are_refused_and_nothing_is_kept(digits: Scenario) -> None:
     for kind in (Separate, Joint):
-        method = learn(kind(Problem((64,), 3, "task"), SMALL), digits[:1])
+        method = learn(kind(Problem((64,), 3, "task"), SMALL), *digits[:1])
         untouched = reloaded(method)
         with pytest.raises(InputError, match="more classes than the 3"):
-            learn(method, [digits[1]])
+            learn(method, digits[1])
         assert same_state(method, untouched)

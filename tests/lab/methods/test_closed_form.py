@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from digit_tasks import data_of, reloaded, same_state
 from numpy.typing import NDArray
-from safetensors.torch import load, save
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge as SklearnRidge
 from torch import nn
@@ -31,11 +30,6 @@ def fresh(kind: str) -> ClosedForm:
     if kind == "slda":
         return SLDA(PROBLEM, SLDASettings(hidden=(WIDTH,), shrinkage=0.05), seed=5)
     return Ridge(PROBLEM, RidgeSettings(hidden=(WIDTH,), ridge=0.05), seed=5)
-
-
-def data_of(task: Task) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed=5)
 
 
 def learn(method: ClosedForm, tasks: Sequence[Task]) -> ClosedForm:
@@ -80,10 +74,10 @@ def answer(method: ClosedForm, x: torch.Tensor, task: int | None = None) -> Arra
 def test_running_means_and_covariance_are_those_of_all_data_at_once(slda: SLDA, digits: Scenario) -> None:
     phi, y = union(slda, digits)
     means = np.stack([phi[y == c].mean(0) for c in range(10)])
-    centred = phi - means[y]
+    centered = phi - means[y]
     assert slda.sums is not None
     np.testing.assert_allclose(slda.sums.means.T.numpy(), means, atol=1e-6)
-    np.testing.assert_allclose(slda.sums.within.numpy(), centred.T @ centred / len(y), atol=1e-5)
+    np.testing.assert_allclose(slda.sums.within.numpy(), centered.T @ centered / len(y), atol=1e-5)
     np.testing.assert_array_equal(slda.sums.count.numpy(), np.bincount(y))
 
 
@@ -96,8 +90,8 @@ def test_streaming_lda_answers_as_scikit_learns_lda_on_all_data(slda: SLDA, digi
 
 def test_ridge_has_the_coefficients_of_scikit_learns_ridge_on_all_data(ridge: Ridge, digits: Scenario) -> None:
     phi, y = union(ridge, digits)
-    centred = phi - phi.mean(0)
-    alpha = 0.05 * (centred**2).sum() / WIDTH
+    centered = phi - phi.mean(0)
+    alpha = 0.05 * (centered**2).sum() / WIDTH
     expected = SklearnRidge(alpha=alpha).fit(phi, np.eye(10)[y])
     assert ridge.sums is not None
     weight, bias, variance = ridge.regression(ridge.sums)
@@ -165,22 +159,6 @@ def test_features_never_change(slda: SLDA, ridge: Ridge) -> None:
         assert torch.equal(method.net.state_dict()["hidden1.weight"], untrained["hidden1.weight"])
 
 
-def same_state(one: ClosedForm, other: ClosedForm) -> bool:
-    (content, files), (content_too, files_too) = one.state(), other.state()
-    pairs = [(files[f], files_too[f]) for f in files]
-    return content == content_too and all(
-        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs
-    )
-
-
-def reloaded(method: ClosedForm) -> ClosedForm:
-    """Through JSON and safetensors into a method made from its configuration alone."""
-    content, files = method.state()
-    new = type(method).create(json.loads(json.dumps(method.configuration())))
-    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
-    return new
-
-
 @pytest.mark.parametrize("kind", ["slda", "ridge"])
 def test_stored_and_loaded_it_goes_on_with_the_same_bits(kind: str, digits: Scenario) -> None:
     method = learn(fresh(kind), digits[:2])
@@ -201,7 +179,7 @@ def test_a_task_that_fails_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(closed_form, "solve_regularised", broken)
+        patch.setattr(closed_form, "solve_regularized", broken)
         with pytest.raises(KeyboardInterrupt):
             learn(method, [digits[2]])
     assert same_state(method, untouched)

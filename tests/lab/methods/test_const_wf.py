@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
+from digit_tasks import data_of, learn, reloaded, same_state
 from torch import Tensor
 
 from ibpwf.errors import InputError
@@ -22,28 +21,8 @@ NU, OMEGA = 12, 5
 SMALL = ConstWFSettings(hidden=(32,), nu=NU, omega=OMEGA, epochs=4, learning_rate=0.01)
 
 
-def data_of(task: Task) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed=5)
-
-
-def learn(method: ConstWF, tasks: Sequence[Task]) -> ConstWF:
-    for task in tasks:
-        for _ in Training(method, data_of(task)).run():
-            pass
-    return method
-
-
 def fresh(settings: ConstWFSettings = SMALL) -> ConstWF:
     return ConstWF(Problem((64,), 10, "class"), settings, seed=5)
-
-
-def reloaded(method: ConstWF) -> ConstWF:
-    """Through JSON and safetensors into a method made from its configuration alone."""
-    content, files = method.state()
-    new = ConstWF.create(json.loads(json.dumps(method.configuration())))
-    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
-    return new
 
 
 def answer(method: ConstWF, task: Task, *, known: bool) -> Tensor:
@@ -59,15 +38,9 @@ def accuracy(method: ConstWF, tasks: Sequence[Task], *, known: bool) -> float:
     return torch.cat(right).double().mean().item()
 
 
-def same_state(one: ConstWF, other: ConstWF) -> bool:
-    (content, files), (content_too, files_too) = one.state(), other.state()
-    same = (torch.equal(tensor, files_too[file][name]) for file in files for name, tensor in files[file].items())
-    return content == content_too and files.keys() == files_too.keys() and all(same)
-
-
 @pytest.fixture(scope="module")
 def taught(digits: Scenario) -> ConstWF:
-    return learn(fresh(), digits[:3])
+    return learn(fresh(), *digits[:3])
 
 
 def test_every_layer_has_nu_factors_and_omega_more_with_each_next_task(taught: ConstWF) -> None:
@@ -98,12 +71,12 @@ def test_a_task_answers_with_the_sum_of_all_its_factors_weighted_by_its_strength
 
 
 def test_later_tasks_leave_factors_and_answers_of_earlier_ones_as_they_are_to_the_bit(digits: Scenario) -> None:
-    method = learn(fresh(), digits[:1])
+    method = learn(fresh(), *digits[:1])
     layers = method.model.layers
     before = {name: (d.blocks[0].a.clone(), d.blocks[0].b.clone()) for name, d in layers.items()}
     answered = answer(method, digits[0], known=True)
     right = accuracy(method, digits[:1], known=True)
-    learn(method, digits[1:3])
+    learn(method, *digits[1:3])
     for name, (a, b) in before.items():
         assert torch.equal(layers[name].blocks[0].a, a)
         assert torch.equal(layers[name].blocks[0].b, b)
@@ -123,7 +96,7 @@ def test_without_the_buffet_there_is_nothing_uncertain_about_the_selection(taugh
 
 
 def test_with_no_new_factors_a_task_learns_by_its_strengths_alone(digits: Scenario) -> None:
-    method = learn(fresh(SMALL.replace(nu=40, omega=0, epochs=8)), digits[:2])
+    method = learn(fresh(SMALL.replace(nu=40, omega=0, epochs=8)), *digits[:2])
     assert all(use.new == 0 and use.total == 40 for use in method.model.use(1).values())
     assert accuracy(method, [digits[1]], known=True) > 0.85
 
@@ -131,9 +104,9 @@ def test_with_no_new_factors_a_task_learns_by_its_strengths_alone(digits: Scenar
 def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: ConstWF, digits: Scenario) -> None:
     copy = reloaded(taught)
     assert same_state(copy, taught)
-    went_on = learn(reloaded(taught), [digits[3]])
-    assert same_state(learn(copy, [digits[3]]), went_on)
-    assert same_state(learn(fresh(), digits[:4]), went_on), "and as one that never stopped"
+    went_on = learn(reloaded(taught), digits[3])
+    assert same_state(learn(copy, digits[3]), went_on)
+    assert same_state(learn(fresh(), *digits[:4]), went_on), "and as one that never stopped"
 
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: ConstWF, digits: Scenario) -> None:
@@ -143,7 +116,7 @@ def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: ConstWF, digits
         next(steps)
     steps.close()
     assert same_state(method, untouched)
-    assert same_state(learn(method, [digits[3]]), learn(untouched, [digits[3]]))
+    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
 
 
 def test_another_seed_gives_other_factors(digits: Scenario) -> None:
@@ -173,9 +146,15 @@ def test_settings_that_make_no_sense_are_refused_by_name(field: str, value: obje
         SMALL.replace(**{field: value})
 
 
+@pytest.mark.parametrize(("before", "now"), [("task", "gaussian"), ("class", "class-gaussian")])
+def test_settings_that_an_earlier_version_stored_are_read(before: str, now: str) -> None:
+    stored = {name: value for name, value in SMALL.to_json().items() if name != "inference"}
+    assert ConstWFSettings.from_json({**stored, "gaussians": before}) == SMALL.replace(inference=now)
+
+
 def test_a_task_with_more_classes_than_the_shared_head_is_refused_and_forgotten(digits: Scenario) -> None:
     method = ConstWF(Problem((64,), 1, "class"), SMALL)
     with pytest.raises(InputError, match="heads='per-task'"):
-        learn(method, digits[:1])
+        learn(method, *digits[:1])
     assert method.network is None
     assert method.classes == []

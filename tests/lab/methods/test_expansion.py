@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
+from digit_tasks import data_of, learn, reloaded, same_state
 from numpy.typing import NDArray
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
-from ibpwf.lab.methods.bounds import Separate
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.lab.methods.pnn import PNN, Column, PNNSettings
-from ibpwf.lab.methods.side_tuning import Branch, SideTuning, SideTuningSettings
+from ibpwf.lab.methods.expansion import PNN, Branch, Column, PNNSettings, Separate, SideTuning, SideTuningSettings
 from ibpwf.training.loop import Training
-from ibpwf.training.method import TaskData
 
 PROBLEM = Problem((64,), 10, "task")
 PNN_SMALL = PNNSettings(hidden=(16, 12), adapter=6, epochs=3, batch_size=16, learning_rate=0.01)
@@ -33,39 +27,14 @@ def fresh(kind: str) -> Separate:
     return SideTuning(PROBLEM, SIDE_SMALL, seed=5)
 
 
-def data_of(task: Task) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed=5)
-
-
-def learn(method: Separate, tasks: Sequence[Task]) -> Separate:
-    for task in tasks:
-        for _ in Training(method, data_of(task)).run():
-            pass
-    return method
-
-
 @pytest.fixture(scope="module", params=["pnn", "side-tuning"])
 def taught(request: pytest.FixtureRequest, digits: Scenario) -> Separate:
-    return learn(fresh(request.param), digits[:3])
+    return learn(fresh(request.param), *digits[:3])
 
 
 def answer(method: Separate, task: Task) -> Tensor:
     t = torch.full((len(task.test.y),), task.index)
     return method.predict(task.test.x, t, marginal=False, draws=0, seed=0).probabilities
-
-
-def reloaded(method: Separate) -> Separate:
-    """Through JSON and safetensors into a method made from its configuration alone."""
-    content, files = method.state()
-    new = type(method).create(json.loads(json.dumps(method.configuration())))
-    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
-    return new
-
-
-def same_state(one: Separate, other: Separate) -> bool:
-    a, b = one.net.state_dict(), other.net.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) and one.classes == other.classes
 
 
 def linear(layer: nn.Module, x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -77,7 +46,7 @@ def relu(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(x, 0)
 
 
-def test_every_task_is_learnt(taught: Separate, digits: Scenario) -> None:
+def test_every_task_is_learned(taught: Separate, digits: Scenario) -> None:
     for task in digits[:3]:
         first = 2 * task.index
         own = answer(taught, task)[:, first : first + 2].argmax(1)
@@ -86,15 +55,15 @@ def test_every_task_is_learnt(taught: Separate, digits: Scenario) -> None:
 
 @BOTH
 def test_new_tasks_leave_the_answers_for_old_ones_as_they_are_to_the_bit(kind: str, digits: Scenario) -> None:
-    method = learn(fresh(kind), digits[:2])
+    method = learn(fresh(kind), *digits[:2])
     before = [answer(method, task)[:, :4] for task in digits[:2]]
-    learn(method, [digits[2], digits[3]])
+    learn(method, digits[2], digits[3])
     for task, old in zip(digits[:2], before, strict=True):
         assert torch.equal(answer(method, task)[:, :4], old)
 
 
 def test_a_column_reads_the_layers_below_it_in_all_earlier_columns(digits: Scenario) -> None:
-    method = learn(fresh("pnn"), digits[:3])
+    method = learn(fresh("pnn"), *digits[:3])
     x = digits[2].test.x.double().numpy()
     given: list[list[NDArray[np.float64]]] = []
     for column in method.net:
@@ -111,7 +80,7 @@ def test_a_column_reads_the_layers_below_it_in_all_earlier_columns(digits: Scena
 
 
 def test_the_lateral_connections_of_a_later_column_are_trained_and_matter(digits: Scenario) -> None:
-    method = learn(fresh("pnn"), digits[:2])
+    method = learn(fresh("pnn"), *digits[:2])
     before = answer(method, digits[1])
     column = method.net[1]
     assert isinstance(column, Column)
@@ -133,14 +102,21 @@ def test_a_columns_size_grows_with_the_columns_it_reads() -> None:
     assert sizes == [hidden, hidden + lateral(1), hidden + lateral(2)]
 
 
-def test_parameters_after_a_task_counts_what_all_tasks_up_to_it_brought(taught: Separate) -> None:
-    counts = [taught.parameters_after(task) for task in range(3)]
-    assert counts[0] < counts[1] < counts[2]
-    assert 4 * counts[2] == taught.memory()["network"]
+def test_memory_is_four_bytes_a_parameter_of_all_tasks(taught: Separate) -> None:
+    assert taught.parameter_count() == sum(p.numel() for module in taught.net for p in module.parameters())
+    assert 4 * taught.parameter_count() == taught.memory()["network"]
+
+
+def test_how_large_a_network_is_can_be_told_before_the_first_task(taught: Separate) -> None:
+    before = torch.get_rng_state()
+    template, first = fresh(taught.name).template, taught.net[0]
+    assert torch.equal(torch.get_rng_state(), before), "without drawing random numbers"
+    widths = [layer.out_features for layer in template.modules() if isinstance(layer, nn.Linear)]
+    assert widths[:-1] == [layer.out_features for layer in first.modules() if isinstance(layer, nn.Linear)][:-1]
 
 
 def test_side_tuning_blends_the_first_tasks_features_with_the_side_networks(digits: Scenario) -> None:
-    method = learn(fresh("side-tuning"), digits[:2])
+    method = learn(fresh("side-tuning"), *digits[:2])
     x = digits[1].test.x.double().numpy()
     base, side = method.net[0], method.net[1]
     assert isinstance(base, Branch)
@@ -153,7 +129,7 @@ def test_side_tuning_blends_the_first_tasks_features_with_the_side_networks(digi
         return h
 
     alpha = 1 / (1 + np.exp(-side.blend.item()))
-    assert abs(alpha - 0.5) > 1e-3, "the blend is learnt"
+    assert abs(alpha - 0.5) > 1e-3, "the blend is learned"
     expected = linear(side.head, alpha * features(base) + (1 - alpha) * features(side))
     np.testing.assert_allclose(method.logits(digits[1].test.x, 1).numpy(), expected, atol=1e-4)
     assert base.blend.item() == 0, "the base is alone in its own task"
@@ -169,8 +145,8 @@ def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: Separate, digit
     copy = reloaded(taught)
     assert same_state(copy, taught)
     assert torch.equal(answer(copy, digits[1]), answer(taught, digits[1]))
-    never_stopped = learn(fresh(taught.name), digits[:4])
-    assert same_state(learn(copy, [digits[3]]), never_stopped)
+    never_stopped = learn(fresh(taught.name), *digits[:4])
+    assert same_state(learn(copy, digits[3]), never_stopped)
 
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: Separate, digits: Scenario) -> None:
@@ -180,7 +156,7 @@ def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: Separate, digit
         next(steps)
     steps.close()
     assert same_state(method, untouched)
-    assert same_state(learn(method, [digits[3]]), learn(untouched, [digits[3]]))
+    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
 
 
 @BOTH

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_tasks import data_of, learn, same, stored
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -17,36 +18,15 @@ from ibpwf.errors import InputError, TrainingError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.finetune import Adam
-from ibpwf.lab.methods.gem import GEM, GEMSettings, dual, project
+from ibpwf.lab.methods.gem import GEM, GEMSettings, dual, turning_weights
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL: dict[str, Any] = {"hidden": (24,), "epochs": 2, "batch_size": 32, "learning_rate": 0.01}
 
 
-def data_of(task: Task) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, 3)
-
-
 def gem(setting: str, **changes: Any) -> GEM:
     return GEM(Problem((64,), 10, setting), GEMSettings(**{**SMALL, "memory_size": 60, **changes}), seed=3)
-
-
-def learn(method: Any, *tasks: Task) -> Any:
-    for task in tasks:
-        for _ in Training(method, data_of(task)).run():
-            pass
-    return method
-
-
-def stored(method: GEM) -> dict[str, Tensor]:
-    _, files = method.state()
-    return {f"{file}/{name}": tensor.clone() for file, part in files.items() for name, tensor in part.items()}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def accuracy(method: Any, task: Task) -> float:
@@ -60,6 +40,13 @@ def gradients(seed: int, tasks: int, size: int, dtype: torch.dtype = torch.float
         torch.randn(size, generator=generator, dtype=dtype),
         torch.randn(tasks, size, generator=generator, dtype=dtype),
     )
+
+
+def project(gradient: Tensor, old: Tensor, margin: float = 0.0) -> Tensor:
+    """g̃ for a gradient g and the earlier tasks' gradients, the rows of `old`; g itself if it harms none of them."""
+    exact = old.double()
+    weights = turning_weights(exact @ exact.T, exact @ gradient.double(), margin, gradient.dtype)
+    return gradient if weights is None else gradient + weights.to(gradient) @ old
 
 
 def nearest_allowed(aim: np.ndarray, old: np.ndarray) -> np.ndarray:
@@ -76,6 +63,7 @@ def nearest_allowed(aim: np.ndarray, old: np.ndarray) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 40), st.floats(0, 2))
+@example(6275, 5, 5, 0.0)  # gradients that are nearly, and in float32 quite, in one space of four dimensions
 @settings(max_examples=150, deadline=None)
 def test_no_old_gradient_is_left_at_more_than_ninety_degrees(seed, tasks, size, margin):
     gradient, old = gradients(seed, tasks, size)
@@ -123,11 +111,11 @@ def test_the_dual_solution_meets_its_optimality_conditions(seed, tasks, size, ma
     gradient, old = gradients(seed, tasks, size)
     gram, products = old @ old.T, old @ gradient
     v = dual(gram, products, margin, gradient.dtype)
-    slope = gram @ v + products
+    derivative = gram @ v + products
     scale = float(gram.abs().max() * (1 + v.abs().max()) + products.abs().max())
     assert bool((v >= margin).all())
-    assert bool((slope >= -1e-9 * scale).all())
-    assert float((slope * (v - margin)).abs().max()) <= 1e-8 * scale * (1 + float(v.max()))
+    assert bool((derivative >= -1e-9 * scale).all())
+    assert float((derivative * (v - margin)).abs().max()) <= 1e-8 * scale * (1 + float(v.max()))
 
 
 @given(st.integers(0, 1000), st.floats(0, 1))
@@ -179,9 +167,9 @@ def test_after_the_backward_pass_no_tasks_stored_loss_rises_along_the_step(setti
         target = method.examples.y[rows] + (2 * task if setting == "class" else 0)
         method.net.zero_grad()
         F.cross_entropy(method.net(method.examples.x[rows])[:, columns], target).backward()
-        slope = torch.cat([p.grad.flatten() for p in method.net.parameters()])
-        assert float(slope @ after) >= -1e-6
-        assert float(slope @ after) > float(slope @ before)
+        old_gradient = torch.cat([p.grad.flatten() for p in method.net.parameters()])
+        assert float(old_gradient @ after) >= -1e-6
+        assert float(old_gradient @ after) > float(old_gradient @ before)
 
 
 def test_gem_remembers_what_fine_tuning_forgets(digits: Scenario):
@@ -238,7 +226,7 @@ def test_the_gradients_of_earlier_tasks_are_those_of_autograd_one_task_at_a_time
     method.prepare(method.task)
     inputs, labels = method.task.x[:32], method.task.y[:32]
     method.net.zero_grad()
-    (method.fit(inputs, labels) + method.penalty(inputs)).backward()
+    method.loss(inputs, labels).total.backward()
     method.after_backward()
     parameters = list(method.net.parameters())
     for row, part in zip(method._gradients, method._stored, strict=False):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from digit_tasks import data_of, learn, reloaded, same_state
 from numpy.typing import NDArray
-from safetensors.torch import load, save
 from scipy.integrate import trapezoid
 from torch import Tensor, nn
 
 from ibpwf.errors import InputError
-from ibpwf.lab.data.tasks import Scenario, Task
+from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.gen_classifier import ClassVAEs, GenClassifier, GenClassifierSettings, PerClass
 from ibpwf.training.loop import Training
-from ibpwf.training.method import TaskData
 
 SMALL = GenClassifierSettings(hidden=(24,), latent=3, sigma=0.5, samples=10, epochs=8, batch_size=16)
 Array = NDArray[np.float64]
@@ -29,34 +26,9 @@ def fresh() -> GenClassifier:
     return GenClassifier(Problem((64,), 10, "class"), SMALL, seed=5)
 
 
-def data_of(task: Task) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed=5)
-
-
-def learn(method: GenClassifier, tasks: Sequence[Task]) -> GenClassifier:
-    for task in tasks:
-        for _ in Training(method, data_of(task)).run():
-            pass
-    return method
-
-
 @pytest.fixture(scope="module")
 def taught(digits: Scenario) -> GenClassifier:
-    return learn(fresh(), digits[:3])
-
-
-def reloaded(method: GenClassifier) -> GenClassifier:
-    """Through JSON and safetensors into a method made from its configuration alone."""
-    content, files = method.state()
-    new = GenClassifier.create(json.loads(json.dumps(method.configuration())))
-    new.load_state(json.loads(json.dumps(content)), {name: load(save(tensors)) for name, tensors in files.items()})
-    return new
-
-
-def same_state(one: GenClassifier, other: GenClassifier) -> bool:
-    a, b = one.net.state_dict(), other.net.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) and one.classes == other.classes
+    return learn(fresh(), *digits[:3])
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +112,7 @@ def test_a_row_trains_the_model_of_its_own_class_alone(digits: Scenario) -> None
     data = data_of(digits[0])
     method.begin_task(data)
     zeros = data.y == 0
-    loss, _ = method.loss(data.x[zeros], data.y[zeros])
-    loss.backward()
+    method.loss(data.x[zeros], data.y[zeros]).total.backward()
     for parameter in method.vaes(0).parameters():
         assert parameter.grad is not None
         assert parameter.grad[0].abs().max() > 0
@@ -173,9 +144,9 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(taught: GenClassifier, 
 
 
 def test_new_classes_leave_the_likelihoods_of_old_ones_as_they_are_to_the_bit(digits: Scenario) -> None:
-    method = learn(fresh(), digits[:1])
+    method = learn(fresh(), *digits[:1])
     before = method.logits(digits[0].test.x, 0)
-    learn(method, [digits[1]])
+    learn(method, digits[1])
     assert torch.equal(method.logits(digits[0].test.x, 0), before)
 
 
@@ -183,7 +154,7 @@ def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: GenClassifier, 
     copy = reloaded(taught)
     assert same_state(copy, taught)
     assert torch.equal(copy.logits(digits[1].test.x, 1), taught.logits(digits[1].test.x, 1))
-    assert same_state(learn(copy, [digits[3]]), learn(fresh(), digits[:4]))
+    assert same_state(learn(copy, digits[3]), learn(fresh(), *digits[:4]))
 
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: GenClassifier, digits: Scenario) -> None:
@@ -193,14 +164,14 @@ def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: GenClassifier, 
         next(steps)
     steps.close()
     assert same_state(method, untouched)
-    assert same_state(learn(method, [digits[3]]), learn(untouched, [digits[3]]))
+    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
 
 
 def test_memory_is_a_vae_per_class(taught: GenClassifier) -> None:
     encoder = (64 * 24 + 24) + (24 * 6 + 6)
     decoder = (3 * 24 + 24) + (24 * 64 + 64)
     assert taught.memory() == {"network": 4 * 6 * (encoder + decoder)}
-    assert taught.parameters_after(1) == 4 * (encoder + decoder)
+    assert taught.parameter_count() == 6 * (encoder + decoder)
 
 
 @pytest.mark.parametrize(("field", "value"), [("latent", 0), ("samples", 0), ("sigma", 0.0)])

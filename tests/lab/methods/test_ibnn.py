@@ -101,7 +101,7 @@ class TestSelectingUnits:
         selection = set_selection(UnitSelection(4, 5.0, 0.7), LOGIT, C, D)
         truth = sum(stick_kl(c, d, 5.0, 1.0) for c, d in zip(C, D, strict=True))
         assert float(selection.stick_kl().detach()) == pytest.approx(truth, rel=1e-4)
-        selection.take_prior(learnt=2)
+        selection.take_prior(learned=2)
         assert abs(float(selection.stick_kl().detach())) < 1e-5
         set_selection(selection, LOGIT, [5.0] * 4, [1.2] * 4)
         truth = sum(stick_kl(5.0, 1.2, c, d) for c, d in zip(C, D, strict=True))

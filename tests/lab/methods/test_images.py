@@ -66,8 +66,8 @@ def test_ewcs_fisher_information_of_a_convolutional_network_is_that_of_a_loop() 
     for x in data.x.double():
         log_p = F.log_softmax(net(x.unsqueeze(0))[0, :4], 0)
         for label in range(4):
-            slopes = torch.autograd.grad(log_p[label], list(net.parameters()), retain_graph=True)
-            flat = torch.cat([slope.flatten() for slope in slopes])
+            gradients = torch.autograd.grad(log_p[label], list(net.parameters()), retain_graph=True)
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
             expected += log_p[label].exp().detach() * flat.square() / 5
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-3 * float(expected.max()))
 

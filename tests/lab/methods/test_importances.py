@@ -9,13 +9,11 @@ import torch
 from three_tasks import SETTINGS, columns, double, fisher_by_loops, learn, make, task
 from torch import Tensor, nn
 
-from ibpwf.lab.methods import ewc
+from ibpwf.lab.methods import penalties
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.lab.methods.ewc import EWC, OnlineEWC
-from ibpwf.lab.methods.mas import MAS
-from ibpwf.lab.methods.penalties import L2, ImportancePenalty
-from ibpwf.lab.methods.si import SI, SISettings
+from ibpwf.lab.methods.penalties import EWC, L2, MAS, SI, OnlineEWC, SISettings
 from ibpwf.training.method import TaskData
+from ibpwf.training.objective import Loss
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -28,7 +26,7 @@ def test_fisher_information_is_that_of_a_loop_over_examples_and_labels(
     x = task(1).x
     truth = fisher_by_loops(method.net, x, columns(setting, 1))
     assert (method.fisher(x) - truth).abs().sum() < 1e-4 * truth.sum()
-    monkeypatch.setattr(ewc, "NEGLIGIBLE", -1.0)
+    monkeypatch.setattr(penalties, "NEGLIGIBLE", -1.0)
     torch.testing.assert_close(method.fisher(x).double(), truth, rtol=1e-4, atol=1e-9)
 
 
@@ -40,13 +38,13 @@ def test_labels_that_hardly_count_are_left_out_of_a_confident_network_s_fisher_i
     method.net.load_state_dict(trained.net.state_dict())
     method.begin_task(task(0))
     computed: list[int] = []
-    exact = ImportancePenalty.gradient_sum
+    exact = penalties.gradient_sum
 
-    def counted(self: Any, value: Any, size: Any, x: Tensor, *others: Tensor) -> Tensor:
+    def counted(net: Any, value: Any, size: Any, x: Tensor, *others: Tensor) -> Tensor:
         computed.append(len(x))
-        return exact(self, value, size, x, *others)
+        return exact(net, value, size, x, *others)
 
-    monkeypatch.setattr(ImportancePenalty, "gradient_sum", counted)
+    monkeypatch.setattr(penalties, "gradient_sum", counted)
     truth = fisher_by_loops(method.net, x, slice(0, 2))
     assert (method.fisher(x) - truth).abs().sum() < 1e-3 * truth.sum()
     assert computed[0] < 0.8 * 2 * len(x)
@@ -75,7 +73,7 @@ def test_true_labels_play_no_part_in_the_fisher_information() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_mas_is_the_mean_absolute_slope_of_the_squared_norm_by_finite_differences(setting: str) -> None:
+def test_mas_is_the_mean_absolute_gradient_of_the_squared_norm_by_finite_differences(setting: str) -> None:
     method = make(MAS, setting)
     learn(method, task(0))
     data = task(1, examples=10)
@@ -86,7 +84,7 @@ def test_mas_is_the_mean_absolute_slope_of_the_squared_norm_by_finite_difference
     def norms() -> Tensor:
         return twin(data.x.double())[:, head].square().sum(1).detach()
 
-    slopes = []
+    gradients = []
     for p in twin.parameters():
         for i in range(p.numel()):
             flat = p.data.view(-1)
@@ -95,12 +93,12 @@ def test_mas_is_the_mean_absolute_slope_of_the_squared_norm_by_finite_difference
             flat[i] -= 2 * step
             below = norms()
             flat[i] += step
-            slopes.append(((above - below) / (2 * step)).abs().mean())
-    torch.testing.assert_close(importance.double(), torch.stack(slopes), rtol=1e-3, atol=1e-5)
+            gradients.append(((above - below) / (2 * step)).abs().mean())
+    torch.testing.assert_close(importance.double(), torch.stack(gradients), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS, SI])
-def test_in_the_task_setting_other_tasks_outputs_have_no_importance(kind: type[ImportancePenalty]) -> None:
+def test_in_the_task_setting_other_tasks_outputs_have_no_importance(kind: type[L2]) -> None:
     method = make(kind)
     learn(method, task(0))
     bias = method.importance[-6:]
@@ -116,9 +114,9 @@ class Bowls(SI):
     def build(self) -> nn.Module:
         return nn.Linear(3, 1, bias=False)
 
-    def fit(self, x: Tensor, y: Tensor) -> Tensor:
-        away = self.position() - self.floor[self.task.index]
-        return 0.5 * (self.curvature * away.square()).sum()
+    def loss(self, x: Tensor, y: Tensor) -> Loss:
+        away, penalty = self.position() - self.floor[self.task.index], self.penalty(x, x)
+        return Loss(0.5 * (self.curvature * away.square()).sum() + penalty, penalty)
 
 
 def bowl(index: int) -> TaskData:

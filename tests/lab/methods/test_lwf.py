@@ -24,7 +24,7 @@ def make(setting: str, **changes: Any) -> LwF:
 
 
 def third_task(setting: str, disturbed: float = 0.0, **changes: Any) -> LwF:
-    """Two tasks learnt, the third begun, the network moved away from the old one by some noise."""
+    """Two tasks learned, the third begun, the network moved away from the old one by some noise."""
     method = make(setting, **changes)
     learn(method, task(0), task(1))
     method.begin_task(task(2))
@@ -45,7 +45,7 @@ def softmax(numbers: list[float]) -> list[float]:
 def test_distillation_is_the_divergence_written_out_by_hand(setting: str, temperature: float) -> None:
     method = third_task(setting, 0.5, temperature=temperature, coefficient=0.3)
     x = task(2).x[:4]
-    old_outputs, new_outputs = method.teacher(x).tolist(), method.net(x).tolist()
+    old_outputs, new_outputs = method.previous(x).tolist(), method.net(x).tolist()
     # (what the old network chooses among, what the new one chooses among)
     heads = [(range(2), range(2)), (range(2, 4), range(2, 4))] if setting == "task" else [(range(4), range(6))]
     total = 0.0
@@ -56,7 +56,7 @@ def test_distillation_is_the_divergence_written_out_by_hand(setting: str, temper
             total += sum(a * math.log(a / b) for a, b in zip(p, q, strict=False)) / len(x)
     expected = 0.3 * temperature**2 * total
     assert expected > 0.01
-    assert method.distillation(method.net(x), x).item() == pytest.approx(expected, rel=1e-4)
+    assert method.penalty(x, method.net(x)).item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -66,15 +66,16 @@ def test_the_loss_is_cross_entropy_plus_distillation(setting: str) -> None:
     head = slice(4, 6) if setting == "task" else slice(0, 6)
     outputs = method.net(x)[:, head]
     right = outputs.log_softmax(1)[range(40), y + (0 if setting == "task" else 4)]
-    loss, shown = method.loss(x, y)
-    assert shown.item() == pytest.approx(method.distillation(method.net(x), x).item())
+    loss, shown, accuracy = method.loss(x, y)
+    assert shown.item() == pytest.approx(method.penalty(x, method.net(x)).item())
     assert loss.item() == pytest.approx(shown.item() - right.mean().item(), rel=1e-5)
+    assert accuracy.item() == pytest.approx((outputs.argmax(1) == y + (0 if setting == "task" else 4)).float().mean())
 
 
 def gradient(method: LwF) -> Tensor:
     x = task(2).x
     outputs = method.net(x).detach().requires_grad_()
-    return torch.autograd.grad(method.distillation(outputs, x), outputs)[0]
+    return torch.autograd.grad(method.penalty(x, outputs), outputs)[0]
 
 
 def test_distillation_has_no_gradient_where_new_and_old_network_agree() -> None:
@@ -83,9 +84,9 @@ def test_distillation_has_no_gradient_where_new_and_old_network_agree() -> None:
 
 
 def test_distillation_pulls_only_at_outputs_of_old_tasks_in_the_task_setting() -> None:
-    slopes = gradient(third_task("task", 0.5))
-    assert (slopes[:, 4:] == 0).all()
-    assert (slopes[:, :4] != 0).any(0).all()
+    gradients = gradient(third_task("task", 0.5))
+    assert (gradients[:, 4:] == 0).all()
+    assert (gradients[:, :4] != 0).any(0).all()
 
 
 def test_in_the_class_setting_agreeing_networks_only_take_probability_from_the_new_classes() -> None:
@@ -105,7 +106,7 @@ def test_the_old_network_does_not_move_while_the_new_one_learns(setting: str) ->
     steps = Training(method, task(1)).run()
     for _ in range(7):
         next(steps)
-    assert all(torch.equal(p, q) for p, q in zip(method.teacher.parameters(), before, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(method.previous.parameters(), before, strict=True))
     assert not any(torch.equal(p, q) for p, q in zip(method.net.parameters(), before, strict=True))
     steps.close()
 
@@ -120,7 +121,7 @@ def test_the_old_network_is_asked_as_in_testing_even_with_dropout() -> None:
     method.begin_task(task(1))
     x = task(1).x
     assert method.net.training
-    assert torch.equal(method.teacher(x), method.teacher(x))
+    assert torch.equal(method.previous(x), method.previous(x))
 
 
 def test_without_distillation_it_is_fine_tuning_and_with_it_old_answers_change_less() -> None:
@@ -166,11 +167,11 @@ def test_nothing_is_kept_of_an_abandoned_task(setting: str) -> None:
     assert not torch.equal(weights(method), weights(undisturbed))
     steps.close()
     assert torch.equal(weights(method), weights(undisturbed))
-    assert method.teacher is None
+    assert method.previous is None
     for one in (method, undisturbed):
         learn(one, task(1), task(2))
     assert torch.equal(weights(method), weights(undisturbed))
-    assert method.teacher is None
+    assert method.previous is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

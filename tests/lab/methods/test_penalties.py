@@ -12,10 +12,18 @@ from torch import Tensor
 
 from ibpwf.errors import InputError
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Problem
-from ibpwf.lab.methods.ewc import EWC, EWCSettings, OnlineEWC, OnlineEWCSettings
-from ibpwf.lab.methods.mas import MAS, MASSettings
-from ibpwf.lab.methods.penalties import L2, ImportancePenalty, L2Settings, PenaltySettings
-from ibpwf.lab.methods.si import SI, SISettings
+from ibpwf.lab.methods.penalties import (
+    EWC,
+    L2,
+    MAS,
+    SI,
+    EWCSettings,
+    L2Settings,
+    MASSettings,
+    OnlineEWC,
+    OnlineEWCSettings,
+    SISettings,
+)
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
@@ -23,26 +31,26 @@ METHODS = [L2, EWC, OnlineEWC, SI, MAS]
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_penalty_and_its_gradient_are_those_of_a_loop_over_parameters(kind: type[ImportancePenalty]) -> None:
+def test_penalty_and_its_gradient_are_those_of_a_loop_over_parameters(kind: type[L2]) -> None:
     method = make(kind, coefficient=3.0)
     size, generator = len(method.position()), torch.Generator().manual_seed(1)
     importance, anchor = torch.rand(size, generator=generator), torch.randn(size, generator=generator)
     method.load_kept({"importance": importance, "anchor": anchor})
-    penalty = method.penalty(torch.zeros(1, 6))
+    penalty = method.penalty(torch.zeros(1, 6), torch.zeros(1, 6))
     penalty.backward()
     value, at = 0.0, 0
     for p in method.net.parameters():
-        for number, slope in zip(p.detach().flatten().tolist(), p.grad.flatten().tolist(), strict=True):
+        for number, gradient in zip(p.detach().flatten().tolist(), p.grad.flatten().tolist(), strict=True):
             away = number - anchor[at].item()
             value += 3.0 * importance[at].item() * away**2
-            assert slope == pytest.approx(2 * 3.0 * importance[at].item() * away, rel=1e-5)
+            assert gradient == pytest.approx(2 * 3.0 * importance[at].item() * away, rel=1e-5)
             at += 1
     assert at == size
     assert penalty.item() == pytest.approx(value, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_there_is_no_penalty_in_the_first_task(kind: type[ImportancePenalty]) -> None:
+def test_there_is_no_penalty_in_the_first_task(kind: type[L2]) -> None:
     held, free = make(kind, coefficient=1e3), make(kind, coefficient=0.0)
     for method in (held, free):
         learn(method, task(0))
@@ -69,17 +77,17 @@ def test_ewc_pulls_as_one_term_per_old_task_would() -> None:
     def terms() -> float:
         return sum(5.0 * (f * (parameters(method.net) - anchor).square()).sum().item() for f, anchor in old)
 
-    slopes, values, expected = [], [], []
+    values, expected = [], []
     for seed in range(2):
         with torch.no_grad():
             for p in method.net.parameters():
                 p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
-        penalty = method.penalty(torch.zeros(1, 6))
-        slopes = torch.autograd.grad(penalty, list(method.net.parameters()))
+        penalty = method.penalty(torch.zeros(1, 6), torch.zeros(1, 6))
+        gradients = torch.autograd.grad(penalty, list(method.net.parameters()))
         values.append(penalty.item())
         expected.append(terms())
         truth = sum(2 * 5.0 * f * (parameters(method.net) - anchor) for f, anchor in old)
-        flat = torch.cat([g.flatten() for g in slopes]).double()
+        flat = torch.cat([g.flatten() for g in gradients]).double()
         torch.testing.assert_close(flat, truth, rtol=1e-2, atol=1e-3 * truth.abs().max().item())
     assert values[1] - values[0] == pytest.approx(expected[1] - expected[0], rel=1e-2)
 
@@ -103,7 +111,7 @@ def test_importances_of_mas_add_up() -> None:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_held_network_stays_nearer_to_the_old_task(kind: type[ImportancePenalty]) -> None:
+def test_a_held_network_stays_nearer_to_the_old_task(kind: type[L2]) -> None:
     held, free = make(kind, coefficient=10.0, epochs=10), make(kind, coefficient=0.0, epochs=10)
     outputs = []
     for method in (held, free):
@@ -134,7 +142,7 @@ def same(one: DenseMethod, other: DenseMethod) -> bool:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_stored_method_goes_on_with_the_same_bits(kind: type[ImportancePenalty], setting: str) -> None:
+def test_a_stored_method_goes_on_with_the_same_bits(kind: type[L2], setting: str) -> None:
     method = make(kind, setting, seed=7)
     learn(method, task(0), task(1))
     again = kind.create(json.loads(json.dumps(method.configuration())))
@@ -146,25 +154,25 @@ def test_a_stored_method_goes_on_with_the_same_bits(kind: type[ImportancePenalty
     assert same(method, again)
 
 
-@pytest.mark.parametrize("learnt", [0, 1])
+@pytest.mark.parametrize("learned", [0, 1])
 @pytest.mark.parametrize("kind", METHODS)
-def test_nothing_is_kept_of_an_abandoned_task(kind: type[ImportancePenalty], learnt: int) -> None:
+def test_nothing_is_kept_of_an_abandoned_task(kind: type[L2], learned: int) -> None:
     method, undisturbed = make(kind), make(kind)
-    learn(method, *map(task, range(learnt)))
-    learn(undisturbed, *map(task, range(learnt)))
-    steps = Training(method, task(learnt)).run()
+    learn(method, *map(task, range(learned)))
+    learn(undisturbed, *map(task, range(learned)))
+    steps = Training(method, task(learned)).run()
     for _ in range(7):
         next(steps)
     steps.close()
     assert same(method, undisturbed)
-    learn(method, task(learnt))
-    learn(undisturbed, task(learnt))
+    learn(method, task(learned))
+    learn(undisturbed, task(learned))
     assert same(method, undisturbed)
 
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_nothing_is_kept_when_the_importance_cannot_be_computed(
-    kind: type[ImportancePenalty], monkeypatch: pytest.MonkeyPatch
+    kind: type[L2], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, undisturbed = make(kind), make(kind)
     for one in (method, undisturbed):
@@ -180,7 +188,7 @@ def test_nothing_is_kept_when_the_importance_cannot_be_computed(
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_step_changes_only_parameters_and_listed_buffers_and_those_in_place(kind: type[ImportancePenalty]) -> None:
+def test_a_step_changes_only_parameters_and_listed_buffers_and_those_in_place(kind: type[L2]) -> None:
     """What a recorded CUDA graph needs: it replays on the same memory, and a warm-up is put back."""
     method = make(kind)
     learn(method, task(0))
@@ -198,7 +206,7 @@ def test_a_step_changes_only_parameters_and_listed_buffers_and_those_in_place(ki
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_recorded_step_does_what_a_plain_step_does(kind: type[ImportancePenalty]) -> None:
+def test_a_recorded_step_does_what_a_plain_step_does(kind: type[L2]) -> None:
     positions = []
     for capturable in (True, False):
         one = type("One", (kind,), {"capturable": capturable, "tf32": False})
@@ -230,7 +238,7 @@ def test_memory_counts_four_bytes_a_parameter_for_network_importance_and_anchor(
         (OnlineEWCSettings, "gamma", -0.5),
         (SISettings, "damping", 0.0),
         (MASSettings, "output_samples", 0),
-        (PenaltySettings, "coefficient", float("nan")),
+        (L2Settings, "coefficient", float("nan")),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(kind: type[DenseSettings], field: str, value: float) -> None:

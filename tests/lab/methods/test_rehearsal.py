@@ -1,4 +1,4 @@
-"""Naive rehearsal: stored examples are answered in their own heads, and what was learnt is less forgotten."""
+"""Naive rehearsal: stored examples are answered in their own heads, and what was learned is less forgotten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from digit_tasks import data_of, learn, same, stored
 from torch.nn import functional as F
 
 from ibpwf.errors import InputError
@@ -16,14 +16,8 @@ from ibpwf.lab.methods.dense import DenseMethod, Problem
 from ibpwf.lab.methods.finetune import Adam
 from ibpwf.lab.methods.rehearsal import Rehearsal
 from ibpwf.training.loop import Training
-from ibpwf.training.method import TaskData
 
 SMALL: dict[str, Any] = {"hidden": (24,), "epochs": 2, "batch_size": 32, "learning_rate": 0.01}
-
-
-def data_of(task: Task, seed: int = 3) -> TaskData:
-    classes, y = torch.unique(task.train.y, return_inverse=True)
-    return TaskData(task.name, task.index, tuple(classes.tolist()), task.train.x, y, seed)
 
 
 def make(kind: type[DenseMethod], setting: str, seed: int = 3, **changes: Any) -> DenseMethod:
@@ -31,27 +25,10 @@ def make(kind: type[DenseMethod], setting: str, seed: int = 3, **changes: Any) -
     return kind(Problem((64,), 10, setting), settings, seed=seed)
 
 
-def learn(method: DenseMethod, *tasks: Task, seed: int = 3) -> DenseMethod:
-    for task in tasks:
-        for _ in Training(method, data_of(task, seed)).run():
-            pass
-    return method
-
-
 def rehearsal(setting: str, size: int = 60, **changes: Any) -> Rehearsal:
     method = make(Rehearsal, setting, memory_size=size, **changes)
     assert isinstance(method, Rehearsal)
     return method
-
-
-def stored(method: DenseMethod) -> dict[str, Tensor]:
-    """Everything a method would write to disk, by name."""
-    _, files = method.state()
-    return {f"{file}/{name}": tensor.clone() for file, part in files.items() for name, tensor in part.items()}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def accuracy(method: DenseMethod, task: Task) -> float:
@@ -80,7 +57,7 @@ def test_a_stored_example_is_answered_among_its_own_tasks_outputs_or_all_seen_so
 def test_in_the_task_setting_replay_moves_the_heads_of_earlier_tasks_alone(digits: Scenario):
     method = learn(rehearsal("task"), *digits[:2])
     method.begin_task(data_of(digits[2]))
-    method.penalty(torch.zeros(32, 64)).backward()
+    method.penalty(torch.zeros(32, 64), torch.zeros(32, 10)).backward()
     moved = method.net.head.weight.grad.abs().sum(1) > 0
     assert moved.tolist() == [True] * 4 + [False] * 6
 
@@ -88,10 +65,10 @@ def test_in_the_task_setting_replay_moves_the_heads_of_earlier_tasks_alone(digit
 def test_in_the_class_setting_replay_pushes_the_new_classes_down(digits: Scenario):
     method = learn(rehearsal("class"), *digits[:2])
     method.begin_task(data_of(digits[2]))
-    method.penalty(torch.zeros(32, 64)).backward()
-    slope = method.net.head.bias.grad
-    assert bool((slope[4:6] > 0).all())  # less loss with a lower score
-    assert bool((slope[6:] == 0).all())  # not seen yet
+    method.penalty(torch.zeros(32, 64), torch.zeros(32, 10)).backward()
+    gradient = method.net.head.bias.grad
+    assert bool((gradient[4:6] > 0).all())  # less loss with a lower score
+    assert bool((gradient[6:] == 0).all())  # not seen yet
 
 
 def test_the_loss_is_that_of_the_new_examples_plus_that_of_the_drawn_ones(digits: Scenario):
@@ -99,15 +76,17 @@ def test_the_loss_is_that_of_the_new_examples_plus_that_of_the_drawn_ones(digits
     data = data_of(digits[2])
     method.begin_task(data)
     x, y = data.x[:32], data.y[:32]
-    loss, extra = (part.detach() for part in method.loss(x, y))
+    loss, extra, accuracy = (part.detach() for part in method.loss(x, y))
     drawn = method.examples.draw(32, data.generator("rehearsal"))
     old = method.stored_loss(*drawn).detach()
     new = F.cross_entropy(method.net(x).detach()[:, :6], y + 4)
     assert float(loss) == pytest.approx(float(new + old), rel=1e-6)
     assert float(extra) == pytest.approx(float(old), rel=1e-6)
+    right = method.net(x)[:, :6].argmax(1) == y + 4
+    assert float(accuracy) == pytest.approx(float(right.double().mean()))
 
 
-def test_the_first_task_is_learnt_as_by_plain_fine_tuning(digits: Scenario):
+def test_the_first_task_is_learned_as_by_plain_fine_tuning(digits: Scenario):
     ours = learn(rehearsal("class"), digits[0])
     plain = learn(make(Adam, "class"), digits[0])
     assert same(dict(ours.net.state_dict()), dict(plain.net.state_dict()))
@@ -164,5 +143,5 @@ def test_a_memory_larger_than_the_data_is_refused_before_training(digits: Scenar
     with pytest.raises(InputError, match=r"memory_size is 400.*give at most"):
         next(Training(method, data_of(digits[0])).run())
     assert same(stored(method), before)
-    with pytest.raises(InputError, match="memory_size is 0; keep at least one"):
+    with pytest.raises(InputError, match="memory_size is 0; give at least 1"):
         rehearsal("class", size=0)

@@ -18,7 +18,8 @@ from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.bayesian_layers import GaussianLinear, kl_gaussian
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.lab.methods.vcl import LIKELIHOOD, VCL, VCLCoreset, VCLCoresetSettings, VCLSettings, k_center, shares
+from ibpwf.lab.methods.rehearsal import shares
+from ibpwf.lab.methods.vcl import LIKELIHOOD, VCL, VCLCoreset, VCLCoresetSettings, VCLSettings, k_center
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
@@ -90,7 +91,7 @@ def shaken(layer: GaussianLinear, seed: int = 0) -> GaussianLinear:
 
 
 class TestGaussianLayers:
-    def test_the_kl_and_its_slopes_are_those_of_torch(self) -> None:
+    def test_the_kl_and_its_gradients_are_those_of_torch(self) -> None:
         torch.manual_seed(0)
         mean, prior_mean = torch.randn(2, 7, 5)
         log_std, prior_log_std = torch.randn(2, 7, 5) - 1
@@ -112,7 +113,7 @@ class TestGaussianLayers:
             assert float(layer.kl(rows).detach()) == pytest.approx(truth, rel=1e-5)
         assert all(float(p.stddev.min()) == pytest.approx(0.7) for _, p in normals(layer))
 
-    def test_local_reparametrisation_has_the_mean_and_variance_of_drawn_weights(self) -> None:
+    def test_local_reparametrization_has_the_mean_and_variance_of_drawn_weights(self) -> None:
         layer = shaken(GaussianLinear(8, 3, prior_std=1.0))
         x = torch.randn(8, generator=torch.Generator().manual_seed(1))
         noise = torch.Generator().manual_seed(2)
@@ -154,11 +155,13 @@ class TestLearning:
                 for mean, log_std in zip(layer.means, layer.log_stds, strict=True):
                     mean += 0.1
                     log_std.fill_(-14.0)  # so narrow that the draw is the mean
-        loss, extra = method.loss(data.x[:50], data.y[:50])
+        loss, extra, accuracy = method.loss(data.x[:50], data.y[:50])
         x = data.x[:50]
         for layer in method.net.layers()[:-1]:
             x = F.linear(x, *layer.means).relu()
-        fit = F.cross_entropy(F.linear(x, *method.net.head.means)[:, 2:4], data.y[:50])
+        logits = F.linear(x, *method.net.head.means)[:, 2:4]
+        fit = F.cross_entropy(logits, data.y[:50])
+        assert float(accuracy) == pytest.approx(float((logits.argmax(1) == data.y[:50]).double().mean()))
         hidden = sum(float(kl_divergence(q, p).sum()) for q, p in normals(method.net.hidden[0]))
         head = sum(float(kl_divergence(q, p)[:4].sum()) for q, p in normals(method.net.head))
         assert float(extra) == pytest.approx((hidden + head) / len(data.y), rel=1e-5)
@@ -172,8 +175,8 @@ class TestLearning:
         assert (first.name, first.epochs, second.epochs) == (LIKELIHOOD, 2, 3)
         moving = {id(p) for p in method.parameters(first)}
         assert moving == {id(mean) for layer in method.net.layers() for mean in layer.means}
-        loss, penalty = method.loss(*(part[:40] for part in (task_data(digits, 0).x, task_data(digits, 0).y)))
-        again, _ = method.loss(*(part[:40] for part in (task_data(digits, 0).x, task_data(digits, 0).y)))
+        loss, penalty, _ = method.loss(*(part[:40] for part in (task_data(digits, 0).x, task_data(digits, 0).y)))
+        again, _, _ = method.loss(*(part[:40] for part in (task_data(digits, 0).x, task_data(digits, 0).y)))
         assert float(penalty) == 0.0
         assert torch.equal(loss, again)
         method.abandon_task()
@@ -367,7 +370,9 @@ class TestKeeping:
         assert same(before, everything(method))
         assert same(everything(learn(method, digits, 1)), everything(learn(other, digits, 1)))
 
-    def test_a_method_that_learnt_nothing_can_be_stored(self, digits: Scenario, cls: type[VCL], setting: str) -> None:
+    def test_a_method_that_learned_nothing_can_be_stored(
+        self, digits: Scenario, cls: type[VCL], setting: str
+    ) -> None:
         method = new(cls, setting, epochs=1)
         loaded = through_disk(method)
         assert same(everything(learn(method, digits, 0)), everything(learn(loaded, digits, 0)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf.lab.methods.dense import DenseMethod, Problem
-from ibpwf.lab.methods.penalties import ImportancePenalty
+from ibpwf.lab.methods.penalties import L2
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
@@ -17,17 +17,17 @@ SETTINGS = ["task", "class"]
 SMALL: dict[str, Any] = {"hidden": (5,), "epochs": 3, "batch_size": 8, "learning_rate": 0.01}
 
 
-def make(kind: type[ImportancePenalty], setting: str = "task", seed: int = 0, **changes: Any) -> ImportancePenalty:
+def make(kind: type[L2], setting: str = "task", seed: int = 0, **changes: Any) -> L2:
     settings = kind.settings_type(**{**SMALL, **changes})
     return kind(Problem((6,), 6, setting), settings, seed=seed)
 
 
 def task(index: int, examples: int = 40, seed: int = 0) -> TaskData:
-    """Two classes of six values, around centres of their own."""
+    """Two classes of six values, around centers of their own."""
     generator = torch.Generator().manual_seed(100 + index)
     y = torch.arange(examples) % 2
-    centres = 2 * torch.randn(2, 6, generator=generator)
-    x = centres[y] + torch.randn(examples, 6, generator=generator)
+    centers = 2 * torch.randn(2, 6, generator=generator)
+    x = centers[y] + torch.randn(examples, 6, generator=generator)
     return TaskData(f"task {index}", index, (2 * index, 2 * index + 1), x, y, seed)
 
 
@@ -42,7 +42,7 @@ def parameters(net: nn.Module) -> Tensor:
 
 
 def columns(setting: str, index: int) -> slice:
-    """Which outputs compete while task `index` of two classes is learnt."""
+    """Which outputs compete while task `index` of two classes is learned."""
     return slice(0 if setting == "class" else 2 * index, 2 * index + 2)
 
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
+from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Widths, total_bytes
 from ibpwf.models import mlp
-from ibpwf.settings import require
+from ibpwf.settings import Positive
 from ibpwf.training.method import TaskData
 from ibpwf.training.phase import Phase
 
@@ -86,7 +87,7 @@ class ClosedForm(DenseMethod):
         zeros = torch.zeros(size, size + new, dtype=torch.float64, device=self.device)
         old = self.sums or Sums(zeros[:, :size], zeros[:, :0], zeros[0, :0])
         second, own, count = old.second.clone(), zeros[:, size:].clone(), zeros[0, size:].clone()
-        for x, y in zip(torch.split(data.x, ROWS_AT_ONCE), torch.split(data.y, ROWS_AT_ONCE), strict=True):
+        for x, y in data.rows.in_order(ROWS_AT_ONCE):
             phi, label = self.features(x), F.one_hot(y, new).double()
             second.addmm_(phi.T, phi)
             own.addmm_(phi.T, label)
@@ -100,8 +101,7 @@ class ClosedForm(DenseMethod):
         self.sums = Sums(**tensors) if tensors else None
 
     def memory(self) -> dict[str, int]:
-        sizes = super().memory()
-        return {"network": sizes["network"], "moments": sizes.get("kept", 0)}
+        return {"network": super().memory()["network"], "moments": total_bytes(self.kept().values())}
 
 
 def mean_variance(covariance: Tensor) -> Tensor:
@@ -110,19 +110,17 @@ def mean_variance(covariance: Tensor) -> Tensor:
     return torch.where(mean > 0, mean, torch.ones_like(mean))
 
 
-def solve_regularised(matrix: Tensor, added: Tensor, right: Tensor) -> Tensor:
+def solve_regularized(matrix: Tensor, added: Tensor, right: Tensor) -> Tensor:
     """(matrix + added·I)⁻¹ right."""
     factor = torch.linalg.cholesky(matrix + added * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
     return torch.cholesky_solve(right, factor)
 
 
 class SLDASettings(DenseSettings):
-    hidden: tuple[int, ...] = (1000,)
-    shrinkage: float = 1e-3
-
-    def check(self) -> None:
-        super().check()
-        require(0 < self.shrinkage <= 1, "shrinkage", self.shrinkage, "give more than 0 and at most 1")
+    hidden: Widths = Field((1000,), description="widths of the random layers")
+    shrinkage: Annotated[float, Field(gt=0, le=1)] = Field(
+        1e-3, description="ε, how far the covariance goes towards a multiple of the identity"
+    )
 
 
 class SLDA(ClosedForm):
@@ -138,23 +136,19 @@ class SLDA(ClosedForm):
 
     def solve(self, sums: Sums) -> tuple[Tensor, Tensor]:
         covariance, epsilon = sums.within, self.settings.shrinkage
-        weight = solve_regularised((1 - epsilon) * covariance, epsilon * mean_variance(covariance), sums.means)
+        weight = solve_regularized((1 - epsilon) * covariance, epsilon * mean_variance(covariance), sums.means)
         return weight, (sums.count / sums.total).log() - 0.5 * (sums.means * weight).sum(0)
 
 
 class RidgeSettings(DenseSettings):
-    hidden: tuple[int, ...] = (5000,)
-    ridge: float = 1e-3
-
-    def check(self) -> None:
-        super().check()
-        require(self.ridge > 0, "ridge", self.ridge, "it must be above 0")
+    hidden: Widths = Field((5000,), description="widths of the random layers")
+    ridge: Positive = Field(1e-3, description="weight decay, relative to the features' mean variance")
 
 
 class Ridge(ClosedForm):
     """Ridge regression of one-hot labels with an intercept, on all data ever seen, through their moments:
 
-    W = (Ā + λI)⁻¹ B̄,   λ = ridge · tr Ā / D,   Ā and B̄ centred
+    W = (Ā + λI)⁻¹ B̄,   λ = ridge · tr Ā / D,   Ā and B̄ centered
 
     Read as N(f(x) | e_c, σ²I) with the residual variance σ², log p(c|x) = f_c(x)/σ² + const.
     """
@@ -170,7 +164,7 @@ class Ridge(ClosedForm):
         second = sums.second - torch.outer(mean, mean) * sums.total
         cross = sums.sums - torch.outer(mean, sums.count)
         added = self.settings.ridge * mean_variance(second)
-        weight = solve_regularised(second, added, cross)
+        weight = solve_regularized(second, added, cross)
         left = (sums.count * (1 - share)).sum() - (weight * cross).sum() - added * weight.square().sum()
         return weight, share - mean @ weight, left / (sums.total * len(share))
 

@@ -10,19 +10,21 @@ settings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.core.dictionary import Dictionary
 from ibpwf.core.factorize import factorize
-from ibpwf.lab.methods.dense import DenseSettings, Problem, seeded
+from ibpwf.lab.methods.dense import DenseSettings, Problem, Widths, seeded
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp
-from ibpwf.settings import Settings, require
-from ibpwf.training.method import Loss, TaskData
+from ibpwf.settings import Count, Positive, Settings, require
+from ibpwf.training.method import TaskData
+from ibpwf.training.objective import Loss, share_right
 from ibpwf.training.phase import Phase
 
 CERTAIN = 30.0
@@ -30,24 +32,29 @@ CERTAIN = 30.0
 
 
 class ConstWFSettings(DenseSettings):
-    """`nu` and `omega` count factors per layer; the others are IBP-WF's, its 10 + 5 epochs in one."""
+    """Beside its own, IBP-WF's settings, with its 10 + 5 epochs in one."""
 
-    hidden: tuple[int, ...] = (400,)
-    epochs: int = 15
-    batch_size: int = 32
-    nu: int = 200
-    omega: int = 40
-    heads: Literal["shared", "per-task"] = "shared"
-    strength_std: float = 0.316
-    inference: Literal["gaussian", "class-gaussian"] = "gaussian"
-    ridge: float = 1e-4
+    hidden: Widths = (400,)
+    epochs: Count = 15
+    batch_size: Count = 32
+    nu: Count = Field(200, description="ν, factors per layer of the first task")
+    omega: Annotated[int, Field(ge=0)] = Field(40, description="ω, new factors per layer of every later task")
+    heads: Literal["shared", "per-task"] = Field(
+        "shared", description="one head factorized like any other layer, or a dense one of its own for every task"
+    )
+    strength_std: Positive = Field(0.316, description="spread of the initial strengths r")
+    inference: Literal["gaussian", "class-gaussian"] = Field(
+        "gaussian", description="how the task is told from φ(x): a Gaussian per task, or one per class"
+    )
+    ridge: Positive = Field(1e-4, description="added to covariances, relative to the first task's variance")
 
-    def check(self) -> None:
-        super().check()
-        require(self.nu >= 1, "nu", self.nu, "give the first task at least 1 factor")
-        require(self.omega >= 0, "omega", self.omega, "it cannot be negative")
-        for name in ("strength_std", "ridge"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "it must be above 0")
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Settings as they were stored, by earlier versions too."""
+        now = dict(values)
+        if "gaussians" in now:
+            now["inference"] = {"task": "gaussian", "class": "class-gaussian"}[now.pop("gaussians")]
+        return cls(**now)
 
 
 class ConstantDictionary(Dictionary):
@@ -103,7 +110,8 @@ class ConstWF(IBPWF):
         return self._training.trainable(posterior=False)
 
     def loss(self, x: Tensor, y: Tensor) -> Loss:
-        return Loss(F.cross_entropy(self._training(x), y))
+        logits = self._training(x)
+        return Loss(F.cross_entropy(logits, y), accuracy=share_right(logits, y))
 
     def memory(self) -> dict[str, int]:
         """Bytes kept between tasks, by kind."""
@@ -112,21 +120,14 @@ class ConstWF(IBPWF):
         for tensors in self.state()[1].values():
             for name, tensor in tensors.items():
                 kind = name.partition("/")[0]
-                sizes[kinds.get(kind, kind)] += tensor.numel() * tensor.element_size()
+                sizes[kinds.get(kind, kind)] += tensor.nbytes
         return sizes
 
     def configuration(self) -> dict[str, Any]:
         """What `create` needs to make the same untrained method again."""
-        return {
-            "input_shape": list(self.problem.input_shape),
-            "outputs": self.problem.outputs,
-            "setting": self.problem.setting,
-            "settings": self.chosen.to_json(),
-            "seed": self.seed,
-        }
+        return {**self.problem.to_json(), "settings": self.chosen.to_json(), "seed": self.seed}
 
     @classmethod
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
-        problem = Problem(tuple(configuration["input_shape"]), configuration["outputs"], configuration["setting"])
         settings = ConstWFSettings.from_json(configuration["settings"])
-        return cls(problem, settings, seed=configuration["seed"], device=device)
+        return cls(Problem.from_json(configuration), settings, seed=configuration["seed"], device=device)

@@ -2,18 +2,20 @@
 
 Incremental task: the loss and the answer look only at the outputs of the task at hand (a head per task).
 Incremental class: they look at the outputs of all classes seen so far (one head for all). A baseline is trained
-anew for each of the two settings. Children override what makes them different, usually one or two functions.
+anew for each of the two settings. Children override what makes them different, usually one or two functions: what
+they add to the loss (`penalty`), what they set up before a task (`prepare`) and keep after it (`consolidate`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,40 +23,42 @@ from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.uncertainty import entropy
 from ibpwf.models import mlp, resnet20
-from ibpwf.settings import FrozenSettings, require
-from ibpwf.training.method import Loss, Method, TaskData
+from ibpwf.settings import Count, FrozenSettings, Positive, require
+from ibpwf.training.method import Method, TaskData
+from ibpwf.training.objective import Loss, share_right
 from ibpwf.training.phase import Phase
 
 ROWS_AT_ONCE = 4096
+Optimizer = Literal["adam", "sgd", "adagrad"]
+Widths = tuple[Count, ...]
 
 
 class DenseSettings(FrozenSettings):
-    """The paper's defaults for baselines on Split MNIST (appendix 'Experiment Setup').
+    """Settings of every baseline, with the paper's defaults for Split MNIST (appendix 'Experiment Setup')."""
 
-    `network`: "mlp" with `hidden` layers, or "resnet20" for images; `augment`: "crop-flip" moves and mirrors them;
-    `precision` of products and convolutions in training on a GPU.
-    """
+    hidden: Widths = Field((400, 400), description="widths of the hidden layers, where the network is an mlp")
+    network: Literal["mlp", "resnet20"] = Field("mlp", description="a multilayer perceptron, or a ResNet for images")
+    epochs: Count = Field(10, description="passes over a task's rows")
+    batch_size: Count = Field(128, description="rows in a mini-batch")
+    learning_rate: Positive = Field(1e-3, description="the optimizer's")
+    optimizer: Optimizer = Field("adam", description="torch's optimizer of that name")
+    augment: Literal["none", "crop-flip"] = Field(
+        "none", description="crop-flip: images are moved by up to four pixels and mirrored at random"
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of a GPU's products and convolutions in training"
+    )
 
-    hidden: tuple[int, ...] = (400, 400)
-    network: Literal["mlp", "resnet20"] = "mlp"
-    epochs: int = 10
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    optimizer: Literal["adam", "sgd", "adagrad"] = "adam"
-    augment: Literal["none", "crop-flip"] = "none"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """A child that only changes a default keeps the field's description."""
+        parent = cls.__mro__[1]
+        for name, field in cls.model_fields.items():
+            if field.description is None and issubclass(parent, DenseSettings) and name in parent.model_fields:
+                field.description = parent.model_fields[name].description
 
     def check(self) -> None:
-        super().check()
-        for name in ("epochs", "batch_size"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
-        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "it must be above 0")
-        require(
-            len(self.hidden) >= 1 and min(self.hidden, default=0) >= 1,
-            "hidden",
-            list(self.hidden),
-            "give the width of each hidden layer, such as [400,400]",
-        )
+        require(bool(self.hidden), "hidden", [], "give the width of each hidden layer, such as [400,400]")
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,17 @@ class Problem:
     def inputs(self) -> int:
         return int(torch.Size(self.input_shape).numel())
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        return cls(tuple(values["input_shape"]), values["outputs"], values["setting"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"input_shape": list(self.input_shape), "outputs": self.outputs, "setting": self.setting}
+
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A context in which torch's own initialisers draw from `seed` alone."""
+    """A context in which torch's own initializers draw from `seed` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -84,6 +95,7 @@ class DenseMethod(Method):
 
     settings_type: ClassVar[type[DenseSettings]] = DenseSettings
     stores: ClassVar[str] = "nothing"
+    keeps: ClassVar[tuple[str, ...]] = ()  # attributes, tensors or None, that must survive between tasks
     networks: ClassVar[tuple[str, ...]] = ("mlp", "resnet20")  # those it can train
 
     def __init__(
@@ -107,11 +119,12 @@ class DenseMethod(Method):
                 f"network is {self.settings.network}, which method '{self.name}' does not train; "
                 f"it trains: {', '.join(self.networks)}."
             )
+        self._device = torch.empty(0, device=device).device
         with seeded(seed):
             self.net = self.build().to(device)
         self.classes: list[tuple[int, ...]] = []
         self.current: TaskData | None = None
-        self._before: dict[str, Tensor] | None = None
+        self.previous: nn.Module | None = None  # while a task is learned, the network as it was before, frozen
 
     def build(self) -> nn.Module:
         """The network; called with torch's random numbers seeded."""
@@ -124,44 +137,57 @@ class DenseMethod(Method):
             return resnet20(classes=self.problem.outputs, in_channels=self.problem.input_shape[0])
         return mlp(self.problem.inputs, self.settings.hidden, self.problem.outputs)
 
-    def buffers(self) -> Sequence[Tensor]:
-        return list(self.net.buffers())
-
     @property
     def device(self) -> torch.device:
-        return next(self.net.parameters()).device
+        return self._device
+
+    @property
+    def template(self) -> nn.Module:
+        return self.net
 
     # Which outputs count
 
-    def first_column(self, task: int) -> int:
-        return sum(len(classes) for classes in self.known[:task])
-
     @property
     def known(self) -> list[tuple[int, ...]]:
-        """Classes of all tasks, the one being learnt included."""
+        """Classes of all tasks, the one being learned included."""
         return self.classes if self.current is None else [*self.classes, self.current.classes]
+
+    @property
+    def learned(self) -> int:
+        """How many outputs the finished tasks have."""
+        return sum(map(len, self.classes))
+
+    def own_columns(self, task: int) -> slice:
+        """The outputs of a task's own classes."""
+        first = sum(map(len, self.known[:task]))
+        return slice(first, first + len(self.known[task]))
 
     def columns(self, task: int) -> slice:
         """The outputs that compete in training and answering task `task` in this setting."""
-        end = self.first_column(task) + len(self.known[task])
-        if self.problem.setting == "class":
-            return slice(0, sum(len(classes) for classes in self.known))
-        return slice(self.first_column(task), end)
+        return self.own_columns(task) if self.problem.setting == "task" else slice(0, sum(map(len, self.known)))
 
     def target(self, y: Tensor, task: int) -> Tensor:
         """Labels counted from 0 within the task, as positions among `columns(task)`."""
-        return y + self.first_column(task) - (self.columns(task).start or 0)
+        first: int = self.own_columns(task).start - self.columns(task).start
+        return y + first
+
+    def silent(self, width: int) -> Tensor:
+        """Which of the first `width` outputs (columns) do not compete with an example's own class (rows)."""
+        silent = torch.ones(width, width, dtype=torch.bool, device=self.device)
+        for task in range(len(self.known)):
+            silent[self.own_columns(task), self.columns(task)] = False
+        return silent
 
     # Learning
 
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
-        if sum(map(len, self.classes)) + len(data.classes) > self.problem.outputs:
+        if self.learned + len(data.classes) > self.problem.outputs:
             raise InputError(
                 f"task '{data.name}' brings more classes than the {self.problem.outputs} the network has outputs "
                 "for; build the method for more classes."
             )
         self.current = data
-        self._before = copy.deepcopy(self.net.state_dict())
+        self.previous = copy.deepcopy(self.net).eval().requires_grad_(False)
         self.net.train()
         self.prepare(data)
         s = self.settings
@@ -179,37 +205,43 @@ class DenseMethod(Method):
     def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
         return [p for p in self.net.parameters() if p.requires_grad]
 
-    @property
-    def template(self) -> nn.Module:
-        return self.net
+    def buffers(self) -> Sequence[Tensor]:
+        return list(self.net.buffers())
 
     def loss(self, x: Tensor, y: Tensor) -> Loss:
         """Cross-entropy on the task plus the child's penalty."""
-        fit = self.fit(x, y)
-        penalty = self.penalty(x)
-        return Loss(fit + penalty, penalty)
+        outputs = self.outputs(x)
+        logits, target = self.competing(outputs, y)
+        penalty = self.penalty(x, outputs)
+        return Loss(F.cross_entropy(logits, target) + penalty, penalty, share_right(logits, target))
 
-    def fit(self, x: Tensor, y: Tensor) -> Tensor:
+    def outputs(self, x: Tensor) -> Tensor:
+        """What the network gives in training."""
+        out: Tensor = self.net(x)
+        return out
+
+    def competing(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs that compete for a label, and the label's position among them."""
         task = self.task.index
-        return F.cross_entropy(self.net(x)[:, self.columns(task)], self.target(y, task))
+        return outputs[:, self.columns(task)], self.target(y, task)
 
-    def penalty(self, x: Tensor) -> Tensor:
-        """What a child adds to the loss; `x` is the mini-batch."""
+    def penalty(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """What a child adds to the loss; `outputs` are the network's for the mini-batch `x`."""
         return torch.zeros((), device=x.device)
 
     def end_task(self, data: TaskData) -> None:
         self.consolidate(data)
         self.classes.append(data.classes)
-        self.current = self._before = None
+        self.current = self.previous = None
         self.net.eval()
 
     def consolidate(self, data: TaskData) -> None:
         """What a child keeps of a finished task. Must leave the method as it was if it fails."""
 
     def abandon_task(self) -> None:
-        if self._before is not None:
-            self.net.load_state_dict(self._before)
-        self.current = self._before = None
+        if self.previous is not None:
+            self.net.load_state_dict(self.previous.state_dict())
+        self.current = self.previous = None
         self.net.eval()
 
     # Answering
@@ -223,17 +255,14 @@ class DenseMethod(Method):
         """Outputs of the task's own classes."""
         self.net.eval()
         with torch.no_grad():
-            out = torch.cat([self.net(rows) for rows in torch.split(x, ROWS_AT_ONCE)])
-        first = self.first_column(task)
-        return out[:, first : first + len(self.classes[task])]
+            return torch.cat([self.net(rows) for rows in torch.split(x, ROWS_AT_ONCE)])[:, self.own_columns(task)]
 
     def class_log_probabilities(self, x: Tensor) -> Tensor:
         """log p over all classes seen so far, N×C (incremental class)."""
         self.net.eval()
-        seen = sum(map(len, self.classes))
         with torch.no_grad():
-            parts = [self.net(rows)[:, :seen].double().log_softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)]
-        return torch.cat(parts)
+            parts = [self.net(rows)[:, : self.learned].double() for rows in torch.split(x, ROWS_AT_ONCE)]
+        return torch.cat(parts).log_softmax(1)
 
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
         if task is None and self.problem.setting == "task":
@@ -248,28 +277,19 @@ class DenseMethod(Method):
             probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
             for t in torch.unique(task).tolist():
                 rows = (task == t).nonzero().flatten()
-                first = self.first_column(t)
-                here = slice(first, first + len(self.classes[t]))
-                probabilities[rows, here] = self.logits(x[rows], t).double().softmax(1)
+                probabilities[rows, self.own_columns(t)] = self.logits(x[rows], t).double().softmax(1)
         return class_prediction(probabilities, columns, len(self.classes), task)
 
     # Storing
 
     def configuration(self) -> dict[str, Any]:
         """What `create` needs to make the same untrained method again."""
-        return {
-            "input_shape": list(self.problem.input_shape),
-            "outputs": self.problem.outputs,
-            "setting": self.problem.setting,
-            "settings": self.settings.to_json(),
-            "seed": self.seed,
-        }
+        return {**self.problem.to_json(), "settings": self.settings.to_json(), "seed": self.seed}
 
     @classmethod
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
-        problem = Problem(tuple(configuration["input_shape"]), configuration["outputs"], configuration["setting"])
         settings = cls.settings_type.from_json(configuration["settings"])
-        return cls(problem, settings, seed=configuration["seed"], device=device)
+        return cls(Problem.from_json(configuration), settings, seed=configuration["seed"], device=device)
 
     def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         content: dict[str, Any] = {"classes": [list(classes) for classes in self.classes]}
@@ -277,10 +297,13 @@ class DenseMethod(Method):
 
     def kept(self) -> dict[str, Tensor]:
         """The child's own tensors that must survive between tasks, by name."""
-        return {}
+        found = {name: getattr(self, name) for name in self.keeps}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def load_kept(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `kept`; tensors are on the method's device, `self.classes` is in place."""
+        for name in self.keeps:
+            setattr(self, name, tensors.get(name))
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.net.load_state_dict(dict(files["network"]))
@@ -293,21 +316,24 @@ class DenseMethod(Method):
 
     def memory(self) -> dict[str, int]:
         """Bytes kept between tasks, by kind; the network itself is `network`."""
-        sizes = {"network": sum(t.numel() * t.element_size() for t in self.net.state_dict().values())}
-        kept = sum(t.numel() * t.element_size() for t in self.kept().values())
-        return {**sizes, "kept": kept} if kept else sizes
+        return {"network": total_bytes(self.net.state_dict().values())} | {
+            name: tensor.nbytes for name, tensor in self.kept().items()
+        }
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def class_prediction(
     probabilities: Tensor, columns: tuple[tuple[int, int], ...], tasks: int, task: Tensor | None
 ) -> Prediction:
     """A `Prediction` from class probabilities; the task of a row is its best class's where none was given."""
-    owner = torch.tensor([t for t, _ in columns], device=probabilities.device)
+    owner, label = torch.tensor(columns, device=probabilities.device).unbind(1)
     best = probabilities.argmax(1)
-    labels = torch.tensor([label for _, label in columns], device=probabilities.device)[best]
     per_task = torch.stack([probabilities[:, owner == t].sum(1) for t in range(tasks)], 1)
     return Prediction(
-        labels=labels,
+        labels=label[best],
         probabilities=probabilities,
         classes=columns,
         task=owner[best] if task is None else task,

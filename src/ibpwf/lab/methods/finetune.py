@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from ibpwf.lab.methods.dense import DenseMethod, DenseSettings
+from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Optimizer
+from ibpwf.settings import Positive
 
 
 class SGDSettings(DenseSettings):
-    learning_rate: float = 1e-2
-    optimizer: Literal["adam", "sgd", "adagrad"] = "sgd"
-
-
-class AdagradSettings(DenseSettings):
-    optimizer: Literal["adam", "sgd", "adagrad"] = "adagrad"
+    learning_rate: Positive = 1e-2
+    optimizer: Optimizer = "sgd"
 
 
 class SGD(DenseMethod):
@@ -25,6 +22,10 @@ class SGD(DenseMethod):
 class Adam(DenseMethod):
     name: ClassVar[str] = "adam"
     summary: ClassVar[str] = "fine-tuning with Adam"
+
+
+class AdagradSettings(DenseSettings):
+    optimizer: Optimizer = "adagrad"
 
 
 class Adagrad(DenseMethod):

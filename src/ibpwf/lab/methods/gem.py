@@ -17,17 +17,17 @@ Lopez-Paz and Ranzato (2017), 'Gradient Episodic Memory for Continual Learning',
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from scipy.optimize import nnls
-from torch import Tensor, nn
+from torch import Tensor
 
 from ibpwf.lab.methods.dense import DenseSettings
-from ibpwf.lab.methods.linear_layers import only_linear, slopes_and_inputs
+from ibpwf.lab.methods.example_gradients import gradients_and_inputs, only_linear
 from ibpwf.lab.methods.rehearsal import MemoryMethod, MemorySettings
-from ibpwf.settings import require
+from ibpwf.settings import NotNegative
 from ibpwf.training.method import TaskData
 
 PIECE = 1024
@@ -38,19 +38,16 @@ NO_LENGTH = 1e-10
 
 
 class GEMSettings(MemorySettings):
-    """`margin` is γ, how hard to pull towards the earlier tasks whenever a step would harm one."""
-
-    margin: float = 0.5
-
-    def check(self) -> None:
-        super().check()
-        require(self.margin >= 0, "margin", self.margin, "it cannot be negative")
+    margin: NotNegative = Field(
+        0.5, description="γ, how hard to pull towards the earlier tasks whenever a step would harm one"
+    )
 
 
 class GEM(MemoryMethod):
     name: ClassVar[str] = "gem"
     summary: ClassVar[str] = "turns each step so that it does not harm any earlier task's stored examples"
     settings_type: ClassVar[type[DenseSettings]] = GEMSettings
+    settings: GEMSettings
     decides_on_host = True  # whether and how far to turn
 
     def prepare(self, data: TaskData) -> None:
@@ -70,9 +67,14 @@ class GEM(MemoryMethod):
             self._old_gradients_at_once()
         else:
             for row, part in zip(self._gradients, self._stored, strict=False):
-                torch.cat(flat(torch.autograd.grad(self.stored_loss(*part), list(self._moving.values()))), out=row)
-        torch.cat(flat([moved(p) for p in self._moving.values()]), out=self._gradients[-1])
+                found = torch.autograd.grad(self.stored_loss(*part), list(self._moving.values()))
+                torch.cat([gradient.flatten() for gradient in found], out=row)
+        torch.cat([gradient.flatten() for gradient in self._found()], out=self._gradients[-1])
         self._products = inner_products(self._rows)
+
+    def _found(self) -> list[Tensor]:
+        """The gradients that the mini-batch gave the parameters."""
+        return [p.grad for p in self._moving.values() if p.grad is not None]
 
     def _old_gradients_at_once(self) -> None:
         """All stored examples go through the network together; G_k of a layer is then δᵀa over those of task k."""
@@ -80,26 +82,23 @@ class GEM(MemoryMethod):
         counts = [len(y) for _, y, _ in self._stored]
         share = torch.cat([torch.full((count,), 1 / count, device=self.device) for count in counts])
         x, y, task = self.examples.x, self.examples.y, self.examples.task
-
-        def total(outputs: Tensor) -> Tensor:
-            return torch.dot(self.stored_losses(outputs, y, task), share)
-
-        seen = slopes_and_inputs(self.net, x, total)
+        seen = gradients_and_inputs(
+            self.net, x, lambda outputs: torch.dot(self.stored_losses(outputs, y, task), share)
+        )
         place = 0
         for name, parameter in self._moving.items():
             layer, _, part = name.rpartition(".")
-            slopes, inputs = (torch.split(tensor, counts) for tensor in seen[layer])
-            for row, slope, a in zip(self._gradients, slopes, inputs, strict=False):
+            gradients, inputs = (torch.split(tensor, counts) for tensor in seen[layer])
+            for row, gradient, a in zip(self._gradients, gradients, inputs, strict=False):
                 mine = row[place : place + parameter.numel()]
                 if part == "weight":
-                    torch.mm(slope.T, a, out=mine.view_as(parameter))
+                    torch.mm(gradient.T, a, out=mine.view_as(parameter))
                 else:
-                    torch.sum(slope, 0, out=mine)
+                    torch.sum(gradient, 0, out=mine)
             place += parameter.numel()
 
     def on_host(self) -> None:
         """Put the projected gradient in the place of the mini-batch's."""
-        assert isinstance(self.settings, GEMSettings)
         if not self._stored:
             return
         products = self._products.cpu()
@@ -107,19 +106,9 @@ class GEM(MemoryMethod):
         if weights is None:
             return
         turned = torch.addmv(self._gradients[-1], self._gradients[:-1].T, weights.to(self._rows))
-        sizes = [p.numel() for p in self._moving.values()]
-        for parameter, part in zip(self._moving.values(), torch.split(turned, sizes), strict=True):
-            moved(parameter).copy_(part.view_as(parameter))
-
-
-def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.flatten() for tensor in tensors]
-
-
-def moved(parameter: nn.Parameter) -> Tensor:
-    """The gradient that the mini-batch gave a parameter."""
-    assert parameter.grad is not None
-    return parameter.grad
+        found = self._found()
+        for gradient, part in zip(found, torch.split(turned, [g.numel() for g in found]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def inner_products(rows: Tensor) -> Tensor:
@@ -132,23 +121,18 @@ def inner_products(rows: Tensor) -> Tensor:
     return torch.bmm(pieces, pieces[:, :-1].transpose(1, 2)).sum(0, dtype=torch.float64)
 
 
-def project(gradient: Tensor, old: Tensor, margin: float = 0.0) -> Tensor:
-    """g̃ for a gradient g and the earlier tasks' gradients, the rows of `old`; g itself if it harms none of them."""
-    exact = old.double()
-    weights = turning_weights(exact @ exact.T, exact @ gradient.double(), margin)
-    return gradient if weights is None else gradient + weights.to(gradient) @ old
-
-
-def turning_weights(gram: Tensor, products: Tensor, margin: float) -> Tensor | None:
-    """v of g̃ = g + Gᵀv, from GGᵀ and Gg; None where g harms no earlier task."""
+def turning_weights(
+    gram: Tensor, products: Tensor, margin: float, precision: torch.dtype = torch.float32
+) -> Tensor | None:
+    """v of g̃ = g + Gᵀv, from GGᵀ and Gg of gradients of this `precision`; None where g harms no earlier task."""
     finite = bool(torch.isfinite(products).all() and torch.isfinite(gram).all())
     if not finite or not bool((products < 0).any()):  # the loop stops at a loss that is not a number
         return None
-    return dual(gram, products, margin)
+    return dual(gram, products, margin, precision)
 
 
-def dual(gram: Tensor, products: Tensor, margin: float, precision: torch.dtype = torch.float32) -> Tensor:
-    """The v ≥ γ that minimises ½ vᵀ GGᵀ v + gᵀGᵀ v, from GGᵀ and Gg.
+def dual(gram: Tensor, products: Tensor, margin: float, precision: torch.dtype) -> Tensor:
+    """The v ≥ γ that minimizes ½ vᵀ GGᵀ v + gᵀGᵀ v, from GGᵀ and Gg.
 
     With v = γ + u and any R with RᵀR = GGᵀ this is a non-negative least squares problem, min over u ≥ 0 of
     ‖Ru + R⁻ᵀ(Gg + γ GGᵀ1)‖². SciPy's `nnls` (Lawson and Hanson's active set method) solves it exactly in a finite

@@ -14,12 +14,14 @@ from itertools import pairwise
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from ibpwf.lab.methods.bounds import Separate
-from ibpwf.lab.methods.dense import DenseSettings
-from ibpwf.settings import require
+from ibpwf.lab.methods.dense import DenseSettings, Widths
+from ibpwf.lab.methods.expansion import Separate
+from ibpwf.settings import Count, Positive
 from ibpwf.training.method import TaskData
+from ibpwf.training.objective import Loss, share_right
 from ibpwf.training.phase import Phase
 
 VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -27,20 +29,11 @@ VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
 class GenClassifierSettings(DenseSettings):
-    """`hidden` are the encoder's layers, in reverse the decoder's; `latent` the size of z; `sigma` the deviation of
-    x from what is decoded, in x's own units; `samples` is S. The learning rate falls along half a cosine."""
-
-    hidden: tuple[int, ...] = (85, 85)
-    learning_rate: float = 3e-3
-    latent: int = 10
-    sigma: float = 0.65
-    samples: int = 20
-
-    def check(self) -> None:
-        super().check()
-        require(self.sigma > 0, "sigma", self.sigma, "it must be above 0")
-        for name in ("latent", "samples"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
+    hidden: Widths = Field((85, 85), description="widths of the encoder's hidden layers, in reverse the decoder's")
+    learning_rate: Positive = Field(3e-3, description="at the start; it falls along half a cosine")
+    latent: Count = Field(10, description="size of z")
+    sigma: Positive = Field(0.65, description="deviation of x from what is decoded, in x's own units")
+    samples: Count = Field(20, description="S, draws of z in an answer")
 
 
 class PerClass(nn.Module):
@@ -114,11 +107,11 @@ class GenClassifier(Separate):
     def generators(self) -> Sequence[torch.Generator]:
         return (self._noise,)
 
-    def fit(self, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, x: Tensor, y: Tensor) -> Loss:
         """−ELBO of every row under its own class's VAE, one sample each."""
         noise = torch.randn(len(x), 1, self.settings.latent, generator=self._noise, device=x.device)
         elbo = self.vaes(self.task.index).log_weights(x, noise).squeeze(2)
-        return -elbo.gather(0, y.unsqueeze(0)).mean()
+        return Loss(-elbo.gather(0, y.unsqueeze(0)).mean(), accuracy=share_right(elbo.T, y))
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """log p_c(x) for the classes of a task. All rows and classes share the S draws of noise, so an answer does

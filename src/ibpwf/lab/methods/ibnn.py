@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
@@ -20,30 +21,23 @@ from ibpwf.core.distributions import concrete_sample, kl_concrete, kl_kumaraswam
 from ibpwf.core.prior import expected_probabilities, logit_from_log, stick_log_pi
 from ibpwf.inference.uncertainty import entropy
 from ibpwf.lab.methods.bayesian_layers import BayesianMLP, Weights
-from ibpwf.lab.methods.dense import DenseSettings
+from ibpwf.lab.methods.dense import DenseSettings, Widths
 from ibpwf.lab.methods.vcl import VCL, VCLSettings
-from ibpwf.settings import require
+from ibpwf.settings import Count, Positive
 from ibpwf.training.method import Counts
 
 
 class IBNNSettings(VCLSettings):
-    """`alpha` of the IBP (how many units of a layer the prior expects in use), `temperature` of the relaxation.
-
-    `infer_task`, in the class setting: "none" trains one head for all classes; "entropy" trains a head per task
-    and answers with the head whose answer has the lowest entropy; "batch-entropy" has all rows that are asked
-    together share one head, as Kessler et al. do for their numbers: it presumes that they come from one task.
-    """
-
-    hidden: tuple[int, ...] = (100,)
-    epochs: int = 5
-    alpha: float = 50.0
-    temperature: float = 0.7
-    infer_task: Literal["none", "entropy", "batch-entropy"] = "none"
-
-    def check(self) -> None:
-        super().check()
-        for name in ("alpha", "temperature"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "it must be above 0")
+    hidden: Widths = (100,)
+    epochs: Count = 5
+    alpha: Positive = Field(50.0, description="of the IBP: how many units of a layer the prior expects in use")
+    temperature: Positive = Field(0.7, description="of the relaxed selection of units")
+    infer_task: Literal["none", "entropy", "batch-entropy"] = Field(
+        "none",
+        description="in the class setting, 'none' trains one head for all classes; 'entropy' trains a head per task "
+        "and answers with the one of lowest entropy; 'batch-entropy' has all rows that are asked together share one "
+        "head, as Kessler et al. do for their numbers: it presumes that they come from one task",
+    )
 
 
 def uniform(shape: Sequence[int], like: Tensor, noise: Generator) -> Tensor:
@@ -77,10 +71,10 @@ class UnitSelection(nn.Module):
         return kl_kumaraswamy(self.log_c.exp(), self.log_d.exp(), *self.prior).sum()
 
     @torch.no_grad()
-    def take_prior(self, learnt: int) -> None:
-        """q(v) becomes p(v), which is Beta(α, 1) before anything was learnt."""
+    def take_prior(self, learned: int) -> None:
+        """q(v) becomes p(v), which is Beta(α, 1) before anything was learned."""
         first = torch.full_like(self.log_c, self.alpha), torch.ones_like(self.log_d)
-        self.prior = (self.log_c.exp(), self.log_d.exp()) if learnt else first
+        self.prior = (self.log_c.exp(), self.log_d.exp()) if learned else first
 
 
 class IndianBuffetMLP(BayesianMLP):
@@ -114,10 +108,10 @@ class IndianBuffetMLP(BayesianMLP):
         buffet = [selection.selection_kl(noise) + selection.stick_kl() for selection in self.selected()]
         return super().kl(outputs, noise) + torch.stack(buffet).sum()
 
-    def take_prior(self, learnt: int) -> None:
-        super().take_prior(learnt)
+    def take_prior(self, learned: int) -> None:
+        super().take_prior(learned)
         for selection in self.selected():
-            selection.take_prior(learnt)
+            selection.take_prior(learned)
 
 
 class IBNN(VCL):
@@ -139,10 +133,7 @@ class IBNN(VCL):
 
     def columns(self, task: int) -> slice:
         """A task's own outputs where its head is to be inferred."""
-        if self.settings.infer_task == "none":
-            return super().columns(task)
-        first = self.first_column(task)
-        return slice(first, first + len(self.known[task]))
+        return super().columns(task) if self.settings.infer_task == "none" else self.own_columns(task)
 
     def class_log_probabilities(self, x: Tensor) -> Tensor:
         if self.settings.infer_task == "none":

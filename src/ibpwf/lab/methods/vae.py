@@ -2,7 +2,7 @@
 
     log p(x) ≥ ELBO(x) = E_{q(z|x)} log p(x|z) − KL(q(z|x) ‖ N(0, I)),      q(z|x) = N(mean, diag(variance))
 
-Examples come normalised, but a pixel is a share of ink: its values fill a range and heap up at both ends of it. So
+Examples come normalized, but a pixel is a share of ink: its values fill a range and heap up at both ends of it. So
 values are mapped from the range of the first task's data to u ∈ [0, 1], where each is the mean of a Bernoulli
 variable, as is usual for such images:
 

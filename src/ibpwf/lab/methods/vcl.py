@@ -13,20 +13,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.inference.prediction import Prediction
 from ibpwf.lab.methods.bayesian_layers import BayesianMLP
-from ibpwf.lab.methods.buffer import shares
-from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings
-from ibpwf.settings import require
+from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, total_bytes
+from ibpwf.lab.methods.rehearsal import shares
+from ibpwf.settings import Count, NotNegative, Positive, require
 from ibpwf.training.loop import fit_steps
-from ibpwf.training.method import Loss, TaskData
-from ibpwf.training.objective import Fit
+from ibpwf.training.method import TaskData
+from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
 from ibpwf.training.rows import Rows, TensorRows
 
@@ -34,22 +35,16 @@ LIKELIHOOD = "likelihood"
 
 
 class VCLSettings(DenseSettings):
-    """`likelihood_epochs` of maximum likelihood before the first task, `samples` of the posterior averaged in an
-    answer, `prior_std` of the first prior.
-
-    The paper says 50 epochs and names no batch. At 128 a batch that is too long: the posterior widens towards the
-    prior and lets go of old tasks, so the default is shorter."""
-
-    epochs: int = 8
-    likelihood_epochs: int = 3
-    samples: int = 20
-    prior_std: float = 1.0
-
-    def check(self) -> None:
-        super().check()
-        require(self.likelihood_epochs >= 0, "likelihood_epochs", self.likelihood_epochs, "give 0 or more")
-        require(self.samples >= 1, "samples", self.samples, "give at least 1")
-        require(self.prior_std > 0, "prior_std", self.prior_std, "it must be above 0")
+    epochs: Count = Field(
+        8,
+        description="passes over a task's rows; the paper says 50 and names no batch, but at 128 a batch that is too "
+        "long: the posterior widens towards the prior and lets go of old tasks",
+    )
+    likelihood_epochs: Annotated[int, Field(ge=0)] = Field(
+        3, description="passes of maximum likelihood before the first task"
+    )
+    samples: Count = Field(20, description="networks drawn from the posterior and averaged in an answer")
+    prior_std: Positive = Field(1.0, description="σ of the first prior")
 
 
 class VCL(DenseMethod):
@@ -77,13 +72,8 @@ class VCL(DenseMethod):
 
     def prepare(self, data: TaskData) -> None:
         self.noise = data.generator("noise", self.device)
-        self.examples_trained = len(data.y)
-        self.net.take_prior(self.learnt)
-
-    @property
-    def learnt(self) -> int:
-        """How many outputs have been learnt."""
-        return sum(map(len, self.classes))
+        self.examples_trained = len(data.rows)
+        self.net.take_prior(self.learned)
 
     def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
         self.bayesian = phase.name != LIKELIHOOD
@@ -92,15 +82,14 @@ class VCL(DenseMethod):
     def generators(self) -> Sequence[torch.Generator]:
         return (self.noise,)
 
-    def fit(self, x: Tensor, y: Tensor) -> Tensor:
-        task = self.task.index
-        logits = self.net(x, self.noise if self.bayesian else None)
-        return F.cross_entropy(logits[:, self.columns(task)], self.target(y, task))
+    def outputs(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x, self.noise if self.bayesian else None)
+        return out
 
-    def penalty(self, x: Tensor) -> Tensor:
+    def penalty(self, x: Tensor, outputs: Tensor) -> Tensor:
         if not self.bayesian:
-            return super().penalty(x)
-        return self.net.kl(self.learnt + len(self.task.classes), self.noise) / self.examples_trained
+            return super().penalty(x, outputs)
+        return self.net.kl(self.learned + len(self.task.classes), self.noise) / self.examples_trained
 
     # Answering
 
@@ -125,28 +114,19 @@ class VCL(DenseMethod):
         return total / self._samples
 
     def logits(self, x: Tensor, task: int) -> Tensor:
-        first = self.first_column(task)
-        return self.mean_probabilities(x, slice(first, first + len(self.classes[task]))).log()
+        return self.mean_probabilities(x, self.own_columns(task)).log()
 
     def class_log_probabilities(self, x: Tensor) -> Tensor:
-        return self.mean_probabilities(x, slice(0, self.learnt)).log()
+        return self.mean_probabilities(x, slice(0, self.learned)).log()
 
 
 class VCLCoresetSettings(VCLSettings):
-    """`memory_size` examples in all, shared evenly by the tasks seen; `coreset_epochs` over them before answering,
-    with `coreset_kl_weight` on the KL (1 is the bound itself)."""
-
-    memory_size: int = 400
-    selection: Literal["random", "k-center"] = "random"
-    coreset_epochs: int = 100
-    coreset_kl_weight: float = 0.1
-
-    def check(self) -> None:
-        super().check()
-        require(self.memory_size >= 1, "memory_size", self.memory_size, "give at least 1 example, or use method vcl")
-        require(self.coreset_epochs >= 1, "coreset_epochs", self.coreset_epochs, "give at least 1")
-        weight = self.coreset_kl_weight
-        require(weight >= 0, "coreset_kl_weight", weight, "it cannot be negative; 1 is the bound itself")
+    memory_size: Count = Field(400, description="examples kept in all, shared evenly by the tasks seen")
+    selection: Literal["random", "k-center"] = Field(
+        "random", description="which examples are kept: any, or each the farthest from those before it"
+    )
+    coreset_epochs: Count = Field(100, description="passes over the kept examples before answering")
+    coreset_kl_weight: NotNegative = Field(0.1, description="of the KL while they are learned; 1 is the bound itself")
 
 
 class VCLCoreset(VCL):
@@ -167,51 +147,46 @@ class VCLCoreset(VCL):
         return self.answerer or self.net
 
     def prepare(self, data: TaskData) -> None:
-        share = shares(self.settings.memory_size, len(self.classes) + 1)[-1]
-        remedy = f"task '{data.name}' has {len(data.y)} examples and some must be left to train on; keep fewer"
-        require(share < len(data.y), "memory_size", self.settings.memory_size, remedy)
+        rows = len(data.rows)
+        share = shares(self.settings.memory_size, data.index + 1)[-1]
+        remedy = f"task '{data.name}' has {rows} examples and some must be left to train on; keep fewer"
+        require(share < rows, "memory_size", self.settings.memory_size, remedy)
         super().prepare(data)
         choice = data.generator("coreset")
         if self.settings.selection == "k-center":
-            start = int(torch.randint(len(data.y), (), generator=choice))
-            self.held_out = k_center(data.x, share, start)
+            self.held_out = k_center(data.x, share, int(torch.randint(rows, (), generator=choice)))
         else:
-            self.held_out = torch.randperm(len(data.y), generator=choice)[:share].to(self.device)
-        rest = torch.ones(len(data.y), dtype=torch.bool, device=self.device)
-        rest[self.held_out] = False
-        self.rest = rest.nonzero().flatten()
-        self.examples_trained = len(self.rest)
+            self.held_out = torch.randperm(rows, generator=choice)[:share].to(self.device)
+        self.examples_trained = rows - share
 
     def rows_to_train(self, data: TaskData) -> Rows:
         """Those not in the coreset."""
-        return TensorRows(data.x[self.rest], data.y[self.rest])
+        x, y = data.rows.tensors()
+        rest = torch.ones(len(y), dtype=torch.bool, device=self.device)
+        rest[self.held_out] = False
+        return TensorRows(x[rest], y[rest])
 
     def consolidate(self, data: TaskData) -> None:
-        new = data.x[self.held_out], data.y[self.held_out] + self.learnt
-        sizes = shares(self.settings.memory_size, len(self.known))
-        pairs = zip((*self.examples, new), sizes, strict=True)
-        examples = tuple((x[:size].clone(), y[:size].clone()) for (x, y), size in pairs)
+        x, y = data.rows.tensors()
+        parts = (*self.examples, (x[self.held_out], y[self.held_out] + self.learned))
+        sizes = shares(self.settings.memory_size, len(parts))
+        examples = tuple((x[:size].clone(), y[:size].clone()) for (x, y), size in zip(parts, sizes, strict=True))
         self.answerer = self.refined(data, examples)
         self.examples = examples
 
     def refined(self, data: TaskData, examples: Sequence[tuple[Tensor, Tensor]]) -> BayesianMLP:
-        """A copy of the posterior that has learnt the coreset, starting from and held to the posterior itself."""
+        """A copy of the posterior that has learned the coreset, starting from and held to the posterior itself."""
         x, y = (torch.cat(parts) for parts in zip(*examples, strict=True))
-        outputs = sum(map(len, self.known))
+        s, outputs = self.settings, sum(map(len, self.known))
         net, noise = copy.deepcopy(self.net), data.generator("refine", self.device)
         net.take_prior(outputs)
-        rivals = torch.zeros(outputs, outputs, dtype=torch.bool, device=self.device)
-        for task, classes in enumerate(self.known):
-            first = self.first_column(task)
-            rivals[first : first + len(classes), self.columns(task)] = True
+        silent, weight = self.silent(outputs), s.coreset_kl_weight / len(y)
 
         def loss(x: Tensor, y: Tensor) -> Loss:
             kl = net.kl(outputs, noise) * weight
-            logits = net(x, noise)[:, :outputs].masked_fill(~rivals[y], -torch.inf)
+            logits = net(x, noise)[:, :outputs].masked_fill(silent[y], -torch.inf)
             return Loss(F.cross_entropy(logits, y) + kl, kl)
 
-        s = self.settings
-        weight = s.coreset_kl_weight / len(y)
         phase = Phase("coreset", s.coreset_epochs, s.batch_size, s.learning_rate, s.optimizer)
         fit = Fit(list(net.parameters()), loss, generators=(noise,), tf32=self.tf32)
         for _ in fit_steps(fit, phase, TensorRows(x, y), data.generator("order"), f"the coreset of '{data.name}'"):
@@ -231,19 +206,18 @@ class VCLCoreset(VCL):
         self.examples = tuple((tensors[f"examples/{t}/x"], tensors[f"examples/{t}/y"]) for t in tasks)
         if self.classes:
             self.answerer = copy.deepcopy(self.net)
-            names = self.net.state_dict()
-            self.answerer.load_state_dict({name: tensors[f"posterior/{name}"] for name in names})
+            self.answerer.load_state_dict({name: tensors[f"posterior/{name}"] for name in self.net.state_dict()})
 
     def memory(self) -> dict[str, int]:
-        sizes = {"examples": 0, "posterior": 0}
-        for name, tensor in self.kept().items():
-            sizes[name.partition("/")[0]] += tensor.numel() * tensor.element_size()
-        return {"network": super().memory()["network"], **sizes}
+        kept = self.kept()
+        examples = total_bytes(tensor for name, tensor in kept.items() if name.startswith("examples/"))
+        posterior = total_bytes(kept.values()) - examples
+        return {"network": super().memory()["network"], "examples": examples, "posterior": posterior}
 
 
 def k_center(x: Tensor, count: int, start: int) -> Tensor:
     """Rows of x, each the farthest from those before it, beginning with `start` (Gonzalez, 1985): any first k of
-    them leave no row farther from its nearest centre than twice what k centres can do at best."""
+    them leave no row farther from its nearest center than twice what k centers can do at best."""
     x = x.flatten(1)
     chosen = []
     distance = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ibpwf.errors import InputError
-from ibpwf.lab.methods.buffer import ExampleMemory, check_size, remember, shares
+from ibpwf.lab.methods.rehearsal import ExampleMemory, check_size, remember, shares
 from ibpwf.training.method import TaskData
 
 
@@ -139,19 +139,19 @@ def test_shares_add_up_to_the_size(size, tasks):
 
 def test_a_memory_larger_than_the_data_is_refused_with_what_would_fit():
     with pytest.raises(InputError, match=r"memory_size is 11.*only 10 examples; give at most 10\."):
-        check_size("memory_size", 11, task_data(0, [5, 5]))
-    check_size("memory_size", 10, task_data(0, [5, 5]))
+        check_size(11, task_data(0, [5, 5]))
+    check_size(10, task_data(0, [5, 5]))
     with pytest.raises(InputError, match=r"memory_size is 40.*would keep 13.*only 10"):
-        check_size("memory_size", 40, task_data(2, [5, 5]))
+        check_size(40, task_data(2, [5, 5]))
     with pytest.raises(InputError, match=r"memory_size is 2, too small for 3 tasks"):
-        check_size("memory_size", 2, task_data(2, [5, 5]))
+        check_size(2, task_data(2, [5, 5]))
 
 
 @given(st.integers(1, 30), st.integers(0, 6), st.integers(1, 30))
 def test_the_size_an_error_recommends_is_accepted(size, index, examples):
     data = task_data(index, [examples])
     try:
-        check_size("memory_size", size, data)
+        check_size(size, data)
     except InputError as error:
         if "give at most" in str(error):
-            check_size("memory_size", int(str(error).rstrip(".").split()[-1]), data)
+            check_size(int(str(error).rstrip(".").split()[-1]), data)
