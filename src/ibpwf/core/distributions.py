@@ -28,7 +28,7 @@ def log1mexp(log_y: Tensor) -> Tensor:
     """
     low, high = (-60.0, 6.5) if log_y.dtype == torch.float64 else (-15.0, 4.38)
     inner = log_y.clamp(low, high)
-    return log_y.clamp(max=high) - inner - torch.log1p(1 / torch.expm1(inner.exp()))
+    return torch.where(log_y < low, log_y, -torch.log1p(1 / torch.expm1(inner.exp())))
 
 
 def log_kumaraswamy_sample(c: Tensor, d: Tensor, noise: Tensor) -> Tensor:
@@ -121,7 +121,8 @@ def log_series(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
     h = e / scale
     inner = h.clamp(max=80)
     log_rate = torch.log(-log1mexp(inner.log())) + (inner - h)  # log(-log(1 - e^-h)), which is -h for large h
-    log1m = log1mexp(log_rate - log_x.abs())
+    first = log_x <= 0
+    log1m = log1mexp(log_rate - torch.where(first, -log_x, log_x))  # |log x|, with a derivative at 0
     mean = -(torch.exp(log_weight - e) * log1m).sum(0)
     mass = torch.exp(log_weight + scale * log1m).sum(0) / scale
-    return torch.where(log_x <= 0, mean, mass).to(a.dtype)
+    return torch.where(first, mean, mass).to(a.dtype)
