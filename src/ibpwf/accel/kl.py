@@ -39,10 +39,9 @@ def _kernels() -> ModuleType | None:
     return kernels
 
 
-def _float32(first: Posterior | Tensor, second: StickPrior | Tensor, *others: Any) -> bool:
-    """Of either function: numbers as training has them, on a CPU or where there are kernels."""
-    logit = first.logit if isinstance(first, Posterior) else first
-    return logit.dtype == torch.float32 and (not logit.is_cuda or _kernels() is not None)
+def _float32(q: Posterior, p: StickPrior, noise: Tensor, mask: Tensor, terms: int | None) -> bool:
+    """Numbers as training has them, on a CPU or where there are kernels."""
+    return q.logit.dtype == torch.float32 and (not q.logit.is_cuda or _kernels() is not None)
 
 
 class _PosteriorKL(torch.autograd.Function):
@@ -155,33 +154,28 @@ def polygammas(z: Numbers) -> tuple[Numbers, Numbers]:
 
 
 class _SampledScores(torch.autograd.Function):
-    """λ = r · sigmoid((logit π̄ + noise) / τ); on a GPU from uniform numbers, one kernel each way."""
+    """λ = r · sigmoid((logit π̄ + noise) / τ) from uniform numbers, one kernel each way."""
 
     @staticmethod
     def forward(ctx: Any, strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
-        kernels = _kernels() if logit.is_cuda else None
-        if kernels is not None:
-            scores: Tensor
-            scores, b = kernels.scores_from(strength, logit, temperature, uniform)
-        else:
-            b = torch.sigmoid((logit + torch.logit(uniform, eps=1e-7)) / temperature)
-            scores = strength * b
+        scores: Tensor
+        scores, b = _kernels().scores_from(strength, logit, temperature, uniform)  # type: ignore[union-attr]
         ctx.save_for_backward(strength, b, temperature)
         return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        strength, b, temperature = ctx.saved_tensors
-        kernels = _kernels() if b.is_cuda else None
-        if kernels is not None:
-            by_strength, by_logit = kernels.scores_gradients(strength, b, temperature, grad)
-            return by_strength, by_logit, None, None
-        by_strength = grad * b
-        return by_strength, (1 - b).mul_(strength).mul_(by_strength).div_(temperature), None, None
+        by_strength, by_logit = _kernels().scores_gradients(*ctx.saved_tensors, grad)  # type: ignore[union-attr]
+        return by_strength, by_logit, None, None
 
 
-@stands_for(sample_scores, when=_float32)
+def _on_a_gpu(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> bool:
+    """On a CPU autograd takes no longer."""
+    return logit.is_cuda and logit.dtype == torch.float32 and _kernels() is not None
+
+
+@stands_for(sample_scores, when=_on_a_gpu)
 def fast_sample_scores(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
     result: Tensor = _SampledScores.apply(strength, logit, temperature, uniform)  # type: ignore[no-untyped-call]
     return result

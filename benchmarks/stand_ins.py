@@ -1,0 +1,279 @@
+"""What each stand-in of `ibpwf.accel` saves: beside the reference function it stands for, and beside torch.compile of
+that reference.
+
+    python benchmarks/stand_ins.py                # on a CPU; writes docs/results/stand-ins/{stand_ins.json,README.md}
+    python benchmarks/stand_ins.py --device cuda  # the same on a GPU, each side recorded as a CUDA graph
+
+Sides take turns, round by round, in one process; a time is the median over rounds. Sizes are those of Split MNIST's
+network, 784-400-10 with 400 factors a layer, batch 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import ibpwf.accel.standins  # noqa: F401 (registers them)
+from ibpwf.core import elbo
+from ibpwf.core.dictionary import FactorBlock
+from ibpwf.core.layers import FactorLayer, deal_scores, factor_layer, layer_product, layer_weight
+from ibpwf.core.reference import accelerated
+from ibpwf.inference.base import infer_tasks
+from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.storage.files import write_json, write_text
+from ibpwf.training.phase import Phase, make_optimizer
+
+OUT = Path(__file__).parents[1] / "docs" / "results"
+ROUNDS, CALLS = 15, 20
+Side = Callable[[], object]
+
+
+def with_gradient(function: Callable[..., Tensor], inputs: list[Tensor], *fixed: Any) -> Side:
+    """A call of `function`, and the gradient of its sum by `inputs`."""
+
+    def run() -> object:
+        return torch.autograd.grad(function(*inputs, *fixed).sum(), inputs)
+
+    return run
+
+
+def kl_sides(device: torch.device, later: bool, terms: int | None) -> dict[str, Side]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(low: float, high: float) -> Tensor:
+        return (torch.rand(2, 400, generator=generator) * (high - low) + low).to(device)
+
+    q = [drawn(-3, 3), drawn(4, 6), drawn(-1, 1)]
+    prior = elbo.StickPrior(drawn(4, 6).exp(), drawn(-1, 1).exp() if later else None)
+    noise, mask = drawn(0.1, 3), torch.ones(2, 400, device=device)
+
+    def kl(logit: Tensor, log_c: Tensor, log_d: Tensor) -> Tensor:
+        return elbo.posterior_kl(elbo.Posterior(logit, log_c, log_d), prior, noise, mask, terms)
+
+    def plain(logit: Tensor, log_c: Tensor, log_d: Tensor) -> Tensor:
+        q = elbo.Posterior(logit, log_c, log_d)
+        return ((elbo.selection_kl(q, noise) + elbo.stick_kl(q, prior, terms)) * mask).sum()
+
+    inputs = [part.requires_grad_() for part in q]
+    return sides(with_gradient(kl, inputs), with_gradient(torch.compile(plain), inputs))
+
+
+def scores_sides(device: torch.device) -> dict[str, Side]:
+    from ibpwf.core.distributions import concrete_sample
+
+    strength, logit = (torch.randn(2, 400, device=device).requires_grad_() for _ in range(2))
+    uniform, temperature = torch.rand(2, 400, device=device), torch.tensor(0.6, device=device)
+
+    def plain(strength: Tensor, logit: Tensor) -> Tensor:
+        return strength * concrete_sample(logit, temperature, uniform.logit(eps=1e-7))
+
+    def scores(strength: Tensor, logit: Tensor) -> Tensor:
+        return elbo.sample_scores(strength, logit, temperature, uniform)
+
+    return sides(with_gradient(scores, [strength, logit]), with_gradient(torch.compile(plain), [strength, logit]))
+
+
+def later_layer(device: torch.device, outputs: int, stand_in: bool) -> FactorLayer:
+    """A layer of a later task: 200 locked factors and 100 free ones."""
+    inputs = 784 if outputs > 10 else 400
+    locked = FactorBlock(torch.randn(inputs, 200), torch.randn(200, outputs), torch.arange(200))
+    with accelerated(stand_in):
+        layer = factor_layer(nn.Linear(inputs, outputs), locked)
+        layer.set_free(torch.randn(100, inputs), torch.randn(100, outputs), torch.arange(200, 300))
+        return layer.to(device)
+
+
+def layer_sides(device: torch.device, outputs: int) -> dict[str, Side]:
+    """The hidden layer goes through its factors, the head is composed."""
+    made: dict[str, Side] = {}
+    x = torch.randn(32, 784 if outputs > 10 else 400, device=device)
+    for name, stand_in in (("reference", False), ("stand-in", True)):
+        layer = later_layer(device, outputs, stand_in)
+        scores = torch.randn(1, 300, device=device).requires_grad_()
+
+        def run(layer: FactorLayer = layer, scores: Tensor = scores, stand_in: bool = stand_in) -> object:
+            with accelerated(stand_in):
+                deal_scores(scores, [layer])
+                y = layer_product(layer, x) if outputs > 10 else x @ layer_weight(layer)
+            return torch.autograd.grad(y.sum(), [scores, layer.free_a, layer.free_b])
+
+        made[name] = run
+    return made
+
+
+def adam_sides(device: torch.device, clip: float | None) -> dict[str, Side]:
+    made: dict[str, Side] = {}
+    for name, stand_in in (("reference", False), ("stand-in", True)):
+        shapes = [(400, 784), (400, 400), (400,), (400, 400), (400, 10), (10,)]
+        parameters = [nn.Parameter(torch.randn(*shape, device=device)) for shape in shapes]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        with accelerated(stand_in):
+            optimizer = make_optimizer(Phase("p", 1, 32, clip=clip), parameters)
+        clips = clip is not None and not hasattr(optimizer, "clip")
+
+        def run(
+            optimizer: torch.optim.Optimizer = optimizer, parameters: Any = parameters, clips: bool = clips
+        ) -> object:
+            if clips:
+                nn.utils.clip_grad_value_(parameters, clip or 0.0)
+            return optimizer.step()
+
+        made[name] = run
+    return made
+
+
+def inference_sides(device: torch.device) -> dict[str, Side]:
+    """A hundred tasks whose φ lie apart, 256 rows of one of them."""
+    features, inference = RandomFeatures(300), GaussianTaskInference()
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(400, 64, generator=generator) + 3 * torch.randn(64, generator=generator) for _ in range(100)]
+    features.fit([(rows[0].to(device), torch.zeros(400))], 400, generator)
+    for number, x in enumerate(rows):
+        inference.learn(number, [(features(x.to(device)), torch.zeros(400, device=device))], 1)
+    asked = rows[7][:256].to(device)
+    return sides(lambda: infer_tasks(inference, features, asked), None)
+
+
+def sides(call: Side, compiled: Side | None) -> dict[str, Side]:
+    def reference() -> object:
+        with accelerated(False):
+            return call()
+
+    return {"reference": reference, "stand-in": call, **({"compiled": compiled} if compiled else {})}
+
+
+def recorded(side: Side) -> Side:
+    """A side as a CUDA graph: what it costs inside a recorded step."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            side()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side()
+    return graph.replay
+
+
+def measure(made: dict[str, Side], device: torch.device, record: bool) -> dict[str, Any]:
+    """Milliseconds a call, side by side in turns, and the seconds until a side first answered."""
+    row: dict[str, Any] = {"first_call_s": {}, "ms": {}, "failed": {}}
+    ready: dict[str, Side] = {}
+    for name, side in made.items():
+        started = time.perf_counter()
+        try:
+            side()
+            ready[name] = recorded(side) if record else side
+        except Exception as error:  # a compiler may be missing, or fail
+            row["failed"][name] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+            continue
+        row["first_call_s"][name] = round(time.perf_counter() - started, 2)
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(ROUNDS):
+        for name, side in ready.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            clock = time.perf_counter if device.type == "cuda" else time.process_time
+            started = clock()
+            for _ in range(CALLS):
+                side()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times[name].append(1e3 * (clock() - started) / CALLS)
+    row["ms"] = {name: round(statistics.median(found), 4) for name, found in times.items()}
+    return row
+
+
+def rows(device: torch.device) -> list[dict[str, Any]]:
+    gpu = device.type == "cuda"
+    plan: list[tuple[str, str, Callable[[], dict[str, Side]], bool]] = [
+        ("core.elbo.posterior_kl", "first task, Beta prior", lambda: kl_sides(device, False, None), gpu),
+        ("core.elbo.posterior_kl", "later task, 10 terms", lambda: kl_sides(device, True, 10), gpu),
+        ("core.elbo.posterior_kl", "later task, whole series", lambda: kl_sides(device, True, None), gpu),
+        ("core.elbo.sample_scores", "two layers of 400", lambda: scores_sides(device), gpu),
+        ("core.layers.layer_product", "later task, 784-400", lambda: layer_sides(device, 400), gpu),
+        ("core.layers.layer_weight", "later task, 400-10", lambda: layer_sides(device, 10), gpu),
+        ("training.phase.make_optimizer", "Adam, 638,410 numbers", lambda: adam_sides(device, None), False),
+        ("training.phase.make_optimizer", "Adam that clips", lambda: adam_sides(device, 0.5), False),
+        ("inference.base.infer_tasks", "100 tasks, 256 rows of one", lambda: inference_sides(device), False),
+    ]
+    found = []
+    for reference, what, make, record in plan:
+        sys.stderr.write(f"{reference}: {what}\n")
+        found.append({"reference": reference, "what": what, **measure(make(), device, record)})
+    return found
+
+
+def page(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    has = record["environment"]
+    lines = [
+        "# What stand-ins save",
+        "",
+        "Milliseconds a call, forward and backward where there is a gradient. *Compiled* is `torch.compile` of the "
+        "reference function; its first call took the seconds in brackets.",
+        "",
+        "| reference function | case | reference | stand-in | times as fast | compiled | stand-in beside compiled |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in record["rows"]:
+        ms, first = row["ms"], row["first_call_s"]
+        compiled = ms.get("compiled")
+        beside = "–" if compiled is None else f"{compiled / ms['stand-in']:.2f} ×"
+        shown = "–" if compiled is None else f"{compiled:.3f} ({first['compiled']:.0f} s)"
+        if "compiled" in row["failed"]:
+            shown = "failed"
+        lines.append(
+            f"| `{row['reference']}` | {row['what']} | {ms['reference']:.3f} | {ms['stand-in']:.3f} | "
+            f"{ms['reference'] / ms['stand-in']:.2f} | {shown} | {beside} |"
+        )
+    failed = [f"- {row['what']}: {why}" for row in record["rows"] for why in row["failed"].values()]
+    lines += [*([""] if failed else []), *failed]
+    lines += [
+        "",
+        f"Made by `{record['command']}` at commit {record['commit']}, on {has['device']} ({has['machine']}, "
+        f"{has['threads']} of {has['cores']} cores) with ibpwf {has['ibpwf']}, Python {has['python']}, torch "
+        f"{has['torch']}; in [stand_ins.json](stand_ins.json). On a CPU times are of the processor, on a GPU on the "
+        "wall, each side (but Adam and inference) recorded as a CUDA graph.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    option = "" if arguments.device == "cpu" else " --device cuda"
+    record = {
+        "schema": 1,
+        "command": f"python benchmarks/stand_ins.py{option}",
+        "commit": commit(),
+        "environment": environment(arguments.device),
+        "rows": rows(device),
+    }
+    out = arguments.out or OUT / ("stand-ins" if arguments.device == "cpu" else "stand-ins-gpu")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "stand_ins.json", record)
+    write_text(out / "README.md", page(record))
+    sys.stdout.write(page(record))
+
+
+if __name__ == "__main__":
+    main()
