@@ -231,13 +231,14 @@ def page(record: dict[str, Any]) -> str:
     for row in record["rows"]:
         ms, first = row["ms"], row["first_call_s"]
         compiled = ms.get("compiled")
+        reference = ms.get("reference", float("nan"))
         beside = "–" if compiled is None else f"{compiled / ms['stand-in']:.2f} ×"
         shown = "–" if compiled is None else f"{compiled:.3f} ({first['compiled']:.0f} s)"
         if "compiled" in row["failed"]:
             shown = "failed"
         lines.append(
-            f"| `{row['reference']}` | {row['what']} | {ms['reference']:.3f} | {ms['stand-in']:.3f} | "
-            f"{ms['reference'] / ms['stand-in']:.2f} | {shown} | {beside} |"
+            f"| `{row['reference']}` | {row['what']} | {reference:.3f} | {ms['stand-in']:.3f} | "
+            f"{reference / ms['stand-in']:.2f} | {shown} | {beside} |"
         )
     failed = [f"- {row['what']}: {why}" for row in record["rows"] for why in row["failed"].values()]
     lines += [*([""] if failed else []), *failed]

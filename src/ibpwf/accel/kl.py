@@ -30,18 +30,18 @@ Numbers = NDArray[np.float64]
 
 
 @cache
-def _kernels() -> ModuleType | None:
+def kernels() -> ModuleType | None:
     """`accel.kernels`, or None where torch has no Triton."""
     try:
-        from ibpwf.accel import kernels
+        from ibpwf.accel import kernels as found
     except ImportError:
         return None
-    return kernels
+    return found
 
 
 def _float32(q: Posterior, p: StickPrior, noise: Tensor, mask: Tensor, terms: int | None) -> bool:
     """Numbers as training has them, on a CPU or where there are kernels."""
-    return q.logit.dtype == torch.float32 and (not q.logit.is_cuda or _kernels() is not None)
+    return q.logit.dtype == torch.float32 and (not q.logit.is_cuda or kernels() is not None)
 
 
 class _PosteriorKL(torch.autograd.Function):
@@ -58,10 +58,10 @@ class _PosteriorKL(torch.autograd.Function):
         mask: Tensor,
         terms: int | None,
     ) -> Tensor:
-        kernels = _kernels() if logit.is_cuda else None
+        found = kernels() if logit.is_cuda else None
         total: Tensor
-        if kernels is not None:
-            total, gradients = kernels.kl_and_gradients(Posterior(logit, log_c, log_d), prior, noise, mask, terms)
+        if found is not None:
+            total, gradients = found.kl_and_gradients(Posterior(logit, log_c, log_d), prior, noise, mask, terms)
         else:
             total, gradients = kl_and_gradients(Posterior(logit, log_c, log_d), prior, noise, mask, terms)
         ctx.save_for_backward(gradients)
@@ -159,20 +159,20 @@ class _SampledScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
         scores: Tensor
-        scores, b = _kernels().scores_from(strength, logit, temperature, uniform)  # type: ignore[union-attr]
+        scores, b = kernels().scores_from(strength, logit, temperature, uniform)  # type: ignore[union-attr]
         ctx.save_for_backward(strength, b, temperature)
         return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        by_strength, by_logit = _kernels().scores_gradients(*ctx.saved_tensors, grad)  # type: ignore[union-attr]
+        by_strength, by_logit = kernels().scores_gradients(*ctx.saved_tensors, grad)  # type: ignore[union-attr]
         return by_strength, by_logit, None, None
 
 
 def _on_a_gpu(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> bool:
     """On a CPU autograd takes no longer."""
-    return logit.is_cuda and logit.dtype == torch.float32 and _kernels() is not None
+    return logit.is_cuda and logit.dtype == torch.float32 and kernels() is not None
 
 
 @stands_for(sample_scores, when=_on_a_gpu)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ibpwf.core.reference import reference
 
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 1024
 
 Batch = tuple[Tensor, Tensor]
 State = tuple[dict[str, Any], dict[str, Tensor]]

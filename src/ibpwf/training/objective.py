@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ibpwf.core.reference import reference
 from ibpwf.training.phase import Phase, make_optimizer
 
 
@@ -21,6 +22,7 @@ class Loss(NamedTuple):
     accuracy: Tensor | None = None
 
 
+@reference
 def share_right(logits: Tensor, y: Tensor) -> Tensor:
     """The share of rows whose largest output is their label's."""
     return (logits.detach().argmax(1) == y).float().mean()
