@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ibpwf import registry
 from ibpwf.errors import InputError, unknown
 from ibpwf.lab.data.catalog import DATA_SETS
 from ibpwf.lab.data.files import Progress
@@ -83,6 +84,10 @@ def scenario(
     flat, `(N, 784)`, and colour images as `(N, 3, 32, 32)`, unless `flatten` says otherwise. `normalize`
     standardises by the data set's constants; without it values are in [0, 1].
     """
+    if name not in scenario_names():
+        make = registry.find(registry.SCENARIOS, name, dict.fromkeys(scenario_names()))
+        outside: Scenario = make(tasks=tasks, examples=examples, seed=seed, progress=progress)
+        return outside
     kind, chosen = _parse(name)
     seed = checked_seed(seed)
     fraction = checked_fraction(validation)

@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 from functools import cache
 
-from ibpwf.errors import unknown
+from ibpwf import registry
 from ibpwf.method import IBPWF
 from ibpwf.training.method import Method
 
@@ -33,8 +33,6 @@ def methods() -> dict[str, type[Method]]:
 
 
 def method_named(name: str) -> type[Method]:
-    """The method of that name, or an error that suggests the nearest."""
-    known = methods()
-    if name not in known:
-        raise unknown("method", name, known)
-    return known[name]
+    """The method of that name, also from outside the package, or an error that suggests the nearest."""
+    found: type[Method] = registry.find(registry.METHODS, name, methods())
+    return found
