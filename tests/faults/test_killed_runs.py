@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from ibpwf import Learner
-from ibpwf.lab.experiments.run import Events, run
+from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.storage import files
 from ibpwf.storage import folder as store
 from processes import Finished, Started
@@ -79,7 +81,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Counts what a run writes; write number `at` and all later ones do not happen."""
     state = {"count": 0, "at": 10**9}
     for name in ("write_bytes", "append_jsonl"):
-        real = getattr(store, name)
+        real = getattr(files, name)
 
         def counted(*args: Any, real: Any = real) -> None:
             state["count"] += 1
@@ -87,8 +89,9 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
                 raise Killed
             real(*args)
 
-        for module in (files, store):  # the folder's code has its own name for the function
-            monkeypatch.setattr(module, name, counted)
+        for module in [*sys.modules.values()]:  # each that imports the function has its own name for it
+            if module.__name__.startswith("ibpwf.") and getattr(module, name, None) is real:
+                monkeypatch.setattr(module, name, counted)
     return state
 
 
@@ -108,8 +111,9 @@ def test_whichever_write_is_the_last_the_run_can_be_resumed(tmp_path: Path, writ
         model = folder / "seed-0" / "model"
         done = [task.name for task in Learner.load(model).tasks] if (model / store.MANIFEST).exists() else []
         learnt_now = []
-        events = Events(task=lambda seed, row, names=learnt_now: names.append(row["task"]))  # type: ignore[misc]
-        run(config, folder, command="", resume=True, events=events)
+        watch = RunCallback()
+        watch.task_end = lambda training, row, names=learnt_now: names.append(row["task"])  # type: ignore[misc]
+        run(config, folder, resume=True, watch=watch)
         assert done + learnt_now == ["0/1", "2/3"]  # what was finished is not learnt again
         assert outcome(folder) == expected
 

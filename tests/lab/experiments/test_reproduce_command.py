@@ -13,7 +13,7 @@ from ibpwf import cli
 from ibpwf.errors import InputError
 from ibpwf.lab.experiments.reproduction import registry
 from ibpwf.lab.experiments.reproduction.experiment import RunSpec
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_table_is_run_printed_written_and_reported(reproduce: Callable[..., ob
     done = reproduce("table4", "--budget", "quick", "--device", "cpu", "--out", str(out))
     assert done.exit_code == 0, done.output
     assert "quick, not the paper's size" in done.output
-    result = store.read_json(out / "table4" / "result.json")
+    result = read_json(out / "table4" / "result.json")
     assert [(row["method"], row["setting"]) for row in result["measured"]["rows"]] == [
         ("sgd", "task"),
         ("sgd", "class"),

@@ -10,7 +10,7 @@ from ibpwf.errors import InputError
 from ibpwf.lab.experiments.rescore import main, rescore
 from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 CHANGES = {"epochs": 4, "finetune_epochs": 2}
 
@@ -18,12 +18,13 @@ CHANGES = {"epochs": 4, "finetune_epochs": 2}
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rescore") / "run"
-    run(RunConfig("split-digits", "ibpwf", "quick", (0, 1), CHANGES, 3, "cpu"), folder, command="the command")
+    config = RunConfig("split-digits", preset="quick", seeds=(0, 1), changes=CHANGES, tasks=3, device="cpu")
+    run(config, folder, command="the command")
     return folder
 
 
 def test_with_the_same_settings_every_number_is_the_same(finished: Path) -> None:
-    old, again = store.read_json(finished / "result.json"), rescore(finished, {}, "cpu", "again")
+    old, again = read_json(finished / "result.json"), rescore(finished, {}, "cpu", "again")
     for key in ("accuracy", "task_inference", "matrix", "forgetting", "factors", "seconds", "command"):
         assert again[key] == old[key]
     assert again["rescored"]["settings"] == []
@@ -35,7 +36,7 @@ def test_with_others_answers_change_where_the_task_is_inferred_and_nowhere_else(
     out = tmp_path / "again.json"
     arguments = [str(finished), "--set", "ridge=0.5", "--set", "shrinkage=0.9", "--device", "cpu", "--out", str(out)]
     assert main(arguments) == 0
-    old, again = store.read_json(finished / "result.json"), store.read_json(out)
+    old, again = read_json(finished / "result.json"), read_json(out)
     assert again["accuracy"]["task"] == old["accuracy"]["task"]
     assert again["task_inference"] != old["task_inference"]
     assert again["changes"] == {**CHANGES, "ridge": 0.5, "shrinkage": 0.9}

@@ -16,7 +16,8 @@ from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments import run as experiments
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.run_folder import remove_run
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_jsonl
+from ibpwf.storage.folder import lock_folder, open_folder
 from processes import Finished
 
 TIMES = ("seconds", "samples_per_second", "command")
@@ -146,7 +147,7 @@ def test_the_matrix_is_lower_triangular_and_no_task_is_forgotten(result: dict[st
 
 def test_factors_and_parameters_are_those_in_the_files(finished_run: Path, result: dict[str, Any]) -> None:
     for number, entry in enumerate(result["factors"]):
-        opened = store.open_folder(finished_run / f"seed-{entry['seed']}" / "model")
+        opened = open_folder(finished_run / f"seed-{entry['seed']}" / "model")
         stored = 0
         total = {"hidden1": 0, "head": 0}
         assert len(entry["per_task"]) == 3
@@ -178,8 +179,8 @@ def test_forward_transfer_is_measured_before_a_task_is_learnt(
 
 
 def test_metrics_have_a_line_per_epoch_and_per_finished_task(finished_run: Path, result: dict[str, Any]) -> None:
-    lines = store.read_jsonl(finished_run / "metrics.jsonl")
-    keys = {"task", "phase", "epoch", "epochs", "loss", "extra", "active", "new", "reused", "samples"}
+    lines = read_jsonl(finished_run / "metrics.jsonl")
+    keys = {"task", "phase", "epoch", "epochs", "loss", "extra", "accuracy", "active", "new", "reused", "samples"}
     for seed in (0, 1):
         for task in range(3):
             mine = [line for line in lines if (line["seed"], line["task_number"]) == (seed, task)]
@@ -199,8 +200,9 @@ def test_metrics_have_a_line_per_epoch_and_per_finished_task(finished_run: Path,
 def test_tensorboard_shows_the_same_numbers_by_task_and_epoch(finished_run: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(finished_run / "tensorboard")).Reload()
-    lines = [line for line in store.read_jsonl(finished_run / "metrics.jsonl") if "finished" not in line]
-    tags = {f"seed-{seed}/{key}" for seed in (0, 1) for key in ("loss", "extra", "active", "new", "reused")}
+    lines = [line for line in read_jsonl(finished_run / "metrics.jsonl") if "finished" not in line]
+    keys = ("loss", "penalty", "accuracy", "active", "new", "reused")
+    tags = {f"seed-{seed}/{key}" for seed in (0, 1) for key in keys}
     assert set(events.Tags()["scalars"]) == tags
     for tag in tags:
         seed, key = tag.removeprefix("seed-").split("/")
@@ -208,7 +210,8 @@ def test_tensorboard_shows_the_same_numbers_by_task_and_epoch(finished_run: Path
         assert [scalar.step for scalar in scalars] == [
             1000 * task + epoch for task in range(3) for epoch in range(1, 6)
         ]
-        expected = [line[key] for line in lines if line["seed"] == int(seed)]
+        written = "extra" if key == "penalty" else key
+        expected = [line[written] for line in lines if line["seed"] == int(seed)]
         assert [scalar.value for scalar in scalars] == pytest.approx(expected, rel=1e-6)
 
 
@@ -321,7 +324,7 @@ def test_a_run_in_progress_cannot_be_overwritten(
     finished_run: Path, run_words: tuple[str, ...], command: Command
 ) -> None:
     before = model_files(finished_run)
-    with store.lock_folder(finished_run):
+    with lock_folder(finished_run):
         refused = command(*run_words, "--seeds", "2", "--out", str(finished_run), "--overwrite")
     assert refused.code == 2
     assert "is being written by another process" in refused.err

@@ -10,7 +10,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.lab import scenario
 from ibpwf.lab.experiments.vae_inference import VAESettings, main, task_inference
 from ibpwf.learner import choose_device
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 
 def test_vaes_tell_permutations_of_digits_apart_and_the_same_seed_gives_the_same() -> None:
@@ -25,7 +25,7 @@ def test_the_result_file_has_its_command_and_conditions(tmp_path: Path, capsys: 
     out = tmp_path / "made" / "on the way" / "vae.json"
     words = ["split-digits", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--out", str(out)]
     assert main(words) == 0
-    result = store.read_json(out)
+    result = read_json(out)
     assert result["command"].startswith("python -m ibpwf.lab.experiments.vae_inference split-digits --seeds 1")
     assert len(result["per_task"][0]) == 5
     assert result["task_inference"]["mean"] == pytest.approx(sum(result["per_task"][0]) / 5)

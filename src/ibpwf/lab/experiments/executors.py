@@ -1,50 +1,36 @@
-"""Several trainings of a run on a CPU: worker processes of one thread each, as many as there are cores.
+"""Where the trainings of a run on a CPU go on side by side: an executor of `concurrent.futures`, chosen here alone.
 
 A step of a small network is some two hundred operations of microseconds. A second thread inside them gains little
 (and loses much where the cores are busy), threads of one interpreter wait for each other, a batched dimension gives
 other bits. A process has none of these: every seed computes exactly what it computes alone.
 
-A worker takes the next task of any training that nobody is at, and goes on from its stored model: five seeds keep two
-workers busy to the end. It writes to that training's own folder; everything the run shares (metrics,
-progress) it sends as a line of JSON and waits for the answer, so that a row is on disk before its model is. When the
-run stops for whatever reason, the workers' input closes and they end at once; finished tasks are kept.
+Another engine that offers an `Executor` takes the place of `process_executor`; whatever its workers give to `tell`
+must reach the function that it was opened with, and `one_at_a_time` must keep them apart.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
 from typing import Any
 
-import torch
-
-from ibpwf import errors
+from ibpwf.errors import TrainingError
 
 WORTH = 500_000
 """Examples to pass in all (rows × epochs × trainings) from which on starting workers, up to ten seconds, pays."""
 
-Job = Mapping[str, Any]
-Answer = Callable[[Mapping[str, Any]], None]
+Job = Callable[[], object]
+Tell = Callable[[Any], None]
 
-
-@contextlib.contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Let torch use so many threads inside; None: as many as before."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+_run: tuple[Any, Any] | None = None  # in a worker: the queue to the run, and the lock that its workers share
 
 
 def cores() -> int:
@@ -55,130 +41,106 @@ def cores() -> int:
 def workers_for(trainings: int, examples: int) -> int:
     """How many workers to start: 0 where the trainings had better follow one another."""
     count = min(trainings, cores())
-    return count if count > 1 and examples >= WORTH else 0
+    return count if count > 1 and examples >= WORTH and _run is None else 0
 
 
-def side_by_side(chains: Sequence[Sequence[Job]], workers: int, told: Answer) -> None:
-    """Have `workers` processes do all jobs, those of a chain one after another; `told` is given what they say. One
-    that fails stops them all."""
-    waiting = [list(chain) for chain in chains]
-    at: dict[int, list[Job]] = {}  # the chain each worker is at
-    idle: set[int] = set()
-    said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    running: list[subprocess.Popen[str]] = []
-    try:
-        for number in range(workers):
-            running.append(_start())
-            threading.Thread(target=_listen, args=(running[-1], number, said), daemon=True).start()
-        while waiting or at or len(idle) < workers:
-            number, message = said.get()
-            if message is None:
-                raise errors.TrainingError(
-                    f"a worker process ended without a word (exit code {running[number].wait()}; out of memory?); "
-                    "finished tasks are kept, the same command with --resume goes on."
-                )
-            if message["kind"] == "failed":
-                raise _as_error(message)
-            if message["kind"] != "ready":
-                told(message)
-                _say(running[number], {})
+def side_by_side(chains: Sequence[Sequence[Job]], workers: int, told: Tell) -> None:
+    """Do all jobs, those of a chain one after another; `told` is given what they `tell`. A failure stops them all."""
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with process_executor(workers, inbox.put) as executor:
+        running: dict[Future[object], list[Job]] = {}
+
+        def go_on(chain: list[Job]) -> None:
+            with interrupts_held_back():
+                future = executor.submit(chain[0])
+            running[future] = chain[1:]
+            future.add_done_callback(inbox.put)
+
+        for chain in chains:
+            go_on(list(chain))
+        while running:
+            came = inbox.get()
+            if not isinstance(came, Future):
+                told(came)
                 continue
-            idle.add(number)
-            if chain := at.pop(number, []):
-                waiting.append(chain)
-            while waiting and idle:
-                number, chain = idle.pop(), max(waiting, key=len)  # the longest first: none is left for the end
-                waiting.remove(chain)
-                _say(running[number], chain.pop(0))
-                at[number] = chain
-    finally:
-        for process in running:
-            with contextlib.suppress(OSError):
-                assert process.stdin is not None
-                process.stdin.close()  # a worker whose input closes ends
-        for process in running:
+            rest = running.pop(came)
             try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                came.result()
+            except BrokenProcessPool:
+                raise TrainingError(
+                    "a worker process ended without a word (out of memory?); finished tasks are kept, the same "
+                    "command with --resume goes on."
+                ) from None
+            if rest:
+                go_on(rest)
+    while not inbox.empty():
+        told(inbox.get())
 
 
-def _start() -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "ibpwf.lab.experiments.side_by_side"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env=environment,
-    )
+@contextlib.contextmanager
+def process_executor(workers: int, told: Tell) -> Iterator[Executor]:
+    """Worker processes of one thread each. They end with the block, and with this process however it ends."""
+    context = multiprocessing.get_context("spawn")
+    messages, before = context.SimpleQueue(), set(multiprocessing.active_children())
+    listener = threading.Thread(target=_listen, args=(messages, told), daemon=True)
+    listener.start()
+    arguments = (messages, context.Lock())
+    executor = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=arguments)
+    try:
+        yield executor
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+        executor.shutdown(cancel_futures=True)
+        raise
+    executor.shutdown()
+    messages.put(None)
+    listener.join()
 
 
-def _listen(
-    process: subprocess.Popen[str], number: int, said: queue.Queue[tuple[int, dict[str, Any] | None]]
-) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        said.put((number, json.loads(line)))
-    said.put((number, None))
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C reaches a terminal's whole group of processes. One that is started in here never sees it: this process
+    does, afterwards, and ends the others."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _say(process: subprocess.Popen[str], message: Job) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended: the listener says so
-        process.stdin.write(json.dumps(message) + "\n")
-        process.stdin.flush()
+def _listen(messages: Any, told: Tell) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while (message := messages.get()) is not None:
+            told(message)
 
 
-def _as_error(message: Mapping[str, Any]) -> Exception:
-    """The error a worker met, of the same kind where it is one of ours."""
-    kind = getattr(errors, message["error"], None)
-    if isinstance(kind, type) and issubclass(kind, errors.IBPWFError):
-        return kind(message["text"])
-    return RuntimeError(f"{message['training']}: {message['error']}: {message['text']}")
+def _start_worker(messages: Any, lock: Any) -> None:
+    global _run
+    _run = messages, lock
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(1)
 
 
-class _Parent:
-    """The run, as a worker sees it: lines out, answers in. When it is gone, so is the worker."""
-
-    def __init__(self) -> None:
-        self.out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # whatever prints is not to be taken for a message
-        self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in sys.stdin:
-            self.answers.put(json.loads(line))
-        os._exit(1)
-
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        self.out.write(json.dumps(message) + "\n")
-        self.out.flush()
-        return self.answers.get()
+def _end_with_the_run() -> None:
+    run = multiprocessing.parent_process()
+    assert run is not None
+    wait([run.sentinel])
+    os._exit(1)
 
 
-def main() -> None:
-    """A worker: do jobs until the run closes its input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is interrupted, and closes our input
-    torch.set_flush_denormal(True)
-    from ibpwf.lab.experiments.run import train_on
-    from ibpwf.lab.experiments.run_config import RunConfig
-
-    parent = _Parent()
-    while True:
-        job = parent.ask({"kind": "ready"})
-        try:
-            config = RunConfig(**{**job["config"], "seeds": tuple(job["config"]["seeds"])})
-            with threads(1):
-                train_on(config, job["seed"], tuple(job["answers"]), Path(job["out"]), job["tasks"], parent.ask)
-        except Exception as error:
-            failed = {"error": type(error).__name__, "text": str(error), "training": f"seed {job['seed']}"}
-            parent.ask({"kind": "failed", **failed})
+def tell(message: Any) -> None:
+    """In a worker: send something to whoever opened the executor."""
+    assert _run is not None
+    _run[0].put(message)
 
 
-if __name__ == "__main__":
-    main()
+def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
+    """What several workers may write to, one does inside; outside of workers nobody else is there."""
+    return contextlib.nullcontext() if _run is None else _run[1]

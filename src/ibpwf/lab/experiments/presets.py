@@ -6,12 +6,18 @@ is taken, and `note` says so. `default` is ours; `quick` is for a first look.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+from ibpwf import registry
 from ibpwf.errors import InputError, unknown
+from ibpwf.lab.data.catalog import DATA_SETS
+from ibpwf.lab.data.scenarios import scenario as make_scenario
 from ibpwf.lab.data.scenarios import scenario_names
 from ibpwf.lab.experiments.baselines import COMMON, baseline_settings
+from ibpwf.lab.experiments.network import network_text
 from ibpwf.lab.methods import method_named, methods
 from ibpwf.method import IBPWF
 from ibpwf.settings import FrozenSettings, Settings
@@ -184,40 +190,71 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+NO_PRESET = "none"
+_FAMILY_OF = {name: family for key, family in FAMILIES.items() for name in (key, *family.also)}
+
+
+def preset_name(scenario: str, asked: str) -> str:
+    """The preset that a scenario runs with: the one asked for, or `NO_PRESET` where it has none."""
+    if scenario in _FAMILY_OF:
+        if asked not in PRESETS:
+            raise unknown("preset", asked, PRESETS)
+        return asked
+    registry.find(registry.SCENARIOS, scenario, dict.fromkeys(scenario_names()))
+    if asked not in (*PRESETS, NO_PRESET):
+        raise unknown("preset", asked, PRESETS)
+    return NO_PRESET
+
+
 def settings_type(method: str) -> type[FrozenSettings]:
-    """The settings dataclass of a method."""
+    """The settings of a method."""
     found = method_named(method)
     return Settings if found is IBPWF else found.settings_type
 
 
+@cache
+def example_shape(scenario: str) -> tuple[int, ...]:
+    """The shape of an example, flat where images are gray; a scenario from outside is made for it."""
+    known = DATA_SETS.get(scenario.partition("-")[2]) if scenario in scenario_names() else None
+    if known is None:
+        return make_scenario(scenario).input_shape
+    return known.shape if known.shape[0] > 1 else (math.prod(known.shape),)
+
+
+def _trains(scenario: str) -> str:
+    """The network that a method which builds its own needs for the examples of a scenario."""
+    common = COMMON.get(scenario, {}).get("network", "mlp")
+    return "resnet20" if scenario not in _FAMILY_OF and len(example_shape(scenario)) == 3 else common
+
+
 def supports(method: str, scenario: str) -> bool:
-    """Whether a method has a network for the examples of a scenario."""
+    """Whether a method has a network for the examples of a scenario; one from outside must see to that itself."""
     found = method_named(method)
-    network = COMMON.get(scenario, {}).get("network", "mlp")
-    return found is IBPWF or network in getattr(found, "networks", ("mlp",))
+    return found is IBPWF or method not in methods() or _trains(scenario) in getattr(found, "networks", ("mlp",))
 
 
 def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
     """The preset `name` of a scenario for a method."""
-    if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
-    if method_named(method) is not IBPWF:
-        if scenario not in scenario_names():
-            raise unknown("scenario", scenario, scenario_names())
-        if not supports(method, scenario):
-            raise InputError(
-                f"method '{method}' has no network for the images of {scenario} yet; these have: "
-                f"{', '.join(other for other in methods() if supports(other, scenario))}."
-            )
-        found = baseline_settings(method, scenario, name)
-        return Preset({}, found.changes, found.note, found.changes_for)
-    for key, family in FAMILIES.items():
-        if scenario == key or scenario in family.also:
-            return {"paper": family.paper, "default": family.default, "quick": family.quick}[name]
-    if scenario not in scenario_names():
-        raise unknown("scenario", scenario, scenario_names())
-    known = [n for key, family in FAMILIES.items() for n in (key, *family.also)]
-    raise InputError(
-        f"scenario '{scenario}' has no preset yet, so `ibpwf run` cannot train it; "
-        f"presets exist for {', '.join(known)}. In Python, Learner takes any network and settings."
-    )
+    name = preset_name(scenario, name)
+    if method_named(method) is IBPWF:
+        if name == NO_PRESET:
+            return _without_preset(scenario)
+        family = _FAMILY_OF[scenario]
+        return {"paper": family.paper, "default": family.default, "quick": family.quick}[name]
+    if not supports(method, scenario):
+        raise InputError(
+            f"method '{method}' has no network for the images of {scenario} yet; these have: "
+            f"{', '.join(other for other in methods() if supports(other, scenario))}."
+        )
+    if name == NO_PRESET:
+        network = {"network": "resnet20"} if _trains(scenario) == "resnet20" else {}
+        return Preset({}, network, f"none for {scenario}, so the default settings of {method}")
+    found = baseline_settings(method, scenario, name)
+    return Preset({}, found.changes, found.note, found.changes_for)
+
+
+def _without_preset(scenario: str) -> Preset:
+    """Default settings, and a network by the shape of the examples."""
+    images = len(example_shape(scenario)) == 3
+    network = {"builder": "resnet", "depth": 8} if images else _mlp([400])
+    return Preset(network, {}, f"none for {scenario}, so default settings and the network {network_text(network)}")

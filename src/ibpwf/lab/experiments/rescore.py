@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import InputError, run_program
-from ibpwf.lab.data.scenarios import scenario as make_scenario
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score
 from ibpwf.lab.experiments.result import commit, environment, make_result
@@ -23,7 +21,7 @@ from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.method import IBPWF
 from ibpwf.settings import Settings, parse_assignment
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_json
 
 CHANGEABLE = ("ridge", "shrinkage")
 
@@ -66,26 +64,18 @@ def rescored_rows(
 
 def rescore(folder: Path, changes: dict[str, Any], device: str, command: str) -> dict[str, Any]:
     """The result of a run folder under other settings of task inference."""
-    old_config, old = (store.read_json(folder / name) for name in ("config.json", "result.json"))
+    old_config, old = (read_json(folder / name) for name in ("config.json", "result.json"))
     if old_config["method"] != "ibpwf":
         raise InputError(f"{folder} is a run of {old_config['method']}; only models of ibpwf can be scored again.")
-    names = ("scenario", "method", "preset", "tasks", "examples")
-    config = RunConfig(
-        **{name: old_config[name] for name in names},
-        seeds=tuple(old_config["seeds"]),
-        changes={**old_config["changes"], **changes},
-        device=device,
-    )
-    if old_config["network"] != config.network_spec():
-        config = replace(config, network=old_config["network"])
+    config = RunConfig.from_stored(old_config, changes, device=device)
     settings = config.settings()
     assert isinstance(settings, Settings)
     changed = changed_settings(Settings.from_json(old_config["settings"]), settings)
     records, stream = [], None
     for seed in config.seeds:
-        stream = make_scenario(config.scenario, tasks=config.tasks, examples=config.examples, seed=seed)
+        stream = config.stream(seed)
         learner = Learner.load(folder / f"seed-{seed}" / "model", device=device)
-        record = store.read_json(folder / f"seed-{seed}" / "rows.json")
+        record = read_json(folder / f"seed-{seed}" / "rows.json")
         records.append({**record, "rows": rescored_rows(learner, settings, record["rows"], stream)})
     assert stream is not None
     result = make_result(config, stream, records, old["command"])
@@ -104,7 +94,7 @@ def main(arguments: list[str]) -> int:
     command = "python -m ibpwf.lab.experiments.rescore " + shlex.join(arguments)
     changes = dict(parse_assignment(text) for text in given.changes)
     result = rescore(given.run, changes, given.device, command)
-    store.write_json(given.out, result)
+    write_json(given.out, result)
     for name, entry in (*result["accuracy"].items(), ("task inference", result["task_inference"])):
         sys.stdout.write(f"{name}: {entry['mean']:.2f} ± {entry['std'] or 0.0:.2f}\n")
     return 0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import InputError
-from ibpwf.storage import folder as store
+from ibpwf.lab.experiments.run_config import RunConfig, normalized
+from ibpwf.storage.files import read_json, read_jsonl, write_text
+from ibpwf.storage.folder import LOCK, MANIFEST
 
 
-def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that a run with the configuration `wanted` may not use. Nothing is written or removed."""
+def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that a run with this configuration may not use. Nothing is written or removed."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite were both given; choose one.")
     if not out.exists() or (overwrite and (out / "config.json").exists()):
@@ -20,21 +23,22 @@ def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: 
     if not out.is_dir():
         raise InputError(f"{out} is a file; choose a folder as --out.")
     if not (out / "config.json").exists():
-        if any(path.name != store.LOCK for path in out.iterdir()):
+        if any(path.name != LOCK for path in out.iterdir()):
             raise InputError(f"{out} is not empty and holds no run; choose another --out.")
         return
     if not resume:
         raise InputError(
             f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
         )
-    for key, was, now in _differences(store.read_json(out / "config.json"), wanted):
+    old = normalized(config.method, read_json(out / "config.json"))
+    for key, was, now in _differences(old, config.to_json()):
         raise InputError(
             f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "
             "resume with the same choices or use another --out."
         )
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What must stay the same in a resumed run and does not; more seeds may be added."""
     for key in ("scenario", "method", "preset", "tasks", "examples", "network"):
         if old.get(key) != new[key]:
@@ -47,12 +51,23 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str
         yield "settings_for", old.get("settings_for", {}), new["settings_for"]
 
 
+def drop_unfinished(metrics: Path, finished: Mapping[str, int]) -> None:
+    """Leave out the lines of tasks that will be learned again, so that none is there twice; `finished` says how many
+    tasks of each training are."""
+    if not metrics.exists():
+        return
+    lines = read_jsonl(metrics)
+    kept = [line for line in lines if line["task_number"] < finished.get(line.get("training", ""), len(lines))]
+    if len(kept) < len(lines):
+        write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+
 OURS = (
     *("config.json", "result.json", "metrics.jsonl", "report.html", "tensorboard/events.out.tfevents.*"),
     "seed-[0-9]*/rows.json",
 )
 # The manifest goes first: without it a half-removed folder is no model.
-MODELS = tuple(f"seed-[0-9]*/model/{name}" for name in (store.MANIFEST, "*.safetensors", store.LOCK))
+MODELS = tuple(f"seed-[0-9]*/model/{name}" for name in (MANIFEST, "*.safetensors", LOCK))
 
 
 def remove_run(out: Path) -> None:

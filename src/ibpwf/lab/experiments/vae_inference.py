@@ -31,8 +31,7 @@ from ibpwf.lab.methods.dense import seeded
 from ibpwf.lab.methods.vae import VAE, log_likelihood
 from ibpwf.learner import choose_device
 from ibpwf.settings import FrozenSettings, require
-from ibpwf.storage import folder as store
-from ibpwf.storage.files import plain_errors
+from ibpwf.storage.files import plain_errors, write_json
 from ibpwf.training.loop import fit_steps
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Fit, Loss
@@ -66,7 +65,7 @@ class TaskVAE:
         self.settings, self.data, self.count = settings, data, len(data.x)
 
     def train_steps(self) -> Generator[None, None, None]:
-        """Maximise the ELBO, pausing after every step."""
+        """Maximize the ELBO, pausing after every step."""
         s, data = self.settings, self.data
         noise, shuffle = data.generator("noise", data.x.device), data.generator("shuffle")
 
@@ -126,7 +125,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m ibpwf.lab.experiments.vae_inference", description=__doc__)
     parser.add_argument("scenario")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=VAESettings.epochs)
+    parser.add_argument("--epochs", type=int, default=VAESettings().epochs)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
@@ -137,7 +136,7 @@ def main(arguments: list[str]) -> int:
     command = "python -m ibpwf.lab.experiments.vae_inference " + shlex.join(arguments)
     settings = VAESettings(epochs=given.epochs)
     result = run(given.scenario, given.seeds, settings, given.device, command)
-    store.write_json(given.out, result)
+    write_json(given.out, result)
     mean, std = result["task_inference"]["mean"], result["task_inference"]["std"]
     sys.stdout.write(f"task inference {mean:.2f}" + (f" ± {std:.2f}" if std is not None else "") + "\n")
     return 0

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ibpwf.errors import StoreError
-from ibpwf.lab.evaluation.metrics import learnt, spread
+from ibpwf.lab.evaluation.metrics import learned, spread
 from ibpwf.lab.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.lab.experiments.reproduction.levels import TIE, level_within
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json
 
 
 def label(run: FinishedRun) -> str:
@@ -23,7 +23,7 @@ def _sizes(run: FinishedRun) -> list[list[float]]:
     found = []
     for seed in run.result["seeds"]:
         path = run.folder / f"seed-{seed}" / "rows.json"
-        content = store.read_json(path)
+        content = read_json(path)
         rows = content.get("rows") if isinstance(content, dict) else None
         known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         sizes = [row["parameters"] for row in known if isinstance(row.get("parameters"), int)]
@@ -59,7 +59,7 @@ def growth(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, Any
 def _averages(result: dict[str, Any], setting: str, tasks: int) -> list[dict[str, Any]]:
     """Spread over seeds of the mean accuracy of all tasks so far, after every task."""
     matrices = [matrix[setting] for matrix in result["matrix"]]
-    return [spread([statistics.fmean(learnt(matrix[t])) for matrix in matrices]) for t in range(tasks)]
+    return [spread([statistics.fmean(learned(matrix[t])) for matrix in matrices]) for t in range(tasks)]
 
 
 def pairs(measured: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ibpwf.lab.experiments.reproduction.experiment import Budget, Experiment
+from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request
 from ibpwf.lab.experiments.reproduction.reproduce import Job, jobs_of
 
 
@@ -38,14 +37,12 @@ class PlannedRun:
         return "begun" if (self.job.folder / "config.json").exists() else "to do"
 
 
-def plan(
-    experiments: Sequence[Experiment], out: Path, budget: Budget, seeds: int | None, device: str
-) -> list[PlannedRun]:
+def plan(experiments: Sequence[Experiment], asked: Request) -> list[PlannedRun]:
     """Every run of the experiments once, in the order in which they come up, with the most seeds that one wants."""
     jobs: dict[str, Job] = {}
     wanted: dict[str, list[str]] = {}
     for experiment in experiments:
-        for job in jobs_of(experiment, out, budget, seeds, device):
+        for job in jobs_of(experiment, asked):
             name = job.spec.name
             wanted.setdefault(name, [])
             if experiment.name not in wanted[name]:

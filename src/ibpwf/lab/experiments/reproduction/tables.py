@@ -12,7 +12,7 @@ from ibpwf.lab.experiments.paper import Target, target, targets
 from ibpwf.lab.experiments.reproduction.experiment import Claim, Conditions, FinishedRun, Measure
 from ibpwf.lab.experiments.vae_inference import VAESettings
 from ibpwf.lab.experiments.vae_inference import run as run_vae
-from ibpwf.storage import folder as store
+from ibpwf.storage.files import read_json, write_json
 
 VAE_FILE = "vae-inference.json"
 
@@ -83,12 +83,12 @@ def _vae_result(scenario: str, settings: VAESettings, conditions: Conditions) ->
     wanted = {"scenario": scenario, "settings": settings.to_json(), "seeds": list(conditions.seeds)}
     if kept is not None and kept.exists():
         with contextlib.suppress(StoreError):
-            old = store.read_json(kept)
+            old = read_json(kept)
             if isinstance(old, dict) and all(old.get(key) == value for key, value in wanted.items()):
                 return old
     found = run_vae(scenario, len(conditions.seeds), settings, conditions.device, conditions.command)
     if kept is not None:
-        store.write_json(kept, found)
+        write_json(kept, found)
     return found
 
 

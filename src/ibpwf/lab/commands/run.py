@@ -1,0 +1,110 @@
+"""`ibpwf run`: one method over one scenario, with progress, tables and a run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ibpwf.errors import DataError, InputError
+from ibpwf.lab.commands.options import (
+    RunChoices,
+    at_least_one,
+    command_typed,
+    command_with,
+    flush_denormals,
+    interrupted,
+    of_run,
+)
+from ibpwf.lab.experiments.run_config import RunConfig
+
+
+@dataclass
+class RunOptions(RunChoices):
+    """What is asked of `ibpwf run`."""
+
+    method: Annotated[str, of_run("method")] = "ibpwf"
+    seed: Annotated[int | None, typer.Option(help="Run this one seed.", show_default="0")] = None
+    seeds: Annotated[int | None, typer.Option(help="Run seeds 0 to N-1.", show_default=False)] = None
+    network: Annotated[str | None, of_run("network", show_default=False)] = None
+    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/SCENARIO-METHOD-PRESET")] = (
+        None
+    )
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False
+    fallback: Annotated[
+        str | None, typer.Option(help="Scenario to run if the data cannot be fetched.", show_default=False)
+    ] = None
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False
+    json_: Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on stdout.")] = False
+
+    def configs(self) -> list[RunConfig]:
+        """Of the scenario and, checked now rather than when it is needed, of the fallback."""
+        from ibpwf.lab.experiments.network import parse_network
+
+        if self.seed is not None and self.seeds is not None:
+            raise InputError("--seed and --seeds were both given; choose one.")
+        at_least_one(seeds=self.seeds)
+        chosen = tuple(range(self.seeds)) if self.seeds is not None else (self.seed or 0,)
+        network = None if self.network is None else parse_network(self.network)
+        more = {"method": self.method, "seeds": chosen, "changes": self.changes(), "network": network}
+        names = [self.scenario] if self.fallback is None else [self.scenario, self.fallback]
+        return [self.config(name, **more) for name in names]
+
+    def folder(self, config: RunConfig) -> Path:
+        name = config.scenario.replace(":", ".")
+        return self.out or Path("runs") / f"{name}-{config.folder_name()}-{config.preset}"
+
+
+@command_with(RunOptions)
+def run_command(asked: RunOptions) -> None:
+    """Learn a scenario task by task and print the accuracies beside the paper's."""
+    flush_denormals()
+    console = Console(stderr=asked.json_)
+    config, *others = asked.configs()
+    try:
+        try:
+            result = _run(config, asked, console)
+        except DataError as error:
+            if not others:
+                raise
+            console.print(f"{error}\n", style="dim", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{asked.scenario} cannot be had here; running {asked.fallback} instead.", style="yellow")
+            config = others[0]
+            result = _run(config, asked, console)
+    except KeyboardInterrupt:
+        folder = asked.folder(config)
+        if (folder / "config.json").exists():
+            how = "--resume instead of --overwrite" if asked.overwrite else "--resume"
+            raise interrupted(folder, "tasks", how) from None
+        typer.echo("Interrupted. Nothing has been written yet.", err=True)
+        raise typer.Exit(130) from None
+    if asked.json_:
+        typer.echo(json.dumps(result, indent=2))
+
+
+def _run(config: RunConfig, asked: RunOptions, console: Console) -> dict[str, Any]:
+    from ibpwf.lab.commands.run_display import Display, summary
+    from ibpwf.lab.experiments.run import run
+    from ibpwf.lab.report import write_report
+
+    display, folder = Display(console, len(config.seeds) * len(config.trainings())), asked.folder(config)
+    display.say_preset(config)
+    with display.bar:
+        result = run(
+            config,
+            folder,
+            command=command_typed(),
+            watch=display,
+            resume=asked.resume,
+            overwrite=asked.overwrite,
+            tensorboard=asked.tensorboard,
+        )
+    summary(console, result)
+    page = write_report([folder], folder / "report.html")
+    for line in (f"Run folder: {folder}", f"Report: {page}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return result
