@@ -7,10 +7,10 @@ import pytest
 from ibpwf.errors import InputError
 from ibpwf.lab.data.scenarios import scenario_names
 from ibpwf.lab.experiments.paper import target, targets
-from ibpwf.lab.experiments.presets import FAMILIES, NO_PRESET, PRESETS, example_shape, preset, preset_name
+from ibpwf.lab.experiments.presets import BY_SCENARIO, NO_PRESET, PRESETS, example_shape, preset, preset_name
 from ibpwf.settings import Settings
 
-WITH_PRESETS = [name for key, family in FAMILIES.items() for name in (key, *family.also)]
+WITH_PRESETS = list(BY_SCENARIO)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -24,7 +24,6 @@ from ibpwf.lab.experiments.reproduction.experiment import (
     RunSpec,
     shortened_note,
 )
-from ibpwf.lab.experiments.reproduction.plan import plan
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
@@ -99,18 +98,18 @@ def test_tables_want_ten_seeds_of_ibpwf_and_fewer_on_cifar() -> None:
 
 def test_a_plan_names_every_run_once_with_the_most_seeds_and_its_state(tmp_path: Path) -> None:
     chosen = [EXPERIMENTS[name] for name in ("figure-uncertainty-class", "table3", "figure-factors")]
-    runs = plan(chosen, Request(tmp_path, device="cpu"))
-    assert len({run.job.spec.name for run in runs}) == len(runs) == 3
-    first = runs[0]
-    assert first.experiments == ("figure-uncertainty-class", "table3", "figure-factors")
-    assert (len(first.job.config.seeds), first.trainings, first.length, first.state) == (
+    runs = engine.plan(chosen, Request(tmp_path, device="cpu"))
+    assert len({job.spec.name for job, _ in runs}) == len(runs) == 3
+    first, experiments = runs[0]
+    assert experiments == ("figure-uncertainty-class", "table3", "figure-factors")
+    assert (len(first.config.seeds), first.trainings, first.length, first.state) == (
         10,
         10,
         "10 + 5 epochs",
         "to do",
     )
-    first.job.folder.mkdir(parents=True)
-    write_json(first.job.folder / "config.json", {})
+    first.folder.mkdir(parents=True)
+    write_json(first.folder / "config.json", {})
     assert first.state == "begun"
 
 

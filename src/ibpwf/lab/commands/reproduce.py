@@ -24,7 +24,7 @@ from ibpwf.lab.commands.options import (
 
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request
-    from ibpwf.lab.experiments.reproduction.plan import PlannedRun
+    from ibpwf.lab.experiments.reproduction.reproduce import Job
 
 
 @dataclass
@@ -63,8 +63,8 @@ def reproduce_command(options: ReproduceOptions) -> None:
     """
     flush_denormals()
     from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
-    from ibpwf.lab.experiments.reproduction.plan import plan
     from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
+    from ibpwf.lab.experiments.reproduction.reproduce import plan
     from ibpwf.lab.report import write_report
     from ibpwf.learner import choose_device
 
@@ -111,20 +111,19 @@ def _reproduce_all(chosen: Sequence[Experiment], asked: Request, console: Consol
     return failed
 
 
-def show_plan(console: Console, runs: Sequence[PlannedRun]) -> None:
+def show_plan(console: Console, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> None:
     """One line per run: how long it is, and who wants it."""
     table = Table(box=None, pad_edge=False)
     for head in ("run", "seeds", "trainings", "length", "state"):
         table.add_column(head, overflow="fold", justify="right" if head in ("seeds", "trainings") else "left")
     table.add_column("for", overflow="fold")
-    for run in runs:
-        job = run.job
-        numbers = str(len(job.config.seeds)), str(run.trainings)
-        table.add_row(job.spec.name, *numbers, run.length, run.state, ", ".join(run.experiments))
+    for job, experiments in runs:
+        numbers = str(len(job.config.seeds)), str(job.trainings)
+        table.add_row(job.spec.name, *numbers, job.length, job.state, ", ".join(experiments))
     console.print(table, highlight=False, markup=False)
-    left = [run for run in runs if run.state != "finished"]
+    left = [job for job, _ in runs if job.state != "finished"]
     console.print(
-        f"{len(runs)} runs, {len(left)} of them not finished ({sum(run.trainings for run in left)} trainings)."
+        f"{len(runs)} runs, {len(left)} of them not finished ({sum(job.trainings for job in left)} trainings)."
     )
 
 

@@ -58,6 +58,25 @@ class Job:
     def command(self) -> str:
         return "ibpwf " + shlex.join(self.config.command_line(self.folder))
 
+    @property
+    def length(self) -> str:
+        """Epochs (or iterations) of a task, and the tasks where these are fewer than the scenario's."""
+        settings = self.config.settings().to_json()
+        epochs = " + ".join(str(settings[name]) for name in ("epochs", "finetune_epochs") if settings.get(name))
+        count = f"{settings['iterations']} iterations" if settings.get("iterations") else f"{epochs} epochs"
+        return count + (f", {self.config.tasks} tasks" if self.config.tasks is not None else "")
+
+    @property
+    def trainings(self) -> int:
+        """How often a scenario is learned: once per seed, or once per seed and setting."""
+        return len(self.config.seeds) * len(self.config.trainings())
+
+    @property
+    def state(self) -> str:
+        if self.finished() is not None:
+            return "finished"
+        return "begun" if (self.folder / "config.json").exists() else "to do"
+
     def finished(self) -> dict[str, Any] | None:
         """The result in its folder, if that is of this run with at least these seeds, and has the models asked for.
 
@@ -79,6 +98,20 @@ def jobs_of(experiment: Experiment, asked: Request) -> list[Job]:
         config = spec.config(experiment.chosen_seeds(asked.budget, asked.seeds, spec), asked.device)
         jobs.append(Job(spec, config, asked.out / "runs" / spec.name))
     return jobs
+
+
+def plan(experiments: Sequence[Experiment], asked: Request) -> list[tuple[Job, tuple[str, ...]]]:
+    """Every run of the experiments once, in the order in which they come up and with the most seeds that one wants,
+    and the experiments that share it."""
+    jobs: dict[str, Job] = {}
+    wanted: dict[str, dict[str, None]] = {}
+    for experiment in experiments:
+        for job in jobs_of(experiment, asked):
+            name = job.spec.name
+            wanted.setdefault(name, {})[experiment.name] = None
+            if name not in jobs or len(job.config.seeds) > len(jobs[name].config.seeds):
+                jobs[name] = job
+    return [(job, tuple(wanted[name])) for name, job in jobs.items()]
 
 
 def check_runs(jobs: Sequence[Job]) -> None:
