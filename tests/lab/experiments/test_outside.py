@@ -15,24 +15,21 @@ from processes import Finished
 MODULE = '''
 import torch
 
-from ibpwf.lab.data import scenario_from_arrays
+from ibpwf.lab.data import split_by_class
 from ibpwf.lab.methods.finetune import Adam
 
 
 def stream(*, tasks=None, examples=None, seed=0, progress=None):
-    """Two heaps of points a task."""
-    generator, made = torch.Generator().manual_seed(seed), []
-    for number in range(tasks or 3):
-        y = torch.arange(60) % 2
-        x = torch.randn(60, 5, generator=generator) + 4 * torch.randn(2, 5, generator=generator)[y]
-        made.append((x[:40], 2 * number + y[:40], x[40:], 2 * number + y[40:]))
-    return scenario_from_arrays(made, name="heaps")
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(180) % 6
+    x = torch.randn(180, 5, generator=generator) + 4 * torch.randn(6, 5, generator=generator)[y]
+    return split_by_class(x[:120], y[:120], x[120:], y[120:], name="heaps", tasks=tasks)
 
 
 def pictures(*, tasks=None, examples=None, seed=0, progress=None):
     y = torch.arange(40) % 2
     x = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) + y.view(-1, 1, 1, 1)
-    return scenario_from_arrays([(x, y, x, y)], name="pictures")
+    return split_by_class(x, y, x, y, name="pictures")
 
 
 class Mine(Adam):
