@@ -12,7 +12,7 @@ from ibpwf.errors import InputError
 from ibpwf.lab.experiments.run_config import RunConfig
 from processes import Finished
 
-MODULE = '''
+MODULE = """
 import torch
 
 from ibpwf.lab.data import split_by_class
@@ -34,7 +34,7 @@ def pictures(*, tasks=None, examples=None, seed=0, progress=None):
 
 class Mine(Adam):
     name, summary = "mine", "as adam"
-'''
+"""
 
 
 @pytest.fixture

@@ -132,9 +132,6 @@ def _run_apart(config: RunConfig, folder: Path, jobs: int) -> Outcome:
     return Outcome(config.method, None, words[-1] if words else f"exit code {done.returncode}")
 
 
-# The table
-
-
 def lengths(outcomes: Sequence[Outcome]) -> str:
     """Which methods were trained for another time than the paper says, in words; empty where none was."""
     found: dict[str, list[str]] = {}
