@@ -19,8 +19,8 @@ from rich.console import Console
 
 import ibpwf
 from ibpwf import cli
-from ibpwf.lab.commands.run import Display
-from ibpwf.training.loop import Progress
+from ibpwf.lab.commands.run_display import Display
+from ibpwf.training.callbacks import EpochEnd
 from processes import Finished
 
 Command = Callable[..., Finished]
@@ -212,7 +212,7 @@ def test_tables_of_ten_tasks_and_two_seeds_fit_the_terminal(command: Command, tm
 
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
-    from ibpwf.lab.commands.run import summary
+    from ibpwf.lab.commands.run_display import summary
 
     spread = {"mean": 99.5, "std": 0.25, "per_seed": [99.25, 99.75]}
     matrix = {"task": [[99.0, None], [99.0, 98.0]], "class": [[99.0, None], [97.0, 96.0]]}
@@ -242,33 +242,54 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
     assert any(line.split() == ["[0/1]", "99.00", "99.00", "97.00"] for line in lines)
 
 
+def drawn(display: Display) -> list[str]:
+    """The bars as they stand on the terminal."""
+    printed = io.StringIO()
+    display.console.file = printed
+    display.console.print(display.bar)
+    return [line.rstrip() for line in printed.getvalue().splitlines() if line.strip()]
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+
+
 @pytest.mark.parametrize(("width", "trainings"), [(80, 1), (80, 10), (60, 1), (60, 10)])
 def test_the_progress_bar_is_one_line_even_with_large_numbers(width: int, trainings: int) -> None:
-    printed = io.StringIO()
-    console = Console(file=printed, width=width, force_terminal=True, color_system=None)
-    display = Display(console, epochs=160, trainings=trainings)
-    display.epoch("seed-9", Progress("permutation-19", "elbo", 1, 150, 12.3456, 12345.6, 2100, 700, 1400, 60000))
-    display.epoch("seed-9", Progress("permutation-19", "finetune", 1, 10, 12.3456, 0.0, 2100, 700, 1400, 60000))
-    console.print(display.bar)
-    (line,) = [line for line in printed.getvalue().splitlines() if line.strip()]
-    assert len(line.rstrip()) <= width
-    assert line.startswith("permutation-…" + (" seed-9" if trainings > 1 and width == 80 else ""))
-    assert "2/160" in line
+    display = Display(terminal(width), trainings)
+    display.task_start("seed-9", "permutation-19", 160)
+    display.epoch_end("seed-9", EpochEnd("a", "elbo", 1, 150, 12.3456, 12345.6, 50.0, 2100, 700, 1400, 60000))
+    display.epoch_end("seed-9", EpochEnd("a", "finetune", 1, 10, 12.3456, 0.0, 50.0, 2100, 700, 1400, 60000))
+    (line,) = drawn(display)
+    assert len(line) <= width
+    assert line.startswith("permutation-…" + (" seed-9" if trainings > 1 else ""))
+    assert "epoch 2/160" in line
     assert "loss 12.3" in line
     if width == 80:
         assert "fine-tune factors 2100 (+700)" in line
 
 
-def test_seeds_that_take_turns_have_a_bar_each() -> None:
-    printed = io.StringIO()
-    console = Console(file=printed, width=80, force_terminal=True, color_system=None)
-    display = Display(console, epochs=4, trainings=2)
+def test_unit_loss_and_time_left_are_there_in_the_first_epoch() -> None:
+    display = Display(terminal(80))
+    display.task_start("seed-0", "a", 10)
+    (line,) = drawn(display)
+    assert "epoch 0/10" in line
+    display.step_end("seed-0", 0.25, 0.693)
+    display.step_end("seed-0", 0.5, 0.512)
+    (line,) = drawn(display)
+    assert "loss 0.512" in line
+    assert re.search(r"\d:\d\d:\d\d$", line)
+
+
+def test_seeds_that_take_turns_have_a_line_each() -> None:
+    display = Display(terminal(80), trainings=2)
+    for training in ("seed-0", "seed-1"):
+        display.task_start(training, "a", 4)
     for epoch in (1, 2):
         for training in ("seed-0", "seed-1"):
-            display.epoch(training, Progress("a", "elbo", epoch, 4, 1.0, 2.0, 3, 3, 0, 10))
-    console.print(display.bar)
-    bars = [line.split() for line in printed.getvalue().splitlines() if line.strip()]
-    assert [(bar[0], bar[1], bar[3]) for bar in bars] == [("a", "seed-0", "2/4"), ("a", "seed-1", "2/4")]
+            display.epoch_end(training, EpochEnd("a", "elbo", epoch, 4, 1.0, 2.0, 50.0, 3, 3, 0, 10))
+    bars = [line.split() for line in drawn(display)]
+    assert [bar[:4] for bar in bars] == [["a", "seed-0", "epoch", "2/4"], ["a", "seed-1", "epoch", "2/4"]]
 
 
 # When the data cannot be had

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from ibpwf import Learner
-from ibpwf.lab.experiments.run import Events, run
+from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.storage import files
 from ibpwf.storage.files import read_jsonl
 from ibpwf.storage.folder import MANIFEST
@@ -111,8 +112,9 @@ def test_whichever_write_is_the_last_the_run_can_be_resumed(tmp_path: Path, writ
         model = folder / "seed-0" / "model"
         done = [task.name for task in Learner.load(model).tasks] if (model / MANIFEST).exists() else []
         learnt_now = []
-        events = Events(task=lambda seed, row, names=learnt_now: names.append(row["task"]))  # type: ignore[misc]
-        run(config, folder, command="", resume=True, events=events)
+        watch = RunCallback()
+        watch.task_end = lambda training, row, names=learnt_now: names.append(row["task"])  # type: ignore[misc]
+        run(config, folder, resume=True, watch=watch)
         assert done + learnt_now == ["0/1", "2/3"]  # what was finished is not learnt again
         assert outcome(folder) == expected
 

@@ -108,7 +108,7 @@ def test_measurements_of_several_commands_stand_side_by_side() -> None:
 @pytest.mark.parametrize("task", [0, 1])
 def test_the_bare_products_of_a_step_are_those_that_the_step_makes(task: int) -> None:
     x, y = steps.examples(32, 784, 2, torch.device("cpu"))
-    method = steps.method_for("split-mnist", [400], torch.device("cpu"))
+    method = steps.method_of("split-mnist", mlp(784, [400], 10), torch.device("cpu"))
     step = steps.elbo_step(method, TaskData("task", 0, (0, 1), x, y, 0), task)
     products = steps.bare_steps(method, 32, 1)
     with FlopCounterMode(display=False) as bare:

@@ -13,7 +13,7 @@ from ibpwf.lab.evaluation.metrics import (
     backward_transfer,
     forgetting,
     forward_transfer,
-    learnt,
+    learned,
     spread,
 )
 
@@ -102,4 +102,4 @@ def test_spread_gives_mean_sample_deviation_and_the_values(values: list[float]) 
 
 
 def test_zero_percent_counts_as_learnt() -> None:
-    assert learnt([0.0, None, 5.0]) == [0.0, 5.0]
+    assert learned([0.0, None, 5.0]) == [0.0, 5.0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -15,8 +14,8 @@ from ibpwf.lab.data.scenarios import scenario
 from ibpwf.lab.experiments import baselines
 from ibpwf.lab.experiments import compare as comparing
 from ibpwf.lab.experiments.paper import Target, targets
-from ibpwf.lab.experiments.run import new_learner
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.lab.experiments.seed_training import new_learner
 from ibpwf.lab.methods import method_named, methods
 from ibpwf.settings import parse_assignment
 from ibpwf.storage.files import read_json, write_json
@@ -25,7 +24,7 @@ QUICK = {"epochs": 1, "hidden": [16], "batch_size": 64}
 
 
 def config(method: str, **changes: object) -> RunConfig:
-    return RunConfig("split-digits", method, "quick", (0,), {**QUICK, **changes}, tasks=2)
+    return RunConfig("split-digits", method=method, preset="quick", changes={**QUICK, **changes}, tasks=2)
 
 
 def test_every_method_of_the_papers_tables_is_there():
@@ -58,7 +57,7 @@ def test_all_means_all_and_repeated_names_count_once():
 def test_the_command_of_a_run_survives_a_shell(tmp_path: Path):
     changes = {"augment": "none", "max_factors": {"stem": 60, "*": 80}, "inference": "gaussian"}
     asked = RunConfig("split-cifar10", changes=changes, tasks=2, examples=50)
-    words = shlex.split(shlex.join(comparing.run_command_line(asked, tmp_path / "a folder")))
+    words = shlex.split(shlex.join(asked.command_line(tmp_path / "a folder")))
     assert words[-2:] == ["--out", str(tmp_path / "a folder")]
     assert words[words.index("--examples") + 1] == "50"
     given = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
@@ -120,7 +119,7 @@ def test_results_made_with_other_settings_in_one_setting_are_not_taken_for_these
 
 
 def test_without_models_the_results_are_the_same_and_no_model_is_stored(tmp_path: Path):
-    with_models, without = config("sgd"), dataclasses.replace(config("sgd"), models=False)
+    with_models, without = config("sgd"), config("sgd").replace(models=False)
     results = [comparing.compare([c], tmp_path / str(c.models))[0].result for c in (with_models, without)]
     assert results[0]["accuracy"] == results[1]["accuracy"]
     assert list((tmp_path / "True").rglob("*.safetensors"))
@@ -238,3 +237,16 @@ def test_a_finished_run_of_another_network_is_not_the_one_asked_for(tmp_path: Pa
     assert comparing.finished(tmp_path, config) == result
     write_json(tmp_path / "result.json", {**result, "network": {"builder": "mlp", "hidden": [9]}})
     assert comparing.finished(tmp_path, config) is None
+
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+STORED = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.glob("compare-*/*.json"))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_results_stored_under_earlier_names_of_settings_are_still_their_presets(name: str) -> None:
+    result = read_json(RESULTS / name)
+    changed = bool(result["changes"]) or "paper-settings" in name
+    network = result["network"] if result["method"] == "ibpwf" else None
+    config = RunConfig(result["scenario"], method=result["method"], preset=result["preset"], network=network)
+    assert config.same_settings(result) is not changed

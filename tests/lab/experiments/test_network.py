@@ -62,4 +62,4 @@ def test_a_run_keeps_the_network_it_was_given() -> None:
     assert config.to_json()["network"] == {"builder": "mlp", "hidden": [50, 50]}
     assert RunConfig("split-digits").to_json()["network"]["hidden"] == [100]
     with pytest.raises(InputError, match="builds its own"):
-        RunConfig("split-digits", "ewc", network=parse_network("mlp"))
+        RunConfig("split-digits", method="ewc", network=parse_network("mlp"))

@@ -7,9 +7,10 @@ import pytest
 from ibpwf.errors import InputError
 from ibpwf.lab.data.scenarios import scenario_names
 from ibpwf.lab.experiments.paper import target, targets
-from ibpwf.lab.experiments.presets import FAMILIES, PRESETS, preset
+from ibpwf.lab.experiments.presets import BY_SCENARIO, NO_PRESET, PRESETS, example_shape, preset, preset_name
+from ibpwf.settings import Settings
 
-WITH_PRESETS = [name for key, family in FAMILIES.items() for name in (key, *family.also)]
+WITH_PRESETS = list(BY_SCENARIO)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -49,10 +50,17 @@ def test_mistyped_names_are_answered_with_the_nearest() -> None:
         preset("split-minst", "paper")
 
 
-def test_a_scenario_without_presets_is_told_apart_from_one_that_does_not_exist() -> None:
+def test_a_scenario_without_presets_has_default_settings_and_a_network_for_its_examples() -> None:
     for name in sorted(set(scenario_names()) - set(WITH_PRESETS)):
-        with pytest.raises(InputError, match=rf"scenario '{name}' has no preset yet.*presets exist for split-mnist"):
-            preset(name, "paper")
+        chosen = preset(name, "paper")
+        assert preset_name(name, "paper") == NO_PRESET
+        assert chosen.make_settings() == Settings()
+        images = len(example_shape(name)) == 3
+        assert chosen.network["builder"] == ("resnet" if images else "mlp")
+        assert f"none for {name}" in chosen.note
+        assert preset(name, "paper", "ewc").make_settings("ewc").network == ("resnet20" if images else "mlp")
+    with pytest.raises(InputError, match="unknown preset 'papre'"):
+        preset_name(name, "papre")
 
 
 def test_the_papers_tables_are_read_as_printed() -> None:

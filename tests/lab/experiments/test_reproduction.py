@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from ibpwf.errors import InputError, StoreError
 from ibpwf.lab import scenario
 from ibpwf.lab.experiments.paper import targets
 from ibpwf.lab.experiments.reproduction import embedding, factor_usage, growth, responses, tables, uncertainty
 from ibpwf.lab.experiments.reproduction import reproduce as engine
-from ibpwf.lab.experiments.reproduction.experiment import BUDGETS, Conditions, Experiment, RunSpec, shortened_note
-from ibpwf.lab.experiments.reproduction.plan import plan
+from ibpwf.lab.experiments.reproduction.experiment import (
+    BUDGETS,
+    Conditions,
+    Experiment,
+    Request,
+    RunSpec,
+    shortened_note,
+)
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS, chosen_experiments, experiment_named
 from ibpwf.learner import Learner
 from ibpwf.settings import Settings
@@ -31,6 +37,10 @@ TINY = RunSpec(
     models=True,
     stands_for="split-mnist",
 )
+
+
+def quick(out: Path, **more: Any) -> Request:
+    return Request(out, "quick", device="cpu", **more)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -88,18 +98,18 @@ def test_tables_want_ten_seeds_of_ibpwf_and_fewer_on_cifar() -> None:
 
 def test_a_plan_names_every_run_once_with_the_most_seeds_and_its_state(tmp_path: Path) -> None:
     chosen = [EXPERIMENTS[name] for name in ("figure-uncertainty-class", "table3", "figure-factors")]
-    runs = plan(chosen, tmp_path, "full", None, "cpu")
-    assert len({run.job.spec.name for run in runs}) == len(runs) == 3
-    first = runs[0]
-    assert first.experiments == ("figure-uncertainty-class", "table3", "figure-factors")
-    assert (len(first.job.config.seeds), first.trainings, first.length, first.state) == (
+    runs = engine.plan(chosen, Request(tmp_path, device="cpu"))
+    assert len({job.spec.name for job, _ in runs}) == len(runs) == 3
+    first, experiments = runs[0]
+    assert experiments == ("figure-uncertainty-class", "table3", "figure-factors")
+    assert (len(first.config.seeds), first.trainings, first.length, first.state) == (
         10,
         10,
         "10 + 5 epochs",
         "to do",
     )
-    first.job.folder.mkdir(parents=True)
-    write_json(first.job.folder / "config.json", {})
+    first.folder.mkdir(parents=True)
+    write_json(first.folder / "config.json", {})
     assert first.state == "begun"
 
 
@@ -142,7 +152,7 @@ def tiny() -> Experiment:
 
 @pytest.fixture(scope="module")
 def result(tiny: Experiment, folder: Path) -> dict:
-    return engine.reproduce(tiny, folder, budget="quick", device="cpu", command="ibpwf reproduce figure-factors")
+    return engine.reproduce(tiny, quick(folder, command="ibpwf reproduce figure-factors"))
 
 
 def test_the_result_file_says_what_was_run_and_what_holds(result: dict, folder: Path) -> None:
@@ -163,14 +173,14 @@ def test_a_finished_run_is_not_run_again_and_an_unfinished_one_needs_resume(
 ) -> None:
     run = folder / result["runs"][0]["folder"]
     stamp = (run / "result.json").stat().st_mtime_ns
-    again = engine.reproduce(tiny, folder, budget="quick", device="cpu")
+    again = engine.reproduce(tiny, quick(folder))
     assert again["measured"] == result["measured"]
     assert (run / "result.json").stat().st_mtime_ns == stamp
     whole = (run / "result.json").read_bytes()
     (run / "result.json").unlink()
     with pytest.raises(InputError, match="--resume"):
-        engine.reproduce(tiny, folder, budget="quick", device="cpu")
-    resumed = engine.reproduce(tiny, folder, budget="quick", device="cpu", resume=True)
+        engine.reproduce(tiny, quick(folder))
+    resumed = engine.reproduce(tiny, quick(folder, resume=True))
     assert resumed["measured"] == result["measured"]
     (run / "result.json").write_bytes(whole)
 
@@ -178,16 +188,16 @@ def test_a_finished_run_is_not_run_again_and_an_unfinished_one_needs_resume(
 def test_a_finished_run_with_more_seeds_serves_an_experiment_that_wants_fewer(
     tiny: Experiment, tmp_path: Path
 ) -> None:
-    wide = engine.reproduce(tiny, tmp_path, budget="quick", seeds=2, device="cpu")
+    wide = engine.reproduce(tiny, quick(tmp_path, seeds=2))
     run = tmp_path / wide["runs"][0]["folder"]
     stored = (run / "result.json").read_bytes()
-    narrow = engine.reproduce(tiny, tmp_path, budget="quick", seeds=1, device="cpu")  # without --resume
+    narrow = engine.reproduce(tiny, quick(tmp_path, seeds=1))  # without --resume
     assert narrow["seeds"] == narrow["runs"][0]["seeds"] == [0, 1]
     assert narrow["measured"] == wide["measured"]
     assert (run / "result.json").read_bytes() == stored
     with pytest.raises(InputError, match="--resume"):
-        engine.reproduce(tiny, tmp_path, budget="quick", seeds=3, device="cpu")
-    assert engine.reproduce(tiny, tmp_path, budget="quick", seeds=3, device="cpu", resume=True)["seeds"] == [0, 1, 2]
+        engine.reproduce(tiny, quick(tmp_path, seeds=3))
+    assert engine.reproduce(tiny, quick(tmp_path, seeds=3, resume=True))["seeds"] == [0, 1, 2]
 
 
 def test_after_a_task_the_last_model_without_later_tasks_answers_as_the_model_did_then() -> None:
@@ -206,21 +216,20 @@ def test_after_a_task_the_last_model_without_later_tasks_answers_as_the_model_di
         torch.testing.assert_close(uncertainty.entropies_after(learner, x, rho, t + 1), entropy)
 
 
-def test_auroc_agrees_with_scikit_learn_ties_included() -> None:
+def test_auroc_counts_how_often_the_high_are_above_the_low_ties_half() -> None:
     generator = torch.Generator().manual_seed(0)
     low = torch.randint(0, 6, (200,), generator=generator).double()
     high = torch.randint(2, 9, (70,), generator=generator).double()
-    truth = np.concatenate([np.zeros(200), np.ones(70)])
-    expected = 100 * roc_auc_score(truth, torch.cat([low, high]).numpy())
-    assert uncertainty.auroc(low, high) == pytest.approx(expected)
+    above, level = (high[:, None] > low).double().mean(), (high[:, None] == low).double().mean()
+    assert uncertainty.auroc(low, high) == pytest.approx(100 * float(above + level / 2))
 
 
 def test_neighbours_of_two_far_heaps_are_all_alike() -> None:
     rng = np.random.default_rng(0)
     points = np.concatenate([rng.normal(size=(30, 2)), 100 + rng.normal(size=(30, 2))])
     tasks = np.repeat([0, 1], 30)
-    assert embedding.neighbours_alike(points, tasks, 5) == 100
-    assert 30 < embedding.neighbours_alike(points[rng.permutation(60)], tasks, 5) < 70
+    assert embedding.neighbors_alike(points, tasks, 5) == 100
+    assert 30 < embedding.neighbors_alike(points[rng.permutation(60)], tasks, 5) < 70
 
 
 def test_neighbours_among_as_many_wide_features_as_the_full_figure_has_need_little_memory() -> None:
@@ -228,7 +237,7 @@ def test_neighbours_among_as_many_wide_features_as_the_full_figure_has_need_litt
     features = np.random.default_rng(0).normal(size=(2000, 1000))
     features[np.arange(2000), tasks] += 20
     tracemalloc.start()
-    assert embedding.neighbours_alike(features, tasks) == 100
+    assert embedding.neighbors_alike(features, tasks) == 100
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 300e6, "every difference of every pair would be 32 GB"
@@ -254,30 +263,28 @@ def test_a_figure_with_a_failed_run_is_refused_and_a_table_leaves_it_out(tmp_pat
     bad = RunSpec("split-digits", "rehearsal", "quick", {**small, "memory_size": 10**6}, 2, stands_for="split-mnist")
     runs = {"quick": (good, bad), "full": (good, bad)}
     table = Experiment("table4", "T", "", "table", runs, tables.table_measure("table4"), (tables.reproduced,))
-    result = engine.reproduce(table, tmp_path, budget="quick", device="cpu")
+    result = engine.reproduce(table, quick(tmp_path))
     assert [run["name"] for run in result["failed"]] == [bad.name]
     assert {row["method"] for row in result["measured"]["rows"]} == {"sgd"}
     drawn = Experiment("figure-const-wf", "F", "", "growth", runs, growth.growth)
     with pytest.raises(InputError, match="needs all its runs"):
-        engine.reproduce(drawn, tmp_path, budget="quick", device="cpu", resume=True)
+        engine.reproduce(drawn, quick(tmp_path, resume=True))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": 3}', '{"rows": [{"parameters": "many"}]}', '{"rows": []}'])
 def test_rows_that_are_cut_or_foreign_are_named_with_the_remedy(tiny: Experiment, tmp_path: Path, text: str) -> None:
     spec = dataclasses.replace(TINY, changes={**TINY.changes, "epochs": 1}, models=False, tasks=1)
     drawn = dataclasses.replace(tiny, runs={"quick": (spec,), "full": (spec,)}, measure=growth.growth, claims=())
-    result = engine.reproduce(drawn, tmp_path, budget="quick", device="cpu")
+    result = engine.reproduce(drawn, quick(tmp_path))
     run = tmp_path / result["runs"][0]["folder"]
     (run / "seed-0" / "rows.json").write_text(text)
     with pytest.raises(StoreError, match=r"rows\.json"):
-        engine.reproduce(drawn, tmp_path, budget="quick", device="cpu")
+        engine.reproduce(drawn, quick(tmp_path))
 
 
 def test_a_result_that_lacks_what_measures_read_is_not_taken_for_finished(tiny: Experiment, tmp_path: Path) -> None:
     spec = dataclasses.replace(TINY, changes={**TINY.changes, "epochs": 1}, models=False, tasks=1)
-    (job,) = engine.jobs_of(
-        dataclasses.replace(tiny, runs={"quick": (spec,), "full": (spec,)}), tmp_path, "quick", None, "cpu"
-    )
+    (job,) = engine.jobs_of(dataclasses.replace(tiny, runs={"quick": (spec,), "full": (spec,)}), quick(tmp_path))
     result = engine.finished_run(job).result
     assert job.finished() == result
     del result["accuracy"]

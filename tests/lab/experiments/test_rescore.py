@@ -18,7 +18,8 @@ CHANGES = {"epochs": 4, "finetune_epochs": 2}
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rescore") / "run"
-    run(RunConfig("split-digits", "ibpwf", "quick", (0, 1), CHANGES, 3, "cpu"), folder, command="the command")
+    config = RunConfig("split-digits", preset="quick", seeds=(0, 1), changes=CHANGES, tasks=3, device="cpu")
+    run(config, folder, command="the command")
     return folder
 
 

@@ -180,7 +180,7 @@ def test_forward_transfer_is_measured_before_a_task_is_learnt(
 
 def test_metrics_have_a_line_per_epoch_and_per_finished_task(finished_run: Path, result: dict[str, Any]) -> None:
     lines = read_jsonl(finished_run / "metrics.jsonl")
-    keys = {"task", "phase", "epoch", "epochs", "loss", "extra", "active", "new", "reused", "samples"}
+    keys = {"task", "phase", "epoch", "epochs", "loss", "extra", "accuracy", "active", "new", "reused", "samples"}
     for seed in (0, 1):
         for task in range(3):
             mine = [line for line in lines if (line["seed"], line["task_number"]) == (seed, task)]
@@ -201,7 +201,8 @@ def test_tensorboard_shows_the_same_numbers_by_task_and_epoch(finished_run: Path
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(finished_run / "tensorboard")).Reload()
     lines = [line for line in read_jsonl(finished_run / "metrics.jsonl") if "finished" not in line]
-    tags = {f"seed-{seed}/{key}" for seed in (0, 1) for key in ("loss", "extra", "active", "new", "reused")}
+    keys = ("loss", "penalty", "accuracy", "active", "new", "reused")
+    tags = {f"seed-{seed}/{key}" for seed in (0, 1) for key in keys}
     assert set(events.Tags()["scalars"]) == tags
     for tag in tags:
         seed, key = tag.removeprefix("seed-").split("/")
@@ -209,7 +210,8 @@ def test_tensorboard_shows_the_same_numbers_by_task_and_epoch(finished_run: Path
         assert [scalar.step for scalar in scalars] == [
             1000 * task + epoch for task in range(3) for epoch in range(1, 6)
         ]
-        expected = [line[key] for line in lines if line["seed"] == int(seed)]
+        written = "extra" if key == "penalty" else key
+        expected = [line[written] for line in lines if line["seed"] == int(seed)]
         assert [scalar.value for scalar in scalars] == pytest.approx(expected, rel=1e-6)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ibpwf.lab.experiments.reproduction import reproduce as engine
-from ibpwf.lab.experiments.reproduction.experiment import Experiment, RunSpec
+from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request, RunSpec
 from ibpwf.lab.experiments.reproduction.sweeps import sweep
-from ibpwf.lab.experiments.run import Planned, run, run_together
+from ibpwf.lab.experiments.run import Run, run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.storage.files import read_json
 from ibpwf.storage.folder import MANIFEST
@@ -26,7 +26,7 @@ TIMES = ("seconds", "samples_per_second", "command")
 
 def config(alpha: float, tasks: int = 3, **more: Any) -> RunConfig:
     changes = {**SHORT, "alpha": alpha}
-    return RunConfig("split-digits", "ibpwf", "quick", (0, 1), changes, tasks, "cpu", **more)
+    return RunConfig("split-digits", preset="quick", seeds=(0, 1), changes=changes, tasks=tasks, device="cpu", **more)
 
 
 def timeless(result: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def timeless(result: dict[str, Any]) -> dict[str, Any]:
 
 def test_each_gives_what_it_gives_alone_and_keeps_the_models_that_were_asked_for(tmp_path: Path) -> None:
     chosen = [config(16.0), config(8.0, tasks=2, models=False)]
-    planned = [Planned(one, tmp_path / str(i), f"command {i}") for i, one in enumerate(chosen)]
+    planned = [Run(one, tmp_path / str(i), f"command {i}") for i, one in enumerate(chosen)]
     results = run_together(planned)
     for one, plan, result in zip(chosen, planned, results, strict=True):
         assert read_json(plan.out / "result.json") == result
@@ -54,8 +54,12 @@ def sweep_of(runs: tuple[RunSpec, ...]) -> Experiment:
     return Experiment("figure-alpha", "α", "", "sweep", {"quick": runs, "full": runs}, sweep("alpha"))
 
 
+def quick(out: Path, **more: Any) -> Request:
+    return Request(out, "quick", device="cpu", **more)
+
+
 def jobs_of(figure: Experiment, out: Path, seeds: int | None = None) -> list[engine.Job]:
-    return engine.jobs_of(figure, out, "quick", seeds, "cpu")
+    return engine.jobs_of(figure, Request(out, "quick", seeds, "cpu"))
 
 
 def test_groups_hold_what_has_not_run_yet_and_no_more_learners_than_allowed(
@@ -63,16 +67,13 @@ def test_groups_hold_what_has_not_run_yet_and_no_more_learners_than_allowed(
 ) -> None:
     monkeypatch.setattr(engine, "MOST_LEARNERS", 5)
     jobs = jobs_of(sweep_of(specs(8.0, 10.0, 12.0, 14.0)), tmp_path, seeds=2)
-    engine.train_together(jobs[:1], None)
+    engine.train_together(jobs[:1])
     assert engine.groups(jobs) == [[jobs[1], jobs[2]], [jobs[3]]]
 
 
 def test_a_figure_trained_together_measures_what_it_does_one_by_one(tmp_path: Path) -> None:
     figure = sweep_of(specs(8.0, 16.0))
-    made = [
-        engine.reproduce(figure, tmp_path / str(t), budget="full", seeds=1, device="cpu", together=t)
-        for t in (True, False)
-    ]
+    made = [engine.reproduce(figure, Request(tmp_path / str(t), "full", 1, "cpu"), together=t) for t in (True, False)]
     accuracies = [
         [(p["value"], p["task"], p["class"]) for p in one["measured"]["panels"][0]["points"]] for one in made
     ]
@@ -84,9 +85,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from test_run_together import figure_to_kill
+from test_run_together import figure_to_kill, quick
 from ibpwf.lab.experiments.reproduction.reproduce import reproduce
-reproduce(figure_to_kill(), Path({out!r}), budget="quick", device="cpu", together={together})
+reproduce(figure_to_kill(), quick(Path({out!r})), together={together})
 """
 
 
@@ -119,9 +120,9 @@ def test_killed_one_by_one_it_loses_the_run_in_progress_alone(tmp_path: Path) ->
     first = jobs_of(figure, tmp_path)[0].folder / "result.json"
     killed_once(tmp_path, first, together=False)
     stamp = first.stat().st_mtime_ns
-    result = engine.reproduce(figure, tmp_path, budget="quick", device="cpu", resume=True)
+    result = engine.reproduce(figure, quick(tmp_path, resume=True))
     assert first.stat().st_mtime_ns == stamp
-    whole = engine.reproduce(figure, tmp_path / "whole", budget="quick", device="cpu")
+    whole = engine.reproduce(figure, quick(tmp_path / "whole"))
     assert [r["accuracy"] for r in result["runs"]] == [r["accuracy"] for r in whole["runs"]]
 
 
@@ -131,9 +132,9 @@ def test_killed_together_all_go_on_after_the_last_finished_task(tmp_path: Path) 
     killed_once(tmp_path, folders[1] / "seed-0" / "model" / MANIFEST, together=True)
     kept = [read_json(folder / "seed-0" / "rows.json")["rows"] for folder in folders]
     assert [len(rows) for rows in kept] == [1, 1]
-    result = engine.reproduce(figure, tmp_path, budget="quick", device="cpu", resume=True, together=True)
+    result = engine.reproduce(figure, quick(tmp_path, resume=True), together=True)
     for folder, rows in zip(folders, kept, strict=True):
         assert read_json(folder / "seed-0" / "rows.json")["rows"][:1] == rows  # with its seconds: not run again
         assert not (folder / "seed-0" / "model").exists()
-    whole = engine.reproduce(figure, tmp_path / "whole", budget="quick", device="cpu")
+    whole = engine.reproduce(figure, quick(tmp_path / "whole"))
     assert [r["accuracy"] for r in result["runs"]] == [r["accuracy"] for r in whole["runs"]]

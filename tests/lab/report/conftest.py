@@ -19,7 +19,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run: three tasks of the digits, two seeds, few epochs. Not to be changed."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     changes = {"epochs": 2, "finetune_epochs": 1, "alpha": 20.0}
-    run(RunConfig("split-digits", "ibpwf", "quick", (0, 1), changes, 3, "cpu"), out, command=COMMAND)
+    config = RunConfig("split-digits", preset="quick", seeds=(0, 1), changes=changes, tasks=3, device="cpu")
+    run(config, out, command=COMMAND)
     return out
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
+from ibpwf.training.environment import prepared_to_train
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Setup:
     @property
     def rounds(self) -> int:
         return 7 if self.quick else 15
+
+    def one_thread(self) -> AbstractContextManager[None]:
+        """On a CPU as a small network trains: products of small matrices gain little from a second thread, and lose
+        much where others run."""
+        return prepared_to_train(nn.Identity(), self.device)
 
     def seconds(self) -> float:
         """A clock: differences of two readings count."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ibpwf.lab.bench.measure import Row, Setup
-from ibpwf.lab.bench.steps import STEPS, elbo_step, examples, method_for, repeat
+from ibpwf.lab.bench.steps import STEPS, elbo_step, examples, method_of, repeat
 from ibpwf.method import IBPWF
+from ibpwf.models import mlp
 from ibpwf.training.method import TaskData
 
 MB = 1e6
@@ -53,7 +54,7 @@ def memory(setup: Setup) -> list[Row]:
     """Split MNIST's network, two tasks of random examples."""
     x, y = examples(32 * STEPS, 784, 2, setup.device)
     data = TaskData("task", 0, (0, 1), x, y, 0)
-    method = method_for("split-mnist", [400], setup.device)
+    method = method_of("split-mnist", mlp(784, [400], 10), setup.device)
     step = elbo_step(method, data, 1)
     repeat(step, 2)()
     kinds = bytes_of_task(method, 0)

@@ -9,17 +9,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ibpwf.lab.bench.measure import Setup, middle, take_turns
-from ibpwf.lab.bench.registry import one_thread
-from ibpwf.lab.bench.steps import STEPS, elbo_step, examples, method_for, repeat
+from ibpwf.lab.bench.steps import STEPS, elbo_step, examples, method_of, repeat
+from ibpwf.models import mlp
 from ibpwf.training.method import TaskData
 
 
 def step_profile(setup: Setup) -> dict[str, Any]:
     """For a later task of Split MNIST's network: milliseconds of each part of a step, and of the ten dearest
     operations."""
-    with one_thread(setup.device):
+    with setup.one_thread():
         x, y = examples(32 * STEPS, 784, 2, setup.device)
-        method = method_for("split-mnist", [400], setup.device)
+        method = method_of("split-mnist", mlp(784, [400], 10), setup.device)
         step = elbo_step(method, TaskData("task", 0, (0, 1), x, y, 0), 1)
         network = method.network
         assert network is not None

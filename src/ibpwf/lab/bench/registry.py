@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ibpwf.errors import unknown
-from ibpwf.lab.bench import answering, growth, memory, seeds, steps, whole_runs
+from ibpwf.lab.bench import many_tasks, memory, runs, steps
 from ibpwf.lab.bench.measure import Row, Setup
 
 
@@ -26,14 +25,14 @@ class Measurement:
 
 MEASUREMENTS = (
     Measurement("step", "ELBO step beside a dense step", "cpu", steps.cpu_step),
-    Measurement("seeds", "5 seeds together beside 5 × one", "cpu", seeds.five_seeds),
-    Measurement("prediction", "prediction after 1, 10 and 100 tasks", "any", answering.prediction),
-    Measurement("late-tasks", "training task 100 beside task 10", "any", growth.cost_of_late_tasks),
+    Measurement("seeds", "5 seeds together beside 5 × one", "cpu", runs.five_seeds),
+    Measurement("prediction", "prediction after 1, 10 and 100 tasks", "any", many_tasks.prediction),
+    Measurement("late-tasks", "training task 100 beside task 10", "any", many_tasks.cost_of_late_tasks),
     Measurement("memory", "bytes of a task, the optimiser, the peak", "any", memory.memory),
     Measurement("step-gpu", "ELBO step beside a dense step", "cuda", steps.gpu_step),
-    Measurement("split-mnist", "Split MNIST, 10 seeds, whole run", "cuda", whole_runs.split_mnist),
-    Measurement("permuted-mnist", "Permuted MNIST, 10 seeds, whole run", "cuda", whole_runs.permuted_mnist),
-    Measurement("split-cifar10", "Split CIFAR-10, whole run and images/s", "cuda", whole_runs.split_cifar10),
+    Measurement("split-mnist", "Split MNIST, 10 seeds, whole run", "cuda", runs.split_mnist),
+    Measurement("permuted-mnist", "Permuted MNIST, 10 seeds, whole run", "cuda", runs.permuted_mnist),
+    Measurement("split-cifar10", "Split CIFAR-10, whole run and images/s", "cuda", runs.split_cifar10),
 )
 
 
@@ -49,24 +48,11 @@ def runs_on(measurement: Measurement, device: torch.device) -> bool:
     return measurement.device in ("any", device.type)
 
 
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU one thread: products of small matrices gain little from a second, and lose much where others run."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-        torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def measured(measurement: Measurement, setup: Setup) -> dict[str, Any]:
     """The rows of one measurement as JSON, or why it was not made here."""
     entry: dict[str, Any] = {"name": measurement.name, "summary": measurement.summary, "rows": []}
     if not runs_on(measurement, setup.device):
         wanted = "a GPU" if measurement.device == "cuda" else "a CPU: --device cpu"
         return {**entry, "skipped": f"needs {wanted}"}
-    with one_thread(setup.device):
+    with setup.one_thread():
         return {**entry, "rows": [row.to_json() for row in measurement.make(setup)]}

@@ -1,4 +1,4 @@
-"""One optimisation step of IBP-WF beside a plain PyTorch step of a dense network of the same widths."""
+"""One optimization step of IBP-WF beside a plain PyTorch step of a dense network of the same widths."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ def examples(count: int, inputs: int, classes: int, device: torch.device) -> tup
     return x.to(device), y.to(device)
 
 
-def method_for(scenario: str, hidden: list[int], device: torch.device) -> IBPWF:
-    """IBP-WF with the paper's settings of a scenario, nothing learnt yet."""
+def method_of(scenario: str, net: nn.Module, device: torch.device) -> IBPWF:
+    """IBP-WF on a network with the paper's settings of a scenario, nothing learned yet."""
     settings = preset(scenario, "paper").make_settings()
     assert isinstance(settings, Settings)
-    net = mlp(784, hidden, 10)
-    names = {key: getattr(settings, key) for key in ("alpha", "max_factors", "heads", "strength_std")}
-    return IBPWF(factorize(net, **names).to(device), settings)
+    return IBPWF(factorize(net, **settings.factorization).to(device), settings)
 
 
 def elbo_step(method: IBPWF, data: TaskData, index: int) -> Step:
@@ -131,7 +129,7 @@ def cpu_step(setup: Setup) -> list[Row]:
     """784-400-10 with 400 factors, batch 32: the first task (all factors new) and a later one (some are locked)."""
     x, y = examples(32 * STEPS, 784, 2, setup.device)
     data = TaskData("task", 0, (0, 1), x, y, 0)
-    methods = [method_for("split-mnist", [400], setup.device) for _ in range(2)]
+    methods = [method_of("split-mnist", mlp(784, [400], 10), setup.device) for _ in range(2)]
     dense = mlp(784, [400], 10).to(setup.device)
     sides = {
         "first task": repeat(elbo_step(methods[0], data, 0), STEPS),
@@ -161,9 +159,10 @@ def gpu_step(setup: Setup) -> list[Row]:
     steps = 400
     x, y = examples(64 * steps, 784, 10, setup.device)
     data = TaskData("task", 0, tuple(range(10)), x, y, 0)
+    ours, dense = mlp(784, [1000, 1000], 10), mlp(784, [1000, 1000], 10).to(setup.device)
     sides = {
-        "IBP-WF": repeat(elbo_step(method_for("permuted-mnist", [1000, 1000], setup.device), data, 0), steps),
-        "dense": dense_steps(mlp(784, [1000, 1000], 10).to(setup.device), x, y, 64, steps),
+        "IBP-WF": repeat(elbo_step(method_of("permuted-mnist", ours, setup.device), data, 0), steps),
+        "dense": dense_steps(dense, x, y, 64, steps),
     }
     times = take_turns(sides, setup)
     what = "ELBO step, 784-1000-1000, dense head, batch 64 ÷ dense eager step with fused Adam"

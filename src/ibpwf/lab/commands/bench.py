@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,53 +14,49 @@ from rich.table import Table
 
 from ibpwf.lab.bench import NAMES
 from ibpwf.lab.bench.page import joined, mark, markdown, number, spread, target
+from ibpwf.lab.commands.options import command_typed, command_with, of_run
 
 if TYPE_CHECKING:
     import torch
 
+    from ibpwf.lab.bench.measure import Setup
 
-def bench_command(
+
+@dataclass
+class BenchOptions:
+    """What is asked of `ibpwf bench`."""
+
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="NAME", help=f"One of {', '.join(NAMES)}; may be given several times."),
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Also say where a step's time goes.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and tasks: about a minute on a CPU.")] = False,
+    ] = None
+    profile: Annotated[bool, typer.Option("--profile", help="Also say where a step's time goes.")] = False
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and tasks: about a minute on a CPU.")] = False
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", metavar="DIR", help="Write bench.json and README.md there, beside what was measured before."
         ),
-    ] = None,
+    ] = None
     runs: Annotated[
         Path | None, typer.Option("--runs", metavar="DIR", help="Keep the whole runs' folders there.")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-) -> None:
-    """Measure speed and memory side by side, in turns, and show the ratios beside their targets."""
-    import torch
+    ] = None
+    device: Annotated[str, of_run("device")] = "auto"
 
-    from ibpwf import __version__
+
+@command_with(BenchOptions)
+def bench_command(asked: BenchOptions) -> None:
+    """Measure speed and memory side by side, in turns, and show the ratios beside their targets."""
     from ibpwf.lab.bench.measure import Setup
     from ibpwf.lab.bench.registry import chosen, measured, runs_on
-    from ibpwf.lab.experiments.result import commit, environment
     from ibpwf.learner import choose_device
     from ibpwf.storage.files import read_json, write_json, write_text
 
-    console = Console()
-    setup = Setup(choose_device(device), quick, runs)
-    wanted = chosen(only)
+    console, out = Console(), asked.out
+    setup, wanted = Setup(choose_device(asked.device), asked.quick, asked.runs), chosen(asked.only)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had should not show after minutes
-    content: dict[str, Any] = {
-        "command": "ibpwf " + shlex.join(sys.argv[1:]),
-        "commit": commit(),
-        "versions": {"ibpwf": __version__, "python": platform.python_version(), "torch": torch.__version__},
-        "machine": {"words": machine_in_words(setup.device), **environment(setup.device.type)},
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "quick": quick,
-        "measurements": [],
-    }
+    content = conditions(setup)
     before = read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
     joined(before, content)  # a folder of another machine is refused before anything is measured
     console.print(content["machine"]["words"], style="dim", highlight=False, markup=False)
@@ -72,7 +67,7 @@ def bench_command(
         content["measurements"].append({**measured(measurement, setup), **stamp})
         if out is not None:  # each as it comes: whole runs take minutes
             write_json(out / "bench.json", joined(before, content))
-    if profile:
+    if asked.profile:
         from ibpwf.lab.bench.profile import step_profile
 
         content["profile"] = step_profile(setup)
@@ -82,6 +77,24 @@ def bench_command(
         write_json(out / "bench.json", content)
         write_text(out / "README.md", markdown(content))
         console.print(f"Written: {out / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def conditions(setup: Setup) -> dict[str, Any]:
+    """What is measured with and on, and no measurements yet."""
+    import torch
+
+    from ibpwf import __version__
+    from ibpwf.lab.experiments.result import commit, environment
+
+    return {
+        "command": command_typed(),
+        "commit": commit(),
+        "versions": {"ibpwf": __version__, "python": platform.python_version(), "torch": torch.__version__},
+        "machine": {"words": machine_in_words(setup.device), **environment(setup.device.type)},
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "quick": setup.quick,
+        "measurements": [],
+    }
 
 
 def machine_in_words(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ibpwf.errors import InputError
-from ibpwf.settings import parse_assignment
+from ibpwf.lab.commands.options import RunChoices, at_least_one, command_with, flush_denormals, interrupted
+from ibpwf.lab.experiments.run_config import RunConfig
 
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.compare import Outcome
-    from ibpwf.lab.experiments.run import Events
 
 
 def methods_command() -> None:
@@ -33,61 +34,58 @@ def methods_command() -> None:
     console.print(table, highlight=False)
 
 
-def compare_command(
-    scenario: Annotated[str, typer.Argument(help="What to learn, such as split-mnist.")],
-    methods: Annotated[str, typer.Option(help="Names separated by commas, or all (see `ibpwf methods`).")] = "all",
-    seeds: Annotated[int, typer.Option(help="Run seeds 0 to N-1 of each.")] = 5,
-    preset: Annotated[str, typer.Option(help="Settings to start from: paper, default or quick.")] = "paper",
-    tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.", show_default=False)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+@dataclass
+class CompareOptions(RunChoices):
+    """What is asked of `ibpwf compare`."""
+
+    methods: Annotated[
+        str, typer.Option(help="Names separated by commas (see `ibpwf methods`), module:Class among them, or all.")
+    ] = "all"
+    seeds: Annotated[int, typer.Option(help="Run seeds 0 to N-1 of each.")] = 5
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of every method that has it. Repeatable."),
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Methods to run at the same time, each in its own process.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/compare-SCENARIO")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
-    no_models: Annotated[
-        bool, typer.Option("--no-models", help="Store results only: saves disk, but an interrupted seed starts anew.")
-    ] = False,
-) -> None:
+    ] = None
+    jobs: Annotated[int, typer.Option(help="Methods to run at the same time, each in its own process.")] = 1
+    out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/compare-SCENARIO")] = None
+
+    def configs(self) -> list[RunConfig]:
+        """One for each method, with those changes that it has a setting for."""
+        from ibpwf.lab.experiments.compare import chosen_methods
+        from ibpwf.lab.experiments.presets import settings_type
+
+        at_least_one(seeds=self.seeds, jobs=self.jobs)
+        known = {name: settings_type(name).model_fields for name in chosen_methods(self.methods, self.scenario)}
+        changes = self.changes()
+        for change in changes:
+            if not any(change in names for names in known.values()):
+                raise InputError(f"no chosen method has a setting '{change}'; see docs or `ibpwf run --set`.")
+        return [
+            self.config(
+                self.scenario,
+                method=method,
+                seeds=tuple(range(self.seeds)),
+                changes={name: value for name, value in changes.items() if name in names},
+            )
+            for method, names in known.items()
+        ]
+
+
+@command_with(CompareOptions)
+def compare_command(asked: CompareOptions) -> None:
     """Run several methods on one scenario and print one table, ours beside the paper's.
 
     Runs that have finished are not run again. A run that fails is reported and does not stop the others.
     """
-    import torch
+    flush_denormals()
+    from ibpwf.lab.experiments.compare import compare, write_tables
+    from ibpwf.lab.experiments.seed_training import RunCallback
 
-    torch.set_flush_denormal(True)
-    from ibpwf.lab.experiments.compare import chosen_methods, compare, write_tables
-    from ibpwf.lab.experiments.presets import settings_type
-    from ibpwf.lab.experiments.run import Events
-    from ibpwf.lab.experiments.run_config import RunConfig
-
-    if seeds < 1:
-        raise InputError(f"--seeds is {seeds}; give at least 1.")
-    if jobs < 1:
-        raise InputError(f"--jobs is {jobs}; give at least 1.")
-    changes = dict(parse_assignment(text) for text in set_ or [])
-    names = chosen_methods(methods, scenario)
-    known = {name: set(settings_type(name)().to_json()) for name in names}
-    for change in changes:
-        if not any(change in fields for fields in known.values()):
-            raise InputError(f"no chosen method has a setting '{change}'; see docs or `ibpwf run --set`.")
-    configs = [
-        RunConfig(
-            scenario,
-            name,
-            preset,
-            tuple(range(seeds)),
-            {key: value for key, value in changes.items() if key in known[name]},
-            tasks,
-            device,
-            not no_models,
-        )
-        for name in names
-    ]
-    folder = out or Path("runs") / f"compare-{scenario}"
+    configs = asked.configs()
+    folder = asked.out or Path("runs") / f"compare-{asked.scenario.replace(':', '.')}"
     console = Console()
+    if configs[0].preset == "none":
+        console.print(f"Preset: {'; '.join(one.note() for one in configs)}.", highlight=False, soft_wrap=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -100,26 +98,26 @@ def compare_command(
     )
     whole = bar.add_task("methods", total=len(configs), detail="")
 
+    class Newest(RunCallback):
+        def __init__(self, method: str) -> None:
+            self.method = method
+
+        def task_start(self, training: str, task: str, epochs: int) -> None:
+            bar.update(whole, detail=f"{self.method} {training}: {task}")
+
+        def step_end(self, training: str, epochs: float, loss: float) -> None:
+            bar.update(whole, detail=f"{self.method} {training}: epoch {epochs:.0f} loss {loss:.3g}")
+
     def told(outcome: Outcome, done: int, total: int) -> None:
         bar.update(whole, completed=done)
         _line(console, outcome)
 
-    def events(method: str) -> Events:
-        def finished(training: str, row: dict[str, Any]) -> None:
-            bar.update(whole, detail=f"{method} {training}: {row['task']}")
-
-        return Events(task=finished)
-
     try:
         with bar:
-            outcomes = compare(configs, folder, jobs=jobs, resume=resume, told=told, events=events)
+            outcomes = compare(configs, folder, jobs=asked.jobs, resume=asked.resume, told=told, watch=Newest)
     except KeyboardInterrupt:
-        typer.echo(
-            f"Interrupted. Finished runs are kept in {folder}; the same command with --resume goes on.", err=True
-        )
-        raise typer.Exit(130) from None
-    table = write_tables(folder, outcomes)
-    show(console, table, outcomes)
+        raise interrupted(folder) from None
+    show(console, write_tables(folder, outcomes), outcomes)
     console.print(f"Tables: {folder}/comparison.md, .csv, .json", highlight=False, markup=False, soft_wrap=True)
     if all(outcome.result is None for outcome in outcomes):
         raise InputError("every run failed; see the lines above.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +13,24 @@ from rich.console import Console
 from rich.table import Table
 
 from ibpwf.errors import IBPWFError, InputError
+from ibpwf.lab.commands.options import (
+    at_least_one,
+    command_typed,
+    command_with,
+    flush_denormals,
+    interrupted,
+    of_run,
+)
 
 if TYPE_CHECKING:
-    from ibpwf.lab.experiments.reproduction.plan import PlannedRun
+    from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request
+    from ibpwf.lab.experiments.reproduction.reproduce import Job
 
 
-def reproduce_command(
+@dataclass
+class ReproduceOptions:
+    """What is asked of `ibpwf reproduce`."""
+
     name: Annotated[
         str,
         typer.Argument(
@@ -26,103 +38,92 @@ def reproduce_command(
             help="table1 to table4, figure-uncertainty-class, figure-uncertainty-task, figure-factors, "
             "figure-filters, figure-const-wf, figure-alpha, figure-kappa, figure-tsne, or all.",
         ),
-    ],
+    ]
     seeds: Annotated[
         int | None,
         typer.Option(
             help="Run seeds 0 to N-1 of each run.",
             show_default="1 quick; full: figures 3, tables 5, of IBP-WF 10, on CIFAR-10 3 and 5",
         ),
-    ] = None,
+    ] = None
     budget: Annotated[
         str, typer.Option(help="full: the paper's size, for a GPU; quick: a shrunken stand-in, for a first look.")
-    ] = "full",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/reproduce-BUDGET")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="List the runs with their state; run nothing.")] = False,
-) -> None:
+    ] = "full"
+    device: Annotated[str, of_run("device")] = "auto"
+    out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/reproduce-BUDGET")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False
+    plan: Annotated[bool, typer.Option("--plan", help="List the runs with their state; run nothing.")] = False
+
+
+@command_with(ReproduceOptions)
+def reproduce_command(options: ReproduceOptions) -> None:
     """Reproduce a table or figure of the paper: run what has not been run, measure, check the paper's claims.
 
     Runs are shared between experiments and finished ones are not run again.
     """
-    import torch
-
-    torch.set_flush_denormal(True)
-    from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, checked_budget
-    from ibpwf.lab.experiments.reproduction.plan import plan as planned_runs
+    flush_denormals()
+    from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
     from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
-    from ibpwf.lab.experiments.reproduction.reproduce import reproduce
-    from ibpwf.lab.experiments.run import Events
+    from ibpwf.lab.experiments.reproduction.reproduce import plan
     from ibpwf.lab.report import write_report
     from ibpwf.learner import choose_device
 
-    chosen, size = chosen_experiments(name), checked_budget(budget)
-    choose_device(device)
-    for experiment in chosen:
-        experiment.chosen_seeds(size, seeds)
-    folder = out or Path("runs") / f"reproduce-{size}"
+    chosen, budget = chosen_experiments(options.name), checked_budget(options.budget)
+    choose_device(options.device)
+    at_least_one(seeds=options.seeds)
+    folder = options.out or Path("runs") / f"reproduce-{budget}"
+    asked = Request(folder, budget, options.seeds, options.device, command_typed(), options.resume)
     console = Console()
-    command = "ibpwf " + shlex.join(sys.argv[1:])
-
-    def say(text: str, style: str = "dim") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
-    if size == "quick":
-        say(f"{QUICK_NOTE}.", "yellow")
-    if plan:
-        show_plan(console, planned_runs(chosen, folder, size, seeds, device))
+    if budget == "quick":
+        _say(console, f"{QUICK_NOTE}.", "yellow")
+    if options.plan:
+        show_plan(console, plan(chosen, asked))
         return
-    failed = {}
     try:
-        for experiment in chosen:
-            try:
-                result = reproduce(
-                    experiment,
-                    folder,
-                    budget=size,
-                    seeds=seeds,
-                    device=device,
-                    command=command,
-                    resume=resume,
-                    told=say,
-                    events=Events(),
-                )
-            except IBPWFError as error:
-                if len(chosen) == 1:
-                    raise
-                failed[experiment.name] = str(error)
-                say(f"{experiment.name} failed: {error}", "red")
-                continue
-            show(console, result)
+        failed = _reproduce_all(chosen, asked, console)
     except KeyboardInterrupt:
-        typer.echo(
-            f"Interrupted. Finished runs are kept in {folder}; the same command with --resume goes on.", err=True
-        )
-        raise typer.Exit(130) from None
-    page = write_report([folder], folder / "report.html") if len(failed) < len(chosen) else None
-    if page is not None:
-        say(f"Report: {page}", "")
+        raise interrupted(folder) from None
+    if len(failed) < len(chosen):
+        _say(console, f"Report: {write_report([folder], folder / 'report.html')}", "")
     if failed:
         raise InputError(
             f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}; see the lines above."
         )
 
 
-def show_plan(console: Console, runs: Sequence[PlannedRun]) -> None:
+def _say(console: Console, text: str, style: str = "dim") -> None:
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _reproduce_all(chosen: Sequence[Experiment], asked: Request, console: Console) -> list[str]:
+    """All of them, each shown as it comes; the names of those that failed."""
+    from ibpwf.lab.experiments.reproduction.reproduce import reproduce
+
+    failed = []
+    for experiment in chosen:
+        try:
+            show(console, reproduce(experiment, asked, told=partial(_say, console)))
+        except IBPWFError as error:
+            if len(chosen) == 1:
+                raise
+            failed.append(experiment.name)
+            _say(console, f"{experiment.name} failed: {error}", "red")
+    return failed
+
+
+def show_plan(console: Console, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> None:
     """One line per run: how long it is, and who wants it."""
     table = Table(box=None, pad_edge=False)
     for head in ("run", "seeds", "trainings", "length", "state"):
         table.add_column(head, overflow="fold", justify="right" if head in ("seeds", "trainings") else "left")
     table.add_column("for", overflow="fold")
-    for run in runs:
-        job = run.job
-        numbers = str(len(job.config.seeds)), str(run.trainings)
-        table.add_row(job.spec.name, *numbers, run.length, run.state, ", ".join(run.experiments))
+    for job, experiments in runs:
+        numbers = str(len(job.config.seeds)), str(job.trainings)
+        table.add_row(job.spec.name, *numbers, job.length, job.state, ", ".join(experiments))
     console.print(table, highlight=False, markup=False)
-    left = [run for run in runs if run.state != "finished"]
+    left = [job for job, _ in runs if job.state != "finished"]
     console.print(
-        f"{len(runs)} runs, {len(left)} of them not finished ({sum(run.trainings for run in left)} trainings)."
+        f"{len(runs)} runs, {len(left)} of them not finished ({sum(job.trainings for job in left)} trainings)."
     )
 
 

@@ -13,13 +13,13 @@ from typing import Any
 Matrix = list[list[float | None]]
 
 
-def learnt(row: Sequence[float | None]) -> list[float]:
+def learned(row: Sequence[float | None]) -> list[float]:
     return [value for value in row if value is not None]
 
 
 def average_accuracy(matrix: Matrix) -> float:
     """Mean accuracy over all tasks after the last one (the paper's tables)."""
-    return statistics.fmean(learnt(matrix[-1]))
+    return statistics.fmean(learned(matrix[-1]))
 
 
 def forgetting(matrix: Matrix) -> float:
@@ -29,7 +29,7 @@ def forgetting(matrix: Matrix) -> float:
         return 0.0
     drops = []
     for j in range(tasks - 1):
-        column = learnt([row[j] for row in matrix])
+        column = learned([row[j] for row in matrix])
         drops.append(max(column) - column[-1])
     return statistics.fmean(drops)
 
@@ -41,7 +41,7 @@ def backward_transfer(matrix: Matrix) -> float:
         return 0.0
     gains = []
     for j in range(tasks - 1):
-        column = learnt([row[j] for row in matrix])
+        column = learned([row[j] for row in matrix])
         gains.append(column[-1] - column[0])
     return statistics.fmean(gains)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import shlex
 import statistics
@@ -22,15 +21,16 @@ from typing import Any
 
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.evaluation.metrics import spread
-from ibpwf.lab.experiments.network import network_text
 from ibpwf.lab.experiments.paper import Target, target, tolerance
 from ibpwf.lab.experiments.presets import preset, supports
-from ibpwf.lab.experiments.run import Events, run
+from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.lab.methods import method_named, methods
 from ibpwf.storage.files import read_json, write_json, write_text
 
 SETTINGS = ("task", "class")
+LENGTHS = ("epochs", "finetune_epochs")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def finished(folder: Path, config: RunConfig, *, more_seeds: bool = False) -> di
         return None
     if not isinstance(result, dict) or not _seeds_fit(result.get("seeds"), config.seeds, more_seeds):
         return None
-    same = result.get("settings_for", {}) == config.settings_for() and result.get("network") == config.network_spec()
-    return result if same and result.get("settings") == config.settings().to_json() else None
+    return result if config.same_settings(result) else None
 
 
 def _seeds_fit(seeds: object, wanted: Sequence[int], more: bool) -> bool:
@@ -82,7 +81,7 @@ def compare(
     jobs: int = 1,
     resume: bool = False,
     told: Callable[[Outcome, int, int], None] = lambda outcome, done, total: None,
-    events: Callable[[str], Events] = lambda method: Events(),
+    watch: Callable[[str], RunCallback] = lambda method: RunCallback(),
 ) -> list[Outcome]:
     """Run every configuration that has not finished; a failed one is reported and does not stop the others."""
     outcomes: dict[str, Outcome] = {}
@@ -93,7 +92,7 @@ def compare(
 
     waiting = []
     for config in configs:
-        folder = out / config.method
+        folder = out / config.folder_name()
         result = finished(folder, config)
         if result is not None:
             note(Outcome(config.method, result))
@@ -103,33 +102,19 @@ def compare(
             waiting.append(config)
     if jobs > 1 and len(waiting) > 1:
         with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(_run_apart, config, out / config.method, jobs) for config in waiting]
+            futures = [pool.submit(_run_apart, config, out / config.folder_name(), jobs) for config in waiting]
             for future in as_completed(futures):
                 note(future.result())
     else:
         for config in waiting:
-            note(_run_here(config, out / config.method, events(config.method)))
+            note(_run_here(config, out / config.folder_name(), watch(config.method)))
     return [outcomes[config.method] for config in configs]
 
 
-def run_command_line(config: RunConfig, folder: Path) -> list[str]:
-    """The `ibpwf run …` that does the same as `run(config, folder)`."""
-    line = ["run", config.scenario, "--method", config.method, "--preset", config.preset, "--device", config.device]
-    contiguous = config.seeds == tuple(range(len(config.seeds)))
-    line += ["--seeds", str(len(config.seeds))] if contiguous else ["--seed", str(config.seeds[0])]
-    line += ["--tasks", str(config.tasks)] if config.tasks is not None else []
-    line += ["--examples", str(config.examples)] if config.examples is not None else []
-    line += ["--network", network_text(config.network)] if config.network is not None else []
-    for name, value in config.changes.items():
-        line += ["--set", f"{name}={json.dumps(value)}"]
-    line += [] if config.models else ["--no-models"]
-    return [*line, "--out", str(folder)]
-
-
-def _run_here(config: RunConfig, folder: Path, events: Events) -> Outcome:
-    command = "ibpwf " + shlex.join(run_command_line(config, folder))
+def _run_here(config: RunConfig, folder: Path, watch: RunCallback) -> Outcome:
+    command = "ibpwf " + shlex.join(config.command_line(folder))
     try:
-        return Outcome(config.method, run(config, folder, command=command, events=events, resume=True))
+        return Outcome(config.method, run(config, folder, command=command, watch=watch, resume=True))
     except IBPWFError as error:
         return Outcome(config.method, None, str(error))
 
@@ -137,7 +122,7 @@ def _run_here(config: RunConfig, folder: Path, events: Events) -> Outcome:
 def _run_apart(config: RunConfig, folder: Path, jobs: int) -> Outcome:
     """In a process of its own, with its share of the cores."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    line = [sys.executable, "-m", "ibpwf", *run_command_line(config, folder), "--resume"]
+    line = [sys.executable, "-m", "ibpwf", *config.command_line(folder), "--resume"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     result = finished(folder, config) if done.returncode == 0 else None
@@ -145,9 +130,6 @@ def _run_apart(config: RunConfig, folder: Path, jobs: int) -> Outcome:
         return Outcome(config.method, result)
     words = done.stderr.strip().splitlines()
     return Outcome(config.method, None, words[-1] if words else f"exit code {done.returncode}")
-
-
-# The table
 
 
 def lengths(outcomes: Sequence[Outcome]) -> str:
@@ -169,7 +151,9 @@ def _other_length(result: Mapping[str, Any]) -> str:
     if target(scenario, "task", method) is None and target(scenario, "class", method) is None:
         return ""
     paper = preset(scenario, "paper", method).make_settings(method).to_json()
-    now, then = ([one[name] for name in ("epochs", "finetune_epochs") if one.get(name)] for one in (settings, paper))
+    now, then = (
+        [one[name] for name in LENGTHS if one.get(name) not in (None, 0, "auto")] for one in (settings, paper)
+    )
     if sum(now) == sum(then):
         return ""
     return f"{' + '.join(map(str, now))} epochs a task instead of the paper's {' + '.join(map(str, then))}"

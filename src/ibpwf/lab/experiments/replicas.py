@@ -3,7 +3,7 @@
 A small network leaves a GPU idle between its tiny kernels. Every learner's step is a captured graph of its own,
 so replaying them on different streams lets the card overlap them, whatever the method or network, and each
 learner computes exactly what it would compute alone. On a CPU the learners simply follow one another here; a run with
-several seeds gives them to worker processes instead (`experiments/side_by_side.py`).
+several seeds gives them to worker processes instead (`experiments/executors.py`).
 """
 
 from __future__ import annotations

@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import InputError, run_program
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.lab.data.scenarios import scenario as make_scenario
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score
 from ibpwf.lab.experiments.result import commit, environment, make_result
@@ -71,21 +69,13 @@ def rescore(folder: Path, changes: dict[str, Any], device: str, command: str) ->
     old_config, old = (read_json(folder / name) for name in ("config.json", "result.json"))
     if old_config["method"] != "ibpwf":
         raise InputError(f"{folder} is a run of {old_config['method']}; only models of ibpwf can be scored again.")
-    names = ("scenario", "method", "preset", "tasks", "examples")
-    config = RunConfig(
-        **{name: old_config[name] for name in names},
-        seeds=tuple(old_config["seeds"]),
-        changes={**old_config["changes"], **changes},
-        device=device,
-    )
-    if old_config["network"] != config.network_spec():
-        config = replace(config, network=old_config["network"])
+    config = RunConfig.from_stored(old_config, changes, device=device)
     settings = config.settings()
     assert isinstance(settings, Settings)
     changed = changed_settings(Settings.from_json(old_config["settings"]), settings)
     records, stream = [], None
     for seed in config.seeds:
-        stream = make_scenario(config.scenario, tasks=config.tasks, examples=config.examples, seed=seed)
+        stream = config.stream(seed)
         learner = Learner.load(folder / f"seed-{seed}" / "model", device=device)
         record = read_json(folder / f"seed-{seed}" / "rows.json")
         records.append({**record, "rows": rescored_rows(learner, settings, record["rows"], stream)})

@@ -1,44 +1,62 @@
-"""What to run: a scenario, a method, a preset and what is changed of it, seeds. Checked before anything is done."""
+"""What to run: a scenario, a method, a preset and what is changed of it, seeds. Checked before anything is done.
+
+What takes seconds to import is imported where it is used: the command line shows the fields' descriptions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
-from ibpwf.errors import InputError
-from ibpwf.lab.data.scenarios import scenario as make_scenario
-from ibpwf.lab.data.tasks import Scenario
-from ibpwf.lab.experiments.presets import Preset, preset, settings_type
-from ibpwf.lab.methods import method_named
-from ibpwf.learner import choose_device
+from pydantic import Field
+
+from ibpwf.errors import IBPWFError, InputError
 from ibpwf.settings import FrozenSettings, Settings
 
-NARROW = 512
-"""Hidden units up to which a run on a CPU keeps to one thread; for wider layers more threads pay."""
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ibpwf.lab.data.tasks import Scenario
+    from ibpwf.lab.experiments.presets import Preset
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """What to run. `changes` override the preset's settings; `tasks` shortens the scenario, and `examples` keeps
-    the first so many of each class."""
+class RunConfig(FrozenSettings):
+    """A scenario, a method and how it is set up: what a run folder is made from."""
 
-    scenario: str
-    method: str = "ibpwf"
-    preset: str = "paper"
-    seeds: tuple[int, ...] = (0,)
-    changes: dict[str, Any] = field(default_factory=dict)
-    tasks: int | None = None
-    device: str = "auto"
-    models: bool = True  # whether to store the models; without them a resumed seed starts anew
-    examples: int | None = None
-    network: dict[str, Any] | None = None  # instead of the preset's
+    scenario: str = Field(
+        description="What to learn, such as split-mnist, permuted-mnist or split-digits (which needs no download), a "
+        "name that a package has registered, or module:function."
+    )
+    method: str = Field("ibpwf", description="How to learn it: a name that `ibpwf methods` lists, or module:Class.")
+    preset: str = Field(
+        "paper", description="Settings to start from: paper, default or quick; scenarios of your own have none."
+    )
+    seeds: tuple[int, ...] = Field((0,), description="Each seed is a training of its own.")
+    changes: dict[str, Any] = Field({}, description="Change a setting, such as --set alpha=300. Repeatable.")
+    tasks: int | None = Field(None, description="Only the first N tasks.")
+    device: str = Field("auto", description="auto, cpu or cuda.")
+    models: bool = Field(True, description="Store the models; without them an interrupted seed starts anew.")
+    examples: int | None = Field(None, description="Only the first N examples of each class, of training and test.")
+    network: dict[str, Any] | None = Field(
+        None,
+        description="Another network than the preset's: mlp, resnet20, resnet or vit_tiny, with arguments as in "
+        "'resnet;depth=32;width=32'.",
+    )
 
-    def __post_init__(self) -> None:
-        method = method_named(self.method)
-        if self.network is not None and settings_type(method.name) is not Settings:
+    def __init__(self, scenario: str, **values: Any) -> None:
+        from ibpwf.lab.experiments.presets import preset_name
+
+        preset = preset_name(scenario, values.get("preset", "paper"))
+        super().__init__(scenario=scenario, **{**values, "preset": preset})
+
+    def check(self) -> None:
+        from ibpwf.lab.experiments.presets import settings_type
+        from ibpwf.learner import choose_device
+
+        if self.network is not None and settings_type(self.method) is not Settings:
             raise InputError(
-                f"--network is {self.network['builder']}, but method '{method.name}' builds its own; "
+                f"--network is {self.network['builder']}, but method '{self.method}' builds its own; "
                 "see its settings network and hidden (--set), or use --method ibpwf."
             )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
@@ -48,9 +66,13 @@ class RunConfig:
 
     def stream(self, seed: int, fetched: Callable[[str, int, int | None], None] | None = None) -> Scenario:
         """The tasks as a seed sees them."""
-        return make_scenario(self.scenario, tasks=self.tasks, examples=self.examples, seed=seed, progress=fetched)
+        from ibpwf.lab import scenario
+
+        return scenario(self.scenario, tasks=self.tasks, examples=self.examples, seed=seed, progress=fetched)
 
     def chosen(self) -> Preset:
+        from ibpwf.lab.experiments.presets import preset
+
         return preset(self.scenario, self.preset, self.method)
 
     def settings(self, setting: str | None = None) -> FrozenSettings:
@@ -66,8 +88,19 @@ class RunConfig:
             special[setting] = {name: value for name, value in own.items() if value != common[name]}
         return {setting: values for setting, values in special.items() if values}
 
+    def epochs(self, rows: int) -> int:
+        """Passes over the rows of a task of that many, all phases together; 1 for a method that counts otherwise."""
+        settings = self.settings()
+        if isinstance(settings, Settings):
+            schedule = settings.schedule_for(rows)
+            return schedule.epochs + schedule.finetune_epochs
+        epochs = getattr(settings, "epochs", 1)
+        return epochs if isinstance(epochs, int) else 1
+
     def trainings(self) -> tuple[tuple[str, ...], ...]:
         """What each training of a seed answers: one for both settings, or one for each the method can do."""
+        from ibpwf.lab.methods import method_named
+
         method = method_named(self.method)
         return (method.answers,) if method.serves_both else tuple((setting,) for setting in method.answers)
 
@@ -75,25 +108,72 @@ class RunConfig:
         """A builder of `ibpwf.models` and its arguments; empty for methods that build their own."""
         return self.chosen().network if self.network is None else self.network
 
-    def is_small(self) -> bool:
-        """Whether the network is a perceptron so narrow that more than one thread hardly speeds a step up."""
-        network, settings = self.network_spec(), self.settings()
-        builder = network.get("builder", getattr(settings, "network", "mlp"))
-        hidden = network.get("hidden", getattr(settings, "hidden", ()))
-        return builder == "mlp" and max(hidden, default=0) <= NARROW
-
     def note(self) -> str:
         """What the preset says of itself, and what this run has otherwise."""
         said = self.chosen().note
         changed = ", ".join(f"{name}={value}" for name, value in self.changes.items())
         return f"{said}; changed in this run: {changed}" if said and changed else said
 
+    def folder_name(self) -> str:
+        """Of the method, as part of a path; a name from outside has a colon, which not every system takes."""
+        return self.method.replace(":", ".")
+
+    def command_line(self, folder: Path) -> list[str]:
+        """The `ibpwf run …` that runs this in a folder."""
+        from ibpwf.lab.experiments.network import network_text
+
+        line = ["run", self.scenario, "--method", self.method, "--preset", self.preset, "--device", self.device]
+        contiguous = self.seeds == tuple(range(len(self.seeds)))
+        line += ["--seeds", str(len(self.seeds))] if contiguous else ["--seed", str(self.seeds[0])]
+        line += ["--tasks", str(self.tasks)] if self.tasks is not None else []
+        line += ["--examples", str(self.examples)] if self.examples is not None else []
+        line += ["--network", network_text(self.network)] if self.network is not None else []
+        for name, value in self.changes.items():
+            line += ["--set", f"{name}={json.dumps(value)}"]
+        line += [] if self.models else ["--no-models"]
+        return [*line, "--out", str(folder)]
+
     def to_json(self) -> dict[str, Any]:
         return {
-            **asdict(self),
-            "seeds": list(self.seeds),
+            **super().to_json(),
             "network": self.network_spec(),
             "settings": self.settings().to_json(),
             "settings_for": self.settings_for(),
             "note": self.note(),
         }
+
+    def same_settings(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a stored result was made with these settings and this network, whatever their names were then."""
+        then = normalized(self.method, stored)
+        mine = {"settings": self.settings().to_json(), "network": self.network_spec()}
+        return all(then.get(key) == value for key, value in mine.items()) and (
+            then.get("settings_for", {}) == self.settings_for()
+        )
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any], changes: Mapping[str, Any], **others: Any) -> Self:
+        """The configuration in a run folder, also of an earlier version, with more changes."""
+        names = ("scenario", "method", "preset", "tasks", "examples")
+        plain = cls(**{name: stored[name] for name in names}, seeds=tuple(stored["seeds"]), **others)
+        usual, then = plain.settings().to_json(), normalized(plain.method, stored)["settings"]
+        made = plain.replace(changes={k: v for k, v in then.items() if usual[k] != v} | dict(changes))
+        return made if stored["network"] == made.network_spec() else made.replace(network=stored["network"])
+
+
+def normalized(method: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration or result with its settings under the names that they have now, so that those of
+    earlier versions compare. Settings that cannot be read stay as they are, and are then no others' equals."""
+    from ibpwf.lab.experiments.presets import settings_type
+
+    settings = stored.get("settings")
+    if not isinstance(settings, Mapping):
+        return dict(stored)
+    try:
+        kind = settings_type(method)
+        if kind is not Settings and "gaussians" in settings:  # of a method that infers tasks as IBP-WF does
+            inference = Settings.from_json({"gaussians": settings["gaussians"]}).inference
+            settings = {name: value for name, value in settings.items() if name != "gaussians"}
+            settings["inference"] = inference
+        return {**stored, "settings": kind.from_json(settings).to_json()}
+    except IBPWFError:
+        return dict(stored)

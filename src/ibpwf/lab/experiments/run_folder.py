@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import InputError
-from ibpwf.storage.files import read_json
+from ibpwf.lab.experiments.run_config import RunConfig, normalized
+from ibpwf.storage.files import read_json, read_jsonl, write_text
 from ibpwf.storage.folder import LOCK, MANIFEST
 
 
-def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that a run with the configuration `wanted` may not use. Nothing is written or removed."""
+def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that a run with this configuration may not use. Nothing is written or removed."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite were both given; choose one.")
     if not out.exists() or (overwrite and (out / "config.json").exists()):
@@ -28,14 +30,15 @@ def check_folder(out: Path, wanted: dict[str, Any], *, resume: bool, overwrite: 
         raise InputError(
             f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
         )
-    for key, was, now in _differences(read_json(out / "config.json"), wanted):
+    old = normalized(config.method, read_json(out / "config.json"))
+    for key, was, now in _differences(old, config.to_json()):
         raise InputError(
             f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "
             "resume with the same choices or use another --out."
         )
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What must stay the same in a resumed run and does not; more seeds may be added."""
     for key in ("scenario", "method", "preset", "tasks", "examples", "network"):
         if old.get(key) != new[key]:
@@ -46,6 +49,17 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str
             yield key, before.get(key), now
     if old.get("settings_for", {}) != new["settings_for"]:
         yield "settings_for", old.get("settings_for", {}), new["settings_for"]
+
+
+def drop_unfinished(metrics: Path, finished: Mapping[str, int]) -> None:
+    """Leave out the lines of tasks that will be learned again, so that none is there twice; `finished` says how many
+    tasks of each training are."""
+    if not metrics.exists():
+        return
+    lines = read_jsonl(metrics)
+    kept = [line for line in lines if line["task_number"] < finished.get(line.get("training", ""), len(lines))]
+    if len(kept) < len(lines):
+        write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 OURS = (

@@ -65,7 +65,7 @@ class TaskVAE:
         self.settings, self.data, self.count = settings, data, len(data.x)
 
     def train_steps(self) -> Generator[None, None, None]:
-        """Maximise the ELBO, pausing after every step."""
+        """Maximize the ELBO, pausing after every step."""
         s, data = self.settings, self.data
         noise, shuffle = data.generator("noise", data.x.device), data.generator("shuffle")
 
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m ibpwf.lab.experiments.vae_inference", description=__doc__)
     parser.add_argument("scenario")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=VAESettings.epochs)
+    parser.add_argument("--epochs", type=int, default=VAESettings().epochs)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)

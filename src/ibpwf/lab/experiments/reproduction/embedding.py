@@ -13,10 +13,10 @@ from ibpwf.learner import Learner
 from ibpwf.method import IBPWF
 
 ROWS = {"quick": 30, "full": 200}
-NEIGHBOURS = 10
+NEIGHBORS = 10
 
 
-def neighbours_alike(points: np.ndarray[Any, Any], tasks: np.ndarray[Any, Any], count: int = NEIGHBOURS) -> float:
+def neighbors_alike(points: np.ndarray[Any, Any], tasks: np.ndarray[Any, Any], count: int = NEIGHBORS) -> float:
     """Of each point's nearest points, how many (in percent) belong to its own task."""
     from sklearn.neighbors import NearestNeighbors
 
@@ -46,8 +46,8 @@ def embedding(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, 
         "seed": seed,
         "tasks": [task.name for task in stream],
         "points": [[round(float(a), 3), round(float(b), 3), int(t)] for (a, b), t in zip(made, tasks, strict=True)],
-        "alike": neighbours_alike(made, tasks, min(NEIGHBOURS, rows - 1)),
-        "alike_in_features": neighbours_alike(phi, tasks, min(NEIGHBOURS, rows - 1)),
+        "alike": neighbors_alike(made, tasks, min(NEIGHBORS, rows - 1)),
+        "alike_in_features": neighbors_alike(phi, tasks, min(NEIGHBORS, rows - 1)),
         "command": run.result["command"],
     }
 
@@ -55,7 +55,7 @@ def embedding(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, 
 def tasks_cluster(measured: dict[str, Any]) -> Claim:
     alike, tasks = measured["alike"], len(measured["tasks"])
     statement = (
-        f"Features cluster by task: {alike:.1f} % of the {NEIGHBOURS} nearest neighbours on the map are of the same "
+        f"Features cluster by task: {alike:.1f} % of the {NEIGHBORS} nearest neighbours on the map are of the same "
         f"task (guessing: {100 / tasks:.0f} %)."
     )
     numbers = {"on the map": alike, "in the features": measured["alike_in_features"], "guessing": 100 / tasks}

@@ -52,7 +52,7 @@ class RunSpec:
     @property
     def shortened(self) -> str:
         """In words, where the run is shorter than the paper's; empty where it is not."""
-        papers = RunConfig(self.scenario, self.method, "paper")
+        papers = RunConfig(self.scenario, method=self.method)
         usual, mine = (config.settings().to_json() for config in (papers, self.config((0,))))
         parts = [f"the first {self.tasks} tasks"] if self.tasks is not None else []
         parts += [f"{self.examples} examples of each class"] if self.examples is not None else []
@@ -63,17 +63,9 @@ class RunSpec:
         return ", ".join(parts)
 
     def config(self, seeds: Sequence[int], device: str = "auto") -> RunConfig:
-        return RunConfig(
-            self.scenario,
-            self.method,
-            self.preset,
-            tuple(seeds),
-            dict(self.changes),
-            self.tasks,
-            device,
-            self.models,
-            self.examples,
-        )
+        names = ("scenario", "method", "preset", "tasks", "models", "examples")
+        mine = {name: getattr(self, name) for name in names}
+        return RunConfig(**mine, seeds=tuple(seeds), changes=dict(self.changes), device=device)
 
 
 @dataclass(frozen=True)
@@ -87,6 +79,18 @@ class FinishedRun:
     def stream(self, seed: int) -> Scenario:
         """The tasks as a seed of it has learnt them."""
         return self.spec.config((seed,)).stream(seed)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a reproduction: the folder, the size, how many seeds where not the usual, and the device."""
+
+    out: Path
+    budget: Budget = "full"
+    seeds: int | None = None
+    device: str = "auto"
+    command: str = ""
+    resume: bool = False
 
 
 @dataclass(frozen=True)

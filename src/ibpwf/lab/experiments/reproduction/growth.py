@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ibpwf.errors import StoreError
-from ibpwf.lab.evaluation.metrics import learnt, spread
+from ibpwf.lab.evaluation.metrics import learned, spread
 from ibpwf.lab.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.lab.experiments.reproduction.levels import TIE, level_within
 from ibpwf.storage.files import read_json
@@ -59,7 +59,7 @@ def growth(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[str, Any
 def _averages(result: dict[str, Any], setting: str, tasks: int) -> list[dict[str, Any]]:
     """Spread over seeds of the mean accuracy of all tasks so far, after every task."""
     matrices = [matrix[setting] for matrix in result["matrix"]]
-    return [spread([statistics.fmean(learnt(matrix[t])) for matrix in matrices]) for t in range(tasks)]
+    return [spread([statistics.fmean(learned(matrix[t])) for matrix in matrices]) for t in range(tasks)]
 
 
 def pairs(measured: dict[str, Any]) -> dict[str, dict[str, float]]:

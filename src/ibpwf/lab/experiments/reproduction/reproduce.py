@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import IBPWFError, InputError
-from ibpwf.lab.experiments.compare import finished, run_command_line
+from ibpwf.lab.experiments.compare import finished
 from ibpwf.lab.experiments.reproduction.experiment import (
     QUICK_NOTE,
-    Budget,
     Conditions,
     Experiment,
     FinishedRun,
+    Request,
     RunSpec,
     shortened_note,
 )
 from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.lab.experiments.run import Events, Planned, run, run_together
+from ibpwf.lab.experiments.run import Run, run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import choose_device
 from ibpwf.storage.files import write_json
@@ -56,7 +56,26 @@ class Job:
 
     @property
     def command(self) -> str:
-        return "ibpwf " + shlex.join(run_command_line(self.config, self.folder))
+        return "ibpwf " + shlex.join(self.config.command_line(self.folder))
+
+    @property
+    def length(self) -> str:
+        """Epochs (or iterations) of a task, and the tasks where these are fewer than the scenario's."""
+        settings = self.config.settings().to_json()
+        epochs = " + ".join(str(settings[name]) for name in ("epochs", "finetune_epochs") if settings.get(name))
+        count = f"{settings['iterations']} iterations" if settings.get("iterations") else f"{epochs} epochs"
+        return count + (f", {self.config.tasks} tasks" if self.config.tasks is not None else "")
+
+    @property
+    def trainings(self) -> int:
+        """How often a scenario is learned: once per seed, or once per seed and setting."""
+        return len(self.config.seeds) * len(self.config.trainings())
+
+    @property
+    def state(self) -> str:
+        if self.finished() is not None:
+            return "finished"
+        return "begun" if (self.folder / "config.json").exists() else "to do"
 
     def finished(self) -> dict[str, Any] | None:
         """The result in its folder, if that is of this run with at least these seeds, and has the models asked for.
@@ -72,12 +91,27 @@ class Job:
         return found if kept or not self.spec.models else None
 
 
-def jobs_of(experiment: Experiment, out: Path, budget: Budget, seeds: int | None, device: str) -> list[Job]:
+def jobs_of(experiment: Experiment, asked: Request) -> list[Job]:
     """Every run of an experiment."""
-    return [
-        Job(spec, spec.config(experiment.chosen_seeds(budget, seeds, spec), device), out / "runs" / spec.name)
-        for spec in experiment.runs[budget]
-    ]
+    jobs = []
+    for spec in experiment.runs[asked.budget]:
+        config = spec.config(experiment.chosen_seeds(asked.budget, asked.seeds, spec), asked.device)
+        jobs.append(Job(spec, config, asked.out / "runs" / spec.name))
+    return jobs
+
+
+def plan(experiments: Sequence[Experiment], asked: Request) -> list[tuple[Job, tuple[str, ...]]]:
+    """Every run of the experiments once, in the order in which they come up and with the most seeds that one wants,
+    and the experiments that share it."""
+    jobs: dict[str, Job] = {}
+    wanted: dict[str, dict[str, None]] = {}
+    for experiment in experiments:
+        for job in jobs_of(experiment, asked):
+            name = job.spec.name
+            wanted.setdefault(name, {})[experiment.name] = None
+            if name not in jobs or len(job.config.seeds) > len(jobs[name].config.seeds):
+                jobs[name] = job
+    return [(job, tuple(wanted[name])) for name, job in jobs.items()]
 
 
 def check_runs(jobs: Sequence[Job]) -> None:
@@ -89,11 +123,9 @@ def check_runs(jobs: Sequence[Job]) -> None:
             )
 
 
-def finished_run(job: Job, events: Events | None = None) -> FinishedRun:
+def finished_run(job: Job) -> FinishedRun:
     """Run a job unless it has been run."""
-    result = job.finished()
-    if result is None:
-        result = run(job.config, job.folder, command=job.command, events=events, resume=True)
+    result = job.finished() or run(job.config, job.folder, command=job.command, resume=True)
     return FinishedRun(job.spec, result, job.folder)
 
 
@@ -113,22 +145,16 @@ def groups(jobs: Sequence[Job]) -> list[list[Job]]:
     return made
 
 
-def train_together(jobs: Sequence[Job], events: Events | None) -> None:
+def train_together(jobs: Sequence[Job]) -> None:
     """Train a group of runs, their learners taking turns."""
-    run_together([Planned(job.config, job.folder, job.command) for job in jobs], events=events, resume=True)
+    run_together([Run(job.config, job.folder, job.command) for job in jobs], resume=True)
 
 
 def reproduce(
     experiment: Experiment,
-    out: Path,
+    asked: Request,
     *,
-    budget: Budget,
-    seeds: int | None = None,
-    device: str = "auto",
-    command: str = "",
-    resume: bool = False,
     told: Told = lambda text: None,
-    events: Events | None = None,
     together: bool | None = None,
 ) -> dict[str, Any]:
     """All runs of an experiment, its measure and its claims, written to `out/NAME/result.json`.
@@ -136,35 +162,15 @@ def reproduce(
     In a table a run that fails is left out and named in the result; a figure needs all of them, so on a GPU they
     train together (`together` says otherwise).
     """
-    own = out / experiment.name
-    conditions = Conditions(budget, experiment.chosen_seeds(budget, seeds), device, command, own)
-    jobs = jobs_of(experiment, out, budget, seeds, device)
-    if not resume:
-        check_runs(jobs)
-    runs, failed = [], []
     if together is None:
-        together = choose_device(device).type == "cuda" and experiment.shows != "table"
-    for group in groups(jobs) if together else []:
-        told(f"{experiment.name}: {len(group)} runs at once: {', '.join(job.spec.name for job in group)}")
-        train_together(group, events)
-    for number, job in enumerate(jobs, start=1):
-        told(f"{experiment.name}: run {number} of {len(jobs)}: {job.spec.name}")
-        try:
-            runs.append(finished_run(job, events))
-        except IBPWFError as error:
-            failed.append({"name": job.spec.name, "error": str(error)})
-            told(f"{job.spec.name} failed: {error}")
-    if not runs:
-        raise InputError(f"{experiment.name}: every run failed. {failed[0]['error']}")
-    if failed and experiment.shows != "table":
-        raise InputError(
-            f"{experiment.name} needs all its runs, and {failed[0]['name']} failed: {failed[0]['error']} "
-            f"The finished runs are kept; remove {out / 'runs' / failed[0]['name']} to run this one anew."
-        )
+        together = choose_device(asked.device).type == "cuda" and experiment.shows != "table"
+    runs, failed = _all_runs(experiment, asked, told, together)
     told(f"{experiment.name}: measuring")
+    own, budget = asked.out / experiment.name, asked.budget
     own.mkdir(parents=True, exist_ok=True)
+    seeds = experiment.chosen_seeds(budget, asked.seeds)
     started = time.perf_counter()
-    measured = experiment.measure(runs, conditions)
+    measured = experiment.measure(runs, Conditions(budget, seeds, asked.device, asked.command, own))
     result = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -177,18 +183,46 @@ def reproduce(
         "seeds": sorted(set.intersection(*(set(one.result["seeds"]) for one in runs))),
         "measured": measured,
         "claims": [claim(measured).to_json() for claim in experiment.claims],
-        "runs": [_described(one, out) for one in runs],
+        "runs": [_described(one, asked.out) for one in runs],
         "failed": failed,
         "seconds": {
             "train": sum(one.result["seconds"]["train"] for one in runs),
             "measure": time.perf_counter() - started,
         },
-        "environment": environment(device),
-        "command": command,
+        "environment": environment(asked.device),
+        "command": asked.command,
         "commit": commit(),
     }
     write_json(own / "result.json", result)
     return result
+
+
+def _all_runs(
+    experiment: Experiment, asked: Request, told: Told, together: bool
+) -> tuple[list[FinishedRun], list[dict[str, str]]]:
+    """The runs of an experiment, run where they have not been, and those that failed."""
+    jobs = jobs_of(experiment, asked)
+    if not asked.resume:
+        check_runs(jobs)
+    runs, failed = [], []
+    for group in groups(jobs) if together else []:
+        told(f"{experiment.name}: {len(group)} runs at once: {', '.join(job.spec.name for job in group)}")
+        train_together(group)
+    for number, job in enumerate(jobs, start=1):
+        told(f"{experiment.name}: run {number} of {len(jobs)}: {job.spec.name}")
+        try:
+            runs.append(finished_run(job))
+        except IBPWFError as error:
+            failed.append({"name": job.spec.name, "error": str(error)})
+            told(f"{job.spec.name} failed: {error}")
+    if not runs:
+        raise InputError(f"{experiment.name}: every run failed. {failed[0]['error']}")
+    if failed and experiment.shows != "table":
+        raise InputError(
+            f"{experiment.name} needs all its runs, and {failed[0]['name']} failed: {failed[0]['error']} "
+            f"The finished runs are kept; remove {asked.out / 'runs' / failed[0]['name']} to run this one anew."
+        )
+    return runs, failed
 
 
 def _described(one: FinishedRun, out: Path) -> dict[str, Any]:

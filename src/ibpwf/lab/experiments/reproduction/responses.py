@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
+import io
 import statistics
-import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,17 +22,13 @@ GAP = 2
 
 
 def png(pixels: Tensor) -> str:
-    """A grey picture, values 0 to 1, as the base64 text of a PNG file."""
+    """A gray picture, values 0 to 1, as the base64 text of a PNG file."""
+    from PIL import Image
+
     rows = (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
-    height, width = rows.shape
-    raw = b"".join(b"\0" + bytes(row) for row in rows.tolist())
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
-    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + parts).decode()
+    file = io.BytesIO()
+    Image.fromarray(rows.numpy()).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def grid(maps: Tensor) -> Tensor:

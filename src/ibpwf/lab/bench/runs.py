@@ -1,8 +1,10 @@
-"""The paper's experiments from start to end on a GPU, and images a second beside a plain ResNet-20."""
+"""Whole runs: the paper's experiments from start to end on a GPU, images a second beside a plain ResNet-20, and on a
+CPU several seeds at once beside as many times one seed."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,15 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.core.factorize import factorize
 from ibpwf.lab.bench.measure import Row, Setup, milliseconds, ratio, take_turns
-from ibpwf.lab.bench.steps import elbo_step, repeat
-from ibpwf.lab.experiments.presets import preset
+from ibpwf.lab.bench.steps import elbo_step, method_of, repeat
+from ibpwf.lab.data import fetching
 from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.method import IBPWF
 from ibpwf.models import resnet20
-from ibpwf.settings import Settings
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
@@ -71,10 +70,7 @@ def images_per_second(setup: Setup) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch * steps, 3, 32, 32, generator=generator).to(setup.device)
     y = torch.randint(0, 2, (batch * steps,), generator=generator).to(setup.device)
-    settings = preset("split-cifar10", "paper").make_settings()
-    assert isinstance(settings, Settings)
-    names = {key: getattr(settings, key) for key in ("alpha", "max_factors", "heads", "strength_std")}
-    ours = [IBPWF(factorize(resnet20(classes=2), **names).to(setup.device), settings) for _ in range(2)]
+    ours = [method_of("split-cifar10", resnet20(classes=2), setup.device) for _ in range(2)]
     net = resnet20(classes=2).to(setup.device)
 
     def loss(rows: Tensor, labels: Tensor) -> Loss:
@@ -87,7 +83,38 @@ def images_per_second(setup: Setup) -> list[Row]:
     times = take_turns({"dense": repeat(dense, steps), "first task": first, "later task": later}, setup)
     found = []
     for side in ("first task", "later task"):
-        what = f"images/s, factorised ÷ dense ResNet-20, {side}, both recorded, in {settings.precision}"
+        what = f"images/s, factorised ÷ dense ResNet-20, {side}, both recorded, in {ours[0].settings.precision}"
         row = ratio("split-cifar10", what, times["dense"], times[side], 0.6, detail=milliseconds(times, steps))
         found.append(replace(row, at_least=True))
     return found
+
+
+SEEDS = 5
+
+
+class _OnTheWall(Setup):
+    """Programs side by side are what is measured here: time on the wall."""
+
+    def seconds(self) -> float:
+        return time.perf_counter()
+
+
+def five_seeds(setup: Setup) -> list[Row]:
+    """Split MNIST, preset paper but for fewer epochs; split digits where MNIST is not to be had, in turns then."""
+    scenario = "split-mnist" if fetching.is_cached("mnist") and not setup.quick else "split-digits"
+
+    def seeds(count: int) -> Callable[[], None]:
+        changes = {"epochs": 1, "finetune_epochs": 1} if scenario == "split-mnist" else {"epochs": 3}
+        config = RunConfig(scenario, seeds=tuple(range(count)), changes=changes, device=setup.device.type)
+
+        def whole() -> None:
+            with TemporaryDirectory() as folder:
+                run(config, Path(folder) / "run")
+
+        return whole
+
+    clock = _OnTheWall(setup.device, setup.quick)
+    real = scenario == "split-mnist"
+    times = take_turns({"together": seeds(SEEDS), "one": seeds(1)}, clock, 1 if real else 2, warm=real)
+    what = f"{SEEDS} seeds of {scenario} together ÷ {SEEDS} × one seed"
+    return [ratio("seeds", what, times["together"], times["one"], 0.65, per=SEEDS, detail=milliseconds(times))]

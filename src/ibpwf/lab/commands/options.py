@@ -1,0 +1,99 @@
+"""Options of a command as one object: a dataclass whose fields are options, spelled once and handed on whole."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from ibpwf.errors import InputError
+from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.settings import parse_assignment
+
+T = TypeVar("T")
+
+
+def command_with(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Make a command of a function that takes such options."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=hints[one.name],
+        )
+        for one in fields(options)  # type: ignore[arg-type]
+    ]
+
+    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
+        def command(**given: Any) -> None:
+            function(options(**given))
+
+        command.__doc__ = function.__doc__
+        command.__annotations__ = hints
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def of_run(name: str, *flags: str, **more: Any) -> Any:
+    """An option that is a field of `RunConfig`, with its description."""
+    return typer.Option(*flags, help=RunConfig.model_fields[name].description, **more)
+
+
+@dataclass
+class RunChoices:
+    """What `run` and `compare` have in common."""
+
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help=RunConfig.model_fields["scenario"].description)]
+    preset: Annotated[str, of_run("preset")] = "paper"
+    tasks: Annotated[int | None, of_run("tasks", show_default=False)] = None
+    examples: Annotated[int | None, of_run("examples", show_default=False)] = None
+    device: Annotated[str, of_run("device")] = "auto"
+    set_: Annotated[list[str] | None, of_run("changes", "--set", metavar="NAME=VALUE")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last finished task.")] = False
+    no_models: Annotated[
+        bool, typer.Option("--no-models", help="Store results only: saves disk, but an interrupted seed starts anew.")
+    ] = False
+
+    def changes(self) -> dict[str, Any]:
+        return dict(parse_assignment(text) for text in self.set_ or [])
+
+    def config(self, scenario: str, **more: Any) -> RunConfig:
+        """What these options ask for, of a scenario that may be another."""
+        same = {name: getattr(self, name) for name in ("preset", "tasks", "examples", "device")}
+        return RunConfig(scenario, **same, models=not self.no_models, **more)
+
+
+def at_least_one(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise InputError(f"--{name} is {value}; give at least 1.")
+
+
+def command_typed() -> str:
+    """The command line as it was given."""
+    return "ibpwf " + shlex.join(sys.argv[1:])
+
+
+def flush_denormals() -> None:
+    """Denormal numbers in Adam's moments halve the speed of a long run. Training flushes them by itself, in its own
+    thread; the further threads of a wide network take that over only if it is said before they start."""
+    import torch
+
+    torch.set_flush_denormal(True)
+
+
+def interrupted(folder: Path, what: str = "runs", how: str = "--resume") -> typer.Exit:
+    """Say what Ctrl-C has left, and end with its exit code."""
+    typer.echo(f"Interrupted. Finished {what} are kept in {folder}; the same command with {how} goes on.", err=True)
+    return typer.Exit(130)
