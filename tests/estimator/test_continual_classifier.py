@@ -18,6 +18,7 @@ from ibpwf import ContinualClassifier, Learner, models
 from ibpwf.commands.model import forget_command
 from ibpwf.errors import InputError, StoreError
 from ibpwf.lab.data.tasks import Scenario
+from ibpwf.training.checkpoint import Checkpoint
 
 NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
 QUICK: dict[str, Any] = {
@@ -206,7 +207,8 @@ def test_a_forgotten_task_is_gone_and_the_others_answer_as_before(
     x, _ = known(table)
     three_tasks.save(tmp_path / "model")
     before = three_tasks.predict_proba(x, task="high")
-    here = ContinualClassifier.load(tmp_path / "model", device="cpu").forget("middle")
+    here = ContinualClassifier.load(tmp_path / "model", device="cpu")
+    assert here.forget("middle").removed.keys() == {"hidden1"}
     forget_command(tmp_path / "model", "middle")
     there = ContinualClassifier.load(tmp_path / "model", device="cpu")
     for classifier in (here, there):
@@ -259,16 +261,18 @@ def test_a_task_that_is_told_to_stop_is_kept_and_goes_on_to_the_same_bits(
     steps = iter(range(1000))
     with pytest.raises(KeyboardInterrupt):
         ContinualClassifier(**QUICK).learn(
-            x[pair], y[pair], checkpoint=tmp_path / "model", stop=lambda: next(steps) == 30
+            x[pair], y[pair], callbacks=[Checkpoint(tmp_path / "model", stop=lambda: next(steps) == 30)]
         )
-    went_on = ContinualClassifier(**QUICK).learn(x[pair], y[pair], checkpoint=tmp_path / "model", resume=True)
+    went_on = ContinualClassifier(**QUICK).learn(
+        x[pair], y[pair], callbacks=[Checkpoint(tmp_path / "model", resume=True)]
+    )
     straight = ContinualClassifier(**QUICK).learn(x[pair], y[pair])
     np.testing.assert_array_equal(went_on.predict_proba(test), straight.predict_proba(test))
-    with pytest.raises(InputError, match="stop was given without checkpoint"):
-        ContinualClassifier(**QUICK).learn(x[pair], y[pair], stop=lambda: False)
     other = ContinualClassifier(**{**QUICK, "epochs": 21})
     steps = iter(range(1000))
     with pytest.raises(KeyboardInterrupt):
-        ContinualClassifier(**QUICK).learn(x[pair], y[pair], checkpoint=tmp_path / "m", stop=lambda: next(steps) == 3)
+        ContinualClassifier(**QUICK).learn(
+            x[pair], y[pair], callbacks=[Checkpoint(tmp_path / "m", stop=lambda: next(steps) == 3)]
+        )
     with pytest.raises(InputError, match="the model or a setting is not the same"):
-        other.learn(x[pair], y[pair], checkpoint=tmp_path / "m", resume=True)
+        other.learn(x[pair], y[pair], callbacks=[Checkpoint(tmp_path / "m", resume=True)])
