@@ -225,7 +225,7 @@ def test_rows_of_several_tasks_run_once_each_and_together_by_task(
 def test_a_transformer_learns_five_tasks_and_forgets_none(digits: Scenario, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = models.vit_tiny(8, 2, width=24, depth=2, heads=3, classes=2, in_channels=1)
-    settings = Settings(epochs=8, finetune_epochs=4, learning_rate=3e-3, batch_size=16, init="pretrained")
+    settings = Settings(epochs=4, finetune_epochs=8, learning_rate=3e-3, batch_size=16, init="pretrained")
     learner = Learner(net, settings)
     answers = []
     for task in digits:
