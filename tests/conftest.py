@@ -23,6 +23,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter; read when they are defined
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests train for so short a time that tasks are often hardly learned; those of the warning itself ask for it."""
+    config.addinivalue_line("filterwarnings", "ignore:task .* was hardly learned:UserWarning")
+
+
 @pytest.fixture(autouse=True)
 def _small_numbers() -> Iterator[None]:
     """A command that trains flushes denormal numbers in its process; other tests need them."""

@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
 
 from ibpwf.errors import InputError
-from ibpwf.inputs import check_inputs, check_labels, from_dataset
+from ibpwf.inputs import check_inputs, check_labels
 
 
 @pytest.mark.parametrize(
@@ -100,45 +99,4 @@ def test_whole_numbers_in_floating_point_are_labels_too(labels: list[int]) -> No
 )
 def test_labels_that_are_not_one_integer_per_example_are_refused(y: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_labels(y, 2)
-
-
-class Items(Dataset[object]):
-    def __init__(self, *items: object) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, number: int) -> object:
-        return self.items[number]
-
-
-def test_a_dataset_may_mix_tensors_arrays_and_numbers() -> None:
-    x, y = from_dataset(
-        Items((torch.ones(2), 3), (np.zeros(2, dtype=np.float32), np.int64(-1)), ([5.0, 6.0], torch.tensor([4])))
-    )
-    assert x.tolist() == [[1, 1], [0, 0], [5, 6]]
-    assert check_labels(y, 3).tolist() == [3, -1, 4]
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ((), "the Dataset is empty; a task needs examples"),
-        ((torch.ones(2),), r"item 0 of the Dataset is not an \(example, label\) pair"),
-        (((torch.ones(2), 0), (torch.ones(2), 0, 1)), "item 1 of the Dataset is not"),
-        (((torch.ones(2), 0), (torch.ones(3), 1)), r"item 1 .* shape \(3,\), item 0 of \(2,\); give examples of one"),
-        (((torch.ones(2), [0, 1]),), r"item 0 of the Dataset has a label of shape \(2,\); give one integer"),
-        (((torch.ones(2), "cat"),), "y holds text; encode the labels"),
-    ],
-)
-def test_a_dataset_that_is_not_examples_with_labels_is_refused(items: tuple[object, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_dataset(Items(*items))
-
-
-def test_a_fraction_in_a_dataset_is_not_cut_to_a_label() -> None:
-    _, y = from_dataset(Items((torch.ones(2), 0), (torch.ones(2), 1.7)))
-    with pytest.raises(InputError, match=r"y holds 1\.7"):
         check_labels(y, 2)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import ibpwf
 import ibpwf.lab
@@ -20,6 +20,7 @@ import processes
 from ibpwf import Learner, Settings, models
 from ibpwf.errors import StoreError
 from ibpwf.lab.data.tasks import Scenario
+from ibpwf.training.callbacks import Callback, EpochEnd
 
 
 def accuracy(labels: Tensor, truth: Tensor) -> float:
@@ -102,10 +103,6 @@ def test_a_task_may_come_as_tensors_arrays_lists_or_a_dataset(net: nn.Module, di
         def __getitem__(self, row: int) -> tuple[Tensor, int]:
             return x[row], int(y[row])
 
-    class Stream(IterableDataset[tuple[Any, Any]]):
-        def __iter__(self) -> Any:
-            return iter(zip(x.numpy(), y.numpy(), strict=True))
-
     forms: list[tuple[Any, ...]] = [
         (x, y),
         (x.numpy(), y.numpy()),
@@ -113,7 +110,6 @@ def test_a_task_may_come_as_tensors_arrays_lists_or_a_dataset(net: nn.Module, di
         (x.tolist(), y.tolist()),
         (TensorDataset(x, y),),
         (MapStyle(),),
-        (Stream(),),
     ]
     settings = Settings(epochs=1, finetune_epochs=1, alpha=8.0)
     answers = []
@@ -229,7 +225,7 @@ def test_rows_of_several_tasks_run_once_each_and_together_by_task(
 def test_a_transformer_learns_five_tasks_and_forgets_none(digits: Scenario, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = models.vit_tiny(8, 2, width=24, depth=2, heads=3, classes=2, in_channels=1)
-    settings = Settings(epochs=8, finetune_epochs=4, learning_rate=3e-3, batch_size=16, init="pretrained")
+    settings = Settings(epochs=4, finetune_epochs=8, learning_rate=3e-3, batch_size=16, init="pretrained")
     learner = Learner(net, settings)
     answers = []
     for task in digits:
@@ -259,9 +255,13 @@ def test_the_users_network_is_not_touched(net: nn.Module, small: Settings, digit
     assert all(parameter.requires_grad for parameter in net.parameters())
 
 
-def test_progress_is_told_after_every_epoch(fresh: Learner, digits: Scenario) -> None:
-    told = []
-    fresh.learn(digits[0].train.x, digits[0].train.y, name="t", progress=told.append)
+def test_callbacks_are_told_of_every_epoch(fresh: Learner, digits: Scenario) -> None:
+    class Epochs(Callback):
+        def epoch_end(self, epoch: EpochEnd) -> None:
+            told.append(epoch)
+
+    told: list[EpochEnd] = []
+    fresh.learn(digits[0].train.x, digits[0].train.y, name="t", callbacks=[Epochs()])
     phases = [(p.phase, p.epoch, p.epochs) for p in told]
     assert phases == [("elbo", e, 4) for e in (1, 2, 3, 4)] + [("finetune", e, 2) for e in (1, 2)]
     assert all(p.task == "t" and p.active == p.new + p.reused and p.samples == len(digits[0].train) for p in told)

@@ -390,8 +390,8 @@ def _gaussians(learner: Learner) -> GaussianTaskInference:
     inference = learner.method.inference
     if not isinstance(inference, GaussianTaskInference):
         raise InputError(
-            f"inference is {learner.settings.inference}, which has no Gaussians to tell novelty by; a classifier needs "
-            "gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
+            f"inference is {learner.settings.inference}, which has no Gaussians to tell novelty by; a classifier "
+            "needs gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
         )
     return inference
 

@@ -82,7 +82,7 @@ class Learner(TaskLearner):
         if self._needs:
             given = ", ".join(f"{name}=..." for name in self._needs)
             raise InputError(
-                f"this learner was taught with a {' and a '.join(self._needs)} of your own, which a folder cannot hold; "
+                f"this learner was taught with your own {' and '.join(self._needs)}, which a folder cannot hold; "
                 f"pass the same again to learn on: Learner.load(path, {given})."
             )
         yield from super().learn_steps(*arguments, **options)

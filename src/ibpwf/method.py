@@ -69,9 +69,10 @@ class IBPWF(Method):
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
         self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
-        self.features: Features = self.parts.features or make_features(settings, model)
-        self.inference: TaskInference = self.parts.inference or make_inference(settings)
-        self.fit_loss = self.parts.loss or F.cross_entropy
+        given = self.parts
+        self.features = make_features(settings, model) if given.features is None else given.features
+        self.inference = make_inference(settings) if given.inference is None else given.inference
+        self.fit_loss = F.cross_entropy if given.loss is None else given.loss
         self.classes: list[tuple[int, ...]] = []
         self.serials: list[int] = []
         self.network: TaskNetwork | None = None

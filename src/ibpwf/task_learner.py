@@ -125,9 +125,9 @@ class TaskLearner:
         if near_chance(task.training_accuracy, self._guessing):
             warnings.warn(
                 f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
-                f"rightly, and always giving its largest class would be right for {self._guessing:.1f} %. Train longer "
-                "(epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or put "
-                "the inputs on one scale.",
+                f"rightly, and always giving its largest class would be right for {self._guessing:.1f} %. Train "
+                "longer (epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or "
+                "put the inputs on one scale.",
                 stacklevel=2,
             )
         return task

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ibpwf import factorize
+from ibpwf.accel import inferring
 from ibpwf.accel.folding import Fold, LinearFeatures, linear_features
+from ibpwf.core.reference import accelerated
+from ibpwf.inference.base import infer_tasks
+from ibpwf.inference.features.layer import LayerFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator
 from ibpwf.learner import Learner
 from ibpwf.models import mlp
@@ -42,16 +49,43 @@ def taught(layer: LinearFeatures, apart: float = 1.0) -> GaussianTaskInference:
     return model
 
 
+def features_of(layer: LinearFeatures) -> LayerFeatures:
+    """φ of a model whose first task has that layer's weights."""
+    net = nn.Sequential(nn.Linear(50, 30, bias=layer.bias is not None), nn.ReLU(), nn.Linear(30, 2))
+    model = factorize(net, alpha=2.0)
+    state = dict(net.state_dict()) | {"0.weight": layer.weight}
+    if layer.bias is not None:
+        state["0.bias"] = layer.bias
+    model.reference_state = lambda: state  # type: ignore[method-assign]
+    return LayerFeatures(model)
+
+
+def told(model: GaussianTaskInference, layer: LinearFeatures, x: Tensor, accelerate: bool) -> Tensor:
+    with accelerated(accelerate):
+        return infer_tasks(model, features_of(layer), x)
+
+
+@settings(max_examples=15, deadline=None)
+@given(apart=st.floats(0, 1), rank=st.integers(6, 30), bias=st.booleans(), seed=st.integers(1, 100))
+def test_tasks_that_overlap_and_that_do_not_are_told_apart_as_by_the_reference(
+    apart: float, rank: int, bias: bool, seed: int
+) -> None:
+    layer = layer_of_rank(rank, bias)
+    model = taught(layer, apart)
+    x = torch.cat([inputs(task, 5, seed, apart) for task in range(TASKS)])
+    found, truth = (told(model, layer, x, accelerate) for accelerate in (True, False))
+    # φ of a part of the rows may have other last bits than φ of all of them.
+    torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("apart", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("bias", [True, False])
 def test_probabilities_are_those_of_the_whole_computation(apart: float, bias: bool) -> None:
     layer = layer_of_rank(14, bias)
     model = taught(layer, apart)
     x = torch.cat([inputs(task, 9, 1, apart) for task in range(TASKS)])
-    quick = model.task_probabilities_through(layer, x, TASKS)
-    assert model._fold is not None
-    assert model._fold[1] is not None
-    whole = model.task_log_probabilities(layer(x), TASKS).exp()
+    quick, whole = (told(model, layer, x, accelerate) for accelerate in (True, False))
+    assert inferring.screen_of(model).fold(layer) is not None
     # φ of a part of the rows may have other last bits than φ of all of them.
     torch.testing.assert_close(quick, whole, rtol=1e-3, atol=1e-6)
     assert torch.equal(quick.argmax(1), whole.argmax(1))
@@ -61,7 +95,7 @@ def test_probabilities_are_those_of_the_whole_computation(apart: float, bias: bo
 def test_distances_are_off_by_no_more_than_is_allowed_for(scale: float) -> None:
     layer = layer_of_rank(14)
     model = taught(layer)
-    screen = model.screen()
+    screen = inferring.screen_of(model).screen
     assert screen is not None
     fold = Fold.of(layer, screen)
     assert fold is not None
@@ -82,7 +116,7 @@ def test_distances_are_off_by_no_more_than_is_allowed_for(scale: float) -> None:
 def test_a_layer_that_may_lead_elsewhere_is_not_folded() -> None:
     layer = layer_of_rank(14)
     model = taught(layer)
-    screen = model.screen()
+    screen = inferring.screen_of(model).screen
     assert screen is not None
     wider = LinearFeatures(layer.weight + 0.1 * layer_of_rank(30).weight, layer.bias)
     assert Fold.of(wider, screen) is None
@@ -90,8 +124,7 @@ def test_a_layer_that_may_lead_elsewhere_is_not_folded() -> None:
     assert shifted.bias is not None
     assert Fold.of(LinearFeatures(layer.weight, shifted.bias + torch.arange(30)), screen) is None
     x = torch.cat([inputs(task, 3, 1) for task in range(TASKS)])
-    told = model.task_probabilities_through(wider, x, TASKS)
-    torch.testing.assert_close(told, model.task_log_probabilities(wider(x), TASKS).exp(), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(told(model, wider, x, True), told(model, wider, x, False), rtol=1e-3, atol=1e-6)
 
 
 def test_what_counts_as_one_linear_layer_of_the_input() -> None:
@@ -114,14 +147,16 @@ def test_what_counts_as_one_linear_layer_of_the_input() -> None:
 
 
 def test_a_learner_answers_as_from_phi() -> None:
-    learner = Learner(mlp(50, [30], 2), Settings(alpha=10.0, epochs=2, finetune_epochs=1), device="cpu")
+    learner = Learner(
+        mlp(50, [30], 2), Settings(alpha=10.0, epochs=8, finetune_epochs=4, learning_rate=0.02), device="cpu"
+    )
     for task in range(6):
         x = inputs(task, 200)
         learner.learn(x, (x[:, 0] > x[:, 1]).long(), name=str(task))
     x = torch.cat([inputs(task, 20, 2) for task in range(6)])
     method = learner.method
-    whole = method.inference.task_log_probabilities(method.features(x), 6).exp()
-    told = learner.predict(x)
-    assert torch.equal(told.task, whole.argmax(1))
-    torch.testing.assert_close(told.task_probabilities, whole, rtol=1e-3, atol=1e-6)
+    whole = method.inference.log_scores(method.features(x)).softmax(1)
+    answer = learner.predict(x)
+    assert torch.equal(answer.task, whole.argmax(1))
+    torch.testing.assert_close(answer.task_probabilities, whole, rtol=1e-3, atol=1e-6)
     assert learner.predict(x[:0]).task_probabilities.shape == (0, 6)

@@ -6,13 +6,35 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ibpwf.accel import screening
-from ibpwf.accel.screening import Screen, rows_by_value
+from ibpwf.accel.inferring import screen_of
+from ibpwf.accel.screening import Screen
 from ibpwf.core.factorize import factorize
+from ibpwf.core.reference import accelerated
+from ibpwf.inference.base import Features, infer_tasks
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator
+from ibpwf.inference.prediction import rows_by_value
 from ibpwf.models import mlp
+
+
+class Given(Features):
+    """φ(x) = x."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+def quick(model: GaussianTaskInference, phi: Tensor) -> Tensor:
+    return infer_tasks(model, Given(), phi)
+
+
+def whole(model: GaussianTaskInference, phi: Tensor) -> Tensor:
+    with accelerated(False):
+        return infer_tasks(model, Given(), phi)
 
 
 def drawn(task: int, count: int, apart: float, seed: int = 0) -> Tensor:
@@ -41,47 +63,56 @@ def taught(tasks: int, apart: float, per_task: int = 1) -> GaussianTaskInference
     return model
 
 
+@settings(max_examples=25, deadline=None)
+@given(tasks=st.integers(4, 12), log_apart=st.floats(-3, 2), per_task=st.integers(1, 3), seed=st.integers(1, 1000))
+def test_tasks_that_overlap_and_that_do_not_are_told_apart_as_by_the_reference(
+    tasks: int, log_apart: float, per_task: int, seed: int
+) -> None:
+    apart = 10**log_apart
+    model = taught(tasks, apart, per_task)
+    phi = torch.cat([drawn(task, 6, apart, seed) for task in range(tasks)])
+    torch.testing.assert_close(quick(model, phi), whole(model, phi), rtol=1e-8, atol=1e-17)
+
+
 @pytest.mark.parametrize("per_task", [1, 3])
 @pytest.mark.parametrize("apart", [0.0, 0.1, 1.0, 30.0])
 def test_probabilities_are_those_of_the_whole_computation(apart: float, per_task: int) -> None:
     model = taught(20, apart, per_task)
     phi = torch.cat([drawn(task, 10, apart, seed=1) for task in range(20)])
-    whole = model.task_log_probabilities(phi, 20).exp()
-    quick = model.task_probabilities(phi, 20)
-    torch.testing.assert_close(quick, whole, rtol=1e-9, atol=1e-17)
-    assert torch.equal(quick.argmax(1), whole.argmax(1))
-    assert model._screen is not None
+    found, truth = quick(model, phi), whole(model, phi)
+    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-17)
+    assert torch.equal(found.argmax(1), truth.argmax(1))
+    assert screen_of(model).screen is not None
 
 
 def test_no_group_that_is_dropped_could_have_mattered() -> None:
     for apart in (0.0, 0.3, 3.0):
         model = taught(25, apart)
         phi = torch.cat([drawn(task, 8, apart, seed=2) for task in range(25)]).double()
-        model.task_probabilities(phi, 25)
-        assert model._screen is not None
-        left = model._screen.survivors(model._screen.place(phi))
+        screen = screen_of(model).screen
+        assert screen is not None
+        left = screen.survivors(screen.place(phi))
         scores = model.group_scores(phi)
         below = scores - scores.amax(1, keepdim=True)
         assert bool(left.gather(1, scores.argmax(1, keepdim=True)).all())
-        assert float(below[~left].max()) < -screening.LOST
+        assert float(below[~left].max()) < -screening.NEGLIGIBLE_NATS
 
 
 def test_tasks_far_apart_leave_one_candidate_a_row() -> None:
     model = taught(25, 30.0)
     phi = torch.cat([drawn(task, 8, 30.0, seed=2) for task in range(25)]).double()
-    model.task_probabilities(phi, 25)
-    assert model._screen is not None
-    assert model._screen.survivors(model._screen.place(phi)).sum(1).double().mean() < 1.2
+    screen = screen_of(model).screen
+    assert screen is not None
+    assert screen.survivors(screen.place(phi)).sum(1).double().mean() < 1.2
 
 
 @pytest.mark.parametrize("scale", [1e10, 1e25, 1e38])
 def test_inputs_that_float32_has_no_room_for_are_answered_in_float64(scale: float) -> None:
     model = taught(12, 1.0)
     phi = drawn(3, 5, 1.0, seed=4).double() * scale
-    whole = model.task_log_probabilities(phi, 12).exp()
-    quick = model.task_probabilities(phi, 12)
-    assert torch.equal(quick.argmax(1), whole.argmax(1))
-    torch.testing.assert_close(quick.sum(1), torch.ones(5, dtype=torch.float64))
+    found = quick(model, phi)
+    assert torch.equal(found.argmax(1), whole(model, phi).argmax(1))
+    torch.testing.assert_close(found.sum(1), torch.ones(5, dtype=torch.float64))
 
 
 def test_a_task_whose_rounding_errors_outweigh_the_ridge_is_not_screened() -> None:
@@ -90,9 +121,8 @@ def test_a_task_whose_rounding_errors_outweigh_the_ridge_is_not_screened() -> No
     sums.add(drawn(6, 200, 1.0).double() * 1e8)
     model.add(6, sums.finish())
     phi = torch.cat([drawn(2, 5, 1.0, 1).double(), drawn(6, 5, 1.0, 1).double() * 1e8])
-    whole = model.task_log_probabilities(phi, 7).exp()
-    torch.testing.assert_close(model.task_probabilities(phi, 7), whole, rtol=1e-12, atol=0)
-    assert model._screen is None
+    torch.testing.assert_close(quick(model, phi), whole(model, phi), rtol=1e-12, atol=0)
+    assert screen_of(model).screen is None
 
 
 def test_identical_tasks_stay_as_probable_as_each_other() -> None:
@@ -105,19 +135,19 @@ def test_identical_tasks_stay_as_probable_as_each_other() -> None:
             model.set_scale([group])
         model.add(task, group)
     torch.testing.assert_close(
-        model.task_probabilities(drawn(0, 6, 1.0, 1), 8), torch.full((6, 8), 0.125).double(), rtol=1e-9, atol=0
+        quick(model, drawn(0, 6, 1.0, 1)), torch.full((6, 8), 0.125).double(), rtol=1e-9, atol=0
     )
 
 
 def test_a_forgotten_and_a_new_task_are_seen_at_once() -> None:
     model = taught(9, 1.0)
     phi = torch.cat([drawn(task, 4, 1.0, seed=1) for task in range(9)])
-    assert model.task_probabilities(phi, 9).argmax(1).tolist() == [t for t in range(9) for _ in range(4)]
+    assert quick(model, phi).argmax(1).tolist() == [t for t in range(9) for _ in range(4)]
     model.forget(4)
-    told = model.task_probabilities(phi, 8)
-    torch.testing.assert_close(told, model.task_log_probabilities(phi, 8).exp(), rtol=1e-9, atol=1e-17)
+    told = quick(model, phi)
+    torch.testing.assert_close(told, whole(model, phi), rtol=1e-9, atol=1e-17)
     assert told[20:].argmax(1).tolist() == [t for t in range(4, 8) for _ in range(4)]
-    assert model.task_probabilities(phi[:0], 8).shape == (0, 8)
+    assert quick(model, phi[:0]).shape == (0, 8)
 
 
 def test_the_frame_is_orthonormal() -> None:

@@ -13,8 +13,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from ibpwf.core.compose import as_matrix, as_weight
 from ibpwf.core.dictionary import FactorBlock
-from ibpwf.core.layers import FactorConv, FactorLayer, FactorLinear, as_matrix, as_weight, factor_layer, xavier
+from ibpwf.core.layers import FactorConv, FactorLayer, FactorLinear, factor_layer, layer_weight, xavier
 
 CONVOLUTIONS: list[tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = [
     (nn.Conv1d, {"kernel_size": 3, "padding": 1}, (2, 4, 9)),
@@ -73,7 +74,7 @@ def with_weight(original: nn.Module, weight: Tensor) -> nn.Module:
 @pytest.mark.parametrize(("locked_at", "free_at"), [(LOCKED_AT, FREE_AT), ([], FREE_AT), (LOCKED_AT, []), ([], [])])
 def test_the_weight_is_the_sum_of_scored_outer_products(locked_at: list[int], free_at: list[int]) -> None:
     layer = filled(nn.Linear(5, 3), locked_at, free_at)
-    np.testing.assert_allclose(layer.compose().detach().numpy(), outer_products(layer), atol=1e-13)
+    np.testing.assert_allclose(layer_weight(layer).detach().numpy(), outer_products(layer), atol=1e-13)
     np.testing.assert_allclose(layer.weight.detach().numpy(), outer_products(layer).T, atol=1e-13)
 
 

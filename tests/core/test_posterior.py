@@ -11,7 +11,8 @@ import torch
 from scipy import integrate, special, stats
 from torch import Tensor
 
-from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors, kumaraswamy_log_mean
+from ibpwf.core.distributions import kumaraswamy_log_mean
+from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
 
 COPIES = 20_000
 LAYERS = 8_000
@@ -100,13 +101,13 @@ def test_the_gradient_through_a_sample_is_on_average_that_of_the_expected_score(
     layer = vectors([logit] * COPIES, [1.0] * COPIES, [1.0] * COPIES)
     posterior = TaskPosterior([layer], [layer], temperature)
     posterior.sample_scores(seeded(1)).sum().backward()
-    slopes = posterior.logit.grad[0].double().numpy()
+    gradients = posterior.logit.grad[0].double().numpy()
 
     def mean(at: float) -> float:
         return float(stats.logistic.expect(lambda z: special.expit((at + z) / temperature), lb=-30, ub=30))
 
     expected = (mean(logit + 1e-3) - mean(logit - 1e-3)) / 2e-3
-    assert slopes.mean() == pytest.approx(expected, abs=4.5 * slopes.std() / math.sqrt(COPIES))
+    assert gradients.mean() == pytest.approx(expected, abs=4.5 * gradients.std() / math.sqrt(COPIES))
 
 
 def test_the_same_generator_gives_the_same_sample_and_another_seed_another() -> None:

@@ -14,8 +14,10 @@ from torch.utils.data import TensorDataset
 
 from ibpwf import Learner, Settings, factorize, method, models
 from ibpwf.errors import IBPWFError, InputError, TrainingError
+from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.lab import scenario
 from ibpwf.lab.data.tasks import Scenario
+from ibpwf.training.callbacks import Callback, EpochEnd
 
 X, Y = torch.randn(20, 64, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
 
@@ -39,7 +41,11 @@ LEARNING: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "empty": ((X[:0], Y[:0]), {}, "x is empty; a task needs examples"),
     "one class": ((X, Y * 0 + 5), {}, r"has one class only \(5\); a task needs at least two to tell apart"),
     "no labels": ((X,), {}, "y is missing; give one integer label per example"),
-    "labels twice": ((TensorDataset(X, Y), Y), {}, "a Dataset, which brings its own labels; leave y out"),
+    "labels twice": (
+        (TensorDataset(X, Y), Y),
+        {},
+        "y was given beside a TensorDataset, which brings its own labels; leave y out",
+    ),
     "no name": ((X, Y), {"name": " "}, "name is ' '; give the task a name, such as 'left camera'"),
     "a number for a name": ((X, Y), {"name": 3}, "name is 3; give the task a name"),
     "too many classes": ((X, torch.arange(20)), {}, "20 classes but the shared head 'head' has 10 outputs; give"),
@@ -216,19 +222,20 @@ def test_ctrl_c_during_training_leaves_the_learner_as_it_was(
     def interrupt(*words: object) -> None:
         raise KeyboardInterrupt
 
-    def told(progress: Any) -> None:
-        if (moment, progress.phase, progress.epoch) in (("an epoch", "elbo", 2), ("fine-tuning", "finetune", 1)):
-            raise KeyboardInterrupt
+    class Watching(Callback):
+        def epoch_end(self, epoch: EpochEnd) -> None:
+            if (moment, epoch.phase, epoch.epoch) in (("an epoch", "elbo", 2), ("fine-tuning", "finetune", 1)):
+                raise KeyboardInterrupt
 
     if moment == "first step":
         monkeypatch.setattr(method, "negative_elbo", interrupt)
     elif moment == "growing":
         monkeypatch.setattr(method.IBPWF, "after_epoch", interrupt)
     elif moment == "statistics":
-        monkeypatch.setattr(method.IBPWF, "_statistics", interrupt)
+        monkeypatch.setattr(GaussianTaskInference, "moments_of", interrupt)
     task = digits[2]
     with pytest.raises(KeyboardInterrupt):
-        learnt.learn(task.train.x, task.train.y, name="4/5", progress=told)
+        learnt.learn(task.train.x, task.train.y, name="4/5", callbacks=[Watching()])
     monkeypatch.undo()
     assert files_of(learnt, tmp_path / "after") == before
     learnt.learn(task.train.x, task.train.y, name="4/5")

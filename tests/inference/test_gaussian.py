@@ -53,8 +53,8 @@ def posterior(groups: list[np.ndarray], ridge: float, x: np.ndarray) -> np.ndarr
     return special.log_softmax(np.stack([log_density(data, ridge, x) for data in groups], axis=1), axis=1)
 
 
-def log_probabilities(model: GaussianTaskInference, x: np.ndarray, tasks: int = 3) -> np.ndarray:
-    return model.task_log_probabilities(torch.tensor(x), tasks).numpy()
+def log_probabilities(model: GaussianTaskInference, x: np.ndarray) -> np.ndarray:
+    return model.log_scores(torch.tensor(x)).log_softmax(1).numpy()
 
 
 # Moments
@@ -111,7 +111,7 @@ def test_scores_are_scipys_log_densities_times_the_number_of_examples(ridge: flo
     np.testing.assert_allclose(got, expected + constant, rtol=1e-9)
 
 
-def test_the_task_inferred_minimises_the_papers_expression() -> None:
+def test_the_task_inferred_minimizes_the_papers_expression() -> None:
     model = inference(list(enumerate(TASKS)), 1e-9)
     best = []
     for x in INPUTS:
@@ -171,9 +171,10 @@ def test_features_far_from_the_origin_do_not_blur_the_answer() -> None:
 
 def test_the_answer_does_not_depend_on_how_rows_are_grouped_into_chunks() -> None:
     model = inference(list(enumerate(TASKS)), 1e-4)
-    whole, cut = (model.task_log_probabilities(torch.tensor(INPUTS), 3, chunk=chunk) for chunk in (2048, 7))
+    whole = model.log_scores(torch.tensor(INPUTS))
+    cut = torch.cat([model.log_scores(rows) for rows in torch.tensor(INPUTS).split(7)])
     np.testing.assert_allclose(whole.numpy(), cut.numpy(), rtol=1e-12)
-    assert model.task_log_probabilities(torch.empty(0, DIMENSIONS), 3).shape == (0, 3)
+    assert model.log_scores(torch.empty(0, DIMENSIONS)).shape == (0, 3)
 
 
 # Rank-deficient features and the one ridge
@@ -220,7 +221,7 @@ def test_tasks_of_very_different_scale_share_one_ridge() -> None:
     model = inference([(0, small), (1, large)], 1e-4)
     x = np.concatenate([small[:10], large[:10]])
     expected = posterior([small, large], 1e-4, x)
-    np.testing.assert_allclose(log_probabilities(model, x, tasks=2), expected, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(log_probabilities(model, x), expected, rtol=1e-7, atol=1e-9)
 
 
 def test_the_ridge_is_a_share_of_the_first_tasks_mean_variance_however_it_is_grouped() -> None:
@@ -237,12 +238,30 @@ def test_features_that_never_vary_still_get_a_positive_ridge() -> None:
     model.set_scale([constant])
     model.add(0, constant)
     model.add(1, moments(TASKS[0]))
-    assert np.isfinite(log_probabilities(model, INPUTS, tasks=2)).all()
+    assert np.isfinite(log_probabilities(model, INPUTS)).all()
 
 
-def test_a_group_before_the_scale_is_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="set_scale first"):
-        GaussianTaskInference().add(0, moments(TASKS[0]))
+@pytest.mark.parametrize("per_class", [False, True])
+def test_learning_tasks_in_batches_is_taking_their_moments(per_class: bool) -> None:
+    model = GaussianTaskInference(1e-3, per_class=per_class)
+    groups: list[tuple[int, np.ndarray]] = []
+    for task, data in enumerate(TASKS):
+        y = np.arange(len(data)) % 2
+        batches = zip(torch.tensor(data).split(50), torch.tensor(y).split(50), strict=True)
+        model.learn(task, batches, 2)
+        groups += [(task, data[y == number]) for number in (0, 1)] if per_class else [(task, data)]
+    assert model.absolute_ridge == pytest.approx(1e-3 * TASKS[0].var(0).mean(), rel=1e-10)
+    expected = inference(groups, model.absolute_ridge)
+    np.testing.assert_allclose(log_probabilities(model, INPUTS), log_probabilities(expected, INPUTS), rtol=1e-8)
+
+
+def test_what_is_stored_of_tasks_gives_the_same_scores() -> None:
+    for per_class in (False, True):
+        model, again = (GaussianTaskInference(1e-3, per_class=per_class) for _ in range(2))
+        for task, data in enumerate(TASKS):
+            model.learn(task, [(torch.tensor(data), torch.arange(len(data)) % 3)], 3)
+        again.load_state(model.state(), [model.task_state(task) for task in range(3)])
+        assert torch.equal(again.log_scores(torch.tensor(INPUTS)), model.log_scores(torch.tensor(INPUTS)))
 
 
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
@@ -254,6 +273,6 @@ def test_a_ridge_that_is_not_positive_is_refused(ridge: float) -> None:
 def test_float32_features_are_answered_in_float64() -> None:
     model = inference(list(enumerate(TASKS)), 1e-4)
     x: Tensor = torch.tensor(INPUTS).float()
-    got = model.task_log_probabilities(x, 3)
+    got = model.log_scores(x).log_softmax(1)
     assert got.dtype == torch.float64
     np.testing.assert_allclose(got.numpy(), posterior(TASKS, 1e-4, x.double().numpy()), rtol=1e-8, atol=1e-9)

@@ -61,7 +61,7 @@ def test_other_numbers_for_the_same_moments() -> None:
     x = torch.cat(clouds((4, 4, 4)))
     again = inference(groups, 0.0)
     again.group_scores(x)
-    again.regularise(1e-2, 0.4)
+    again.regularize(1e-2, 0.4)
     torch.testing.assert_close(again.group_scores(x), inference(groups, 0.4, 1e-2).group_scores(x))
 
 

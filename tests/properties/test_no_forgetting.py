@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.core.dictionary import Dictionary
-from ibpwf.training.loop import Progress
+from ibpwf.training.callbacks import Callback, EpochEnd
 
 CLASSES = ((0, 1), (2, 3, 4), (5, 6), (7, 8, 9))
 
@@ -236,9 +236,10 @@ def test_a_full_dictionary_forgets_nothing_either(digits: tuple[Tensor, Tensor])
 
 @pytest.mark.parametrize("phase", ["elbo", "finetune"])
 def test_a_task_broken_off_leaves_the_learner_as_it_was(digits: tuple[Tensor, Tensor], phase: str) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.phase == phase:
-            raise KeyboardInterrupt
+    class Stopping(Callback):
+        def epoch_end(self, epoch: EpochEnd) -> None:
+            if epoch.phase == phase:
+                raise KeyboardInterrupt
 
     learner, twin = (Learner(convolutions(), settings(), device="cpu") for _ in range(2))
     x = digits[0][-64:]
@@ -246,7 +247,7 @@ def test_a_task_broken_off_leaves_the_learner_as_it_was(digits: tuple[Tensor, Te
         each.learn(*task(digits, CLASSES[0]))
     expected = twin.logits(x, 0)
     with pytest.raises(KeyboardInterrupt):
-        learner.learn(*task(digits, CLASSES[1]), progress=stop)
+        learner.learn(*task(digits, CLASSES[1]), callbacks=[Stopping()])
     assert len(learner.tasks) == 1
     assert torch.equal(learner.logits(x, 0), expected)
     for each in (learner, twin):

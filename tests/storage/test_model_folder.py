@@ -8,20 +8,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ibpwf
-from ibpwf import Learner, Settings
+from ibpwf import ContinualClassifier, Learner, Settings
 from ibpwf.errors import StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.storage import files
 from ibpwf.storage import folder as folder_module
 from ibpwf.storage.folder import SCHEMA, open_folder, verify_folder
 
-OLD_FOLDERS = sorted((Path(__file__).parent / "model-folders").glob("v*/*/"))
+FOLDERS = sorted((Path(__file__).parent / "model-folders").glob("v*/*/"))
+CLASSIFIERS = [folder for folder in FOLDERS if folder.name == "classifier"]
+OLD_FOLDERS = [folder for folder in FOLDERS if folder not in CLASSIFIERS]
 QUICK = Settings(epochs=1, finetune_epochs=0, alpha=2.0, batch_size=16, learning_rate=0.05, kappa=0.3)
 
 
@@ -58,6 +61,28 @@ def test_a_folder_of_every_schema_version_answers_as_when_it_was_written(folder:
     close(predicted.probabilities, stored["probabilities"])
     close(predicted.task_probabilities, stored["task_probabilities"])
     close(learner.predict(stored["x"], task=1, draws=5, seed=1).probabilities, stored["drawn"])
+
+
+def test_there_are_folders_of_every_schema_version() -> None:
+    assert {folder.parent.name for folder in OLD_FOLDERS} == {f"v{number}" for number in range(1, SCHEMA + 1)}
+
+
+@pytest.mark.parametrize("folder", CLASSIFIERS, ids=lambda path: path.parent.name)
+def test_a_classifier_of_every_schema_version_is_one_again_and_answers_as_when_it_was_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    stored = {name: tensor.numpy() for name, tensor in load_file(folder / "answers.safetensors").items()}
+    shutil.copytree(folder, tmp_path / "model")
+    loaded = ibpwf.load(tmp_path / "model", device="cpu")
+    loaded.save(tmp_path / "model")
+    for classifier in (loaded, ibpwf.load(tmp_path / "model", device="cpu")):
+        assert type(classifier) is ContinualClassifier
+        assert classifier.tasks_ == ["species", "length"]
+        assert classifier.extra_ == {"written by": folder.parent.name}
+        np.testing.assert_array_equal(classifier.predict(stored["x"]), stored["labels"])
+        np.testing.assert_allclose(classifier.predict_proba(stored["x"]), stored["probabilities"], atol=1e-6)
+        np.testing.assert_allclose(classifier.novelty(stored["x"]), stored["novelty"], rtol=1e-5)
+    assert open_folder(tmp_path / "model").schema == SCHEMA
 
 
 @pytest.mark.parametrize("folder", OLD_FOLDERS, ids=lambda path: f"{path.parent.name}-{path.name}")

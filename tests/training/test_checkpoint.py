@@ -17,7 +17,8 @@ from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner
 from ibpwf.storage.checkpoint_folder import IN_PROGRESS, save_checkpoint, task_in_progress
-from ibpwf.training.loop import Progress
+from ibpwf.training.callbacks import Callback, EpochEnd
+from ibpwf.training.checkpoint import Checkpoint
 
 SETTINGS = Settings(
     alpha=4.0,
@@ -85,12 +86,23 @@ def same(left: Learner, right: Learner) -> bool:
 
 def break_off(learner: Learner, folder: Path, after: int, resume: bool, every: float = 0.0) -> bool:
     """Learn for so many steps and stop as a crash would; False if the task was finished before."""
-    steps = learner.learn_steps(*examples(1), name="second", checkpoint=folder, every=every, resume=resume)
+    kept = Checkpoint(folder, every=every, resume=resume)
+    steps = learner.learn_steps(*examples(1), name="second", callbacks=[kept])
     for _ in range(after):
         if next(steps, "end") == "end":
             return False
     steps.close()
     return True
+
+
+class Losses(Callback):
+    """Of every epoch."""
+
+    def __init__(self) -> None:
+        self.told: list[float] = []
+
+    def epoch_end(self, epoch: EpochEnd) -> None:
+        self.told.append(epoch.loss)
 
 
 @pytest.fixture
@@ -109,8 +121,8 @@ STEPS = 4 * (4 + 2)  # an epoch is four steps
 @pytest.mark.parametrize("net", NETS)
 def test_a_task_broken_off_anywhere_and_resumed_ends_with_the_same_bits(net: str, heads: str, tmp_path: Path) -> None:
     straight = begun(net, heads=heads)
-    losses: list[float] = []
-    straight.learn(*examples(1), name="second", progress=lambda p: losses.append(p.loss))
+    losses = Losses()
+    straight.learn(*examples(1), name="second", callbacks=[losses])
     begun(net, heads=heads).save(tmp_path / "begun")
     chance = random.Random(net + heads)
     # The first step, the last of an epoch, the first after the dictionary grew, the fine-tune phase, the very last.
@@ -119,11 +131,11 @@ def test_a_task_broken_off_anywhere_and_resumed_ends_with_the_same_bits(net: str
         assert break_off(Learner.load(tmp_path / "begun", net=NETS[net](), device="cpu"), folder, after, resume=False)
         torch.rand(3)
         resumed = Learner.load(tmp_path / "begun", net=NETS[net](), device="cpu")
-        told: list[Progress] = []
-        resumed.learn(*examples(1), name="second", checkpoint=folder, resume=True, progress=told.append)
+        seen = Losses()
+        resumed.learn(*examples(1), name="second", callbacks=[Checkpoint(folder, resume=True), seen])
         assert same(resumed, straight), after
-        assert [progress.loss for progress in told] == losses[-len(told) :]
-        assert len(told) == len(losses) - (after - 1) // 4
+        assert seen.told == losses.told[-len(seen.told) :]
+        assert len(seen.told) == len(losses.told) - (after - 1) // 4
 
 
 @pytest.mark.usefixtures("always_short")
@@ -167,7 +179,7 @@ def test_without_resume_the_task_begins_anew(tmp_path: Path) -> None:
 def test_with_resume_and_no_checkpoint_it_begins_at_the_beginning(tmp_path: Path) -> None:
     learner, straight = begun("mlp"), begun("mlp")
     straight.learn(*examples(1), name="second")
-    learner.learn(*examples(1), name="second", checkpoint=tmp_path / "model", resume=True)
+    learner.learn(*examples(1), name="second", callbacks=[Checkpoint(tmp_path / "model", resume=True)])
     assert same(learner, straight)
 
 
@@ -176,26 +188,26 @@ def test_a_checkpoint_of_a_task_finished_since_is_left_aside(tmp_path: Path) -> 
     learner = begun("mlp")
     break_off(learner, tmp_path / "model", 5, resume=False)
     learner.learn(*examples(1), name="second")
-    learner.learn(*examples(2), name="third", checkpoint=tmp_path / "model", every=0, resume=True)
+    learner.learn(*examples(2), name="third", callbacks=[Checkpoint(tmp_path / "model", every=0, resume=True)])
     assert task_in_progress(tmp_path / "model").task == "third"  # type: ignore[union-attr]
 
 
 def test_other_data_another_name_another_model_are_refused(tmp_path: Path) -> None:
     learner = begun("mlp")
     break_off(learner, tmp_path / "model", 5, resume=False)
-    (x, y), at = examples(1), {"checkpoint": tmp_path / "model", "resume": True}
+    (x, y), at = examples(1), {"callbacks": [Checkpoint(tmp_path / "model", resume=True)]}
     changed = x.clone()
     changed[3] += 1e-3
     for rows, labels in ((changed, y), (x, y.roll(1)), (x[:-1], y[:-1])):
         with pytest.raises(InputError, match=r"begun with other data: x or y is not the same .*leave resume out"):
-            learner.learn(rows, labels, name="second", **at)  # type: ignore[arg-type]
+            learner.learn(rows, labels, name="second", **at)
     with pytest.raises(InputError, match="is of task 'second' and cannot be resumed as '2nd': its name"):
-        learner.learn(x, y, name="2nd", **at)  # type: ignore[arg-type]
+        learner.learn(x, y, name="2nd", **at)
     other = begun("mlp", kappa=0.4)
     with pytest.raises(InputError, match="the model or a setting is not the same"):
-        other.learn(x, y, name="second", **at)  # type: ignore[arg-type]
+        other.learn(x, y, name="second", **at)
     assert [task.name for task in learner.tasks] == ["first"]
-    learner.learn(x, y, name="second", **at)  # type: ignore[arg-type]
+    learner.learn(x, y, name="second", **at)
 
 
 def test_a_damaged_checkpoint_is_refused_and_can_be_thrown_away(tmp_path: Path) -> None:
@@ -206,20 +218,17 @@ def test_a_damaged_checkpoint_is_refused_and_can_be_thrown_away(tmp_path: Path) 
         path = next((tmp_path / "model" / IN_PROGRESS).glob(f"{damage}*"))
         path.write_bytes(path.read_bytes()[:-9])
         with pytest.raises(StoreError, match=r"manifest|bytes instead of"):
-            learner.learn(x, y, name="second", checkpoint=tmp_path / "model", resume=True)
-    learner.learn(x, y, name="second", checkpoint=tmp_path / "model")
+            learner.learn(x, y, name="second", callbacks=[Checkpoint(tmp_path / "model", resume=True)])
+    learner.learn(x, y, name="second", callbacks=[Checkpoint(tmp_path / "model")])
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    learner = begun("mlp")
     x, y = examples(1)
-    with pytest.raises(InputError, match="resume was given without checkpoint"):
-        learner.learn(x, y, resume=True)
     with pytest.raises(InputError, match="every is -1; give the minutes"):
-        learner.learn(x, y, checkpoint=tmp_path / "model", every=-1)
+        Checkpoint(tmp_path / "model", every=-1)
     other = TaskLearner(method_named("ewc")(Problem((16,), 4, "task")))  # type: ignore[call-arg]
     with pytest.raises(InputError, match="method 'ewc' cannot be resumed inside a task; leave checkpoint out"):
-        other.learn(x.flatten(1), y, checkpoint=tmp_path / "model")
+        other.learn(x.flatten(1), y, callbacks=[Checkpoint(tmp_path / "model")])
 
 
 def test_a_checkpoint_is_written_when_its_time_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +240,7 @@ def test_a_checkpoint_is_written_when_its_time_has_come(tmp_path: Path, monkeypa
         lambda *a, **k: written.append(clock[0]) or save_checkpoint(*a, **k),
     )
     learner = begun("mlp")
-    for _ in learner.learn_steps(*examples(1), checkpoint=tmp_path / "model", every=2):
+    for _ in learner.learn_steps(*examples(1), callbacks=[Checkpoint(tmp_path / "model", every=2)]):
         clock[0] += 50
     assert written == [150.0, 300.0, 450.0, 600.0, 750.0, 900.0, 1050.0]
 
@@ -245,10 +254,11 @@ def test_on_a_gpu_a_recorded_step_is_resumed_to_the_same_bits(tmp_path: Path) ->
     straight = fresh()
     straight.learn(*examples(0), name="second")
     for after in (1, 5, 10, 17, STEPS):
-        steps = fresh().learn_steps(*examples(0), name="second", checkpoint=tmp_path / str(after), every=0)
+        kept = Checkpoint(tmp_path / str(after), every=0)
+        steps = fresh().learn_steps(*examples(0), name="second", callbacks=[kept])
         for _ in range(after):
             next(steps)
         steps.close()
         resumed = fresh()
-        resumed.learn(*examples(0), name="second", checkpoint=tmp_path / str(after), resume=True)
+        resumed.learn(*examples(0), name="second", callbacks=[Checkpoint(tmp_path / str(after), resume=True)])
         assert same(resumed, straight), after

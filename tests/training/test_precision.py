@@ -10,24 +10,30 @@ from torch.nn import functional as F
 from ibpwf import Learner, Settings
 from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.layers import FactorConv
+from ibpwf.core.reference import accelerated
 from ibpwf.errors import InputError
+from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
-from ibpwf.training.step import Step
+from ibpwf.training.rows import TensorRows
+from ibpwf.training.step import make_step
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_a_weight_is_composed_in_full_precision_where_products_are_rounded():
+@pytest.mark.parametrize("accelerate", [True, False])
+def test_a_weight_is_composed_in_full_precision_where_products_are_rounded(accelerate: bool):
     generator = torch.Generator().manual_seed(0)
     original = nn.Conv2d(3, 4, 3, bias=False)
     none = FactorBlock(torch.zeros(27, 0), torch.zeros(0, 4), torch.empty(0, dtype=torch.long))
-    layer = FactorConv(original, none, original.weight)
-    layer.set_free(torch.randn(8, 27, generator=generator), torch.randn(8, 4, generator=generator), torch.arange(8))
+    with accelerated(accelerate):
+        layer = FactorConv(original, none, original.weight)
+        free = torch.randn(8, 27, generator=generator), torch.randn(8, 4, generator=generator), torch.arange(8)
+        layer.set_free(*free)
     layer.scores = torch.randn(8, generator=generator)
     x = torch.randn(2, 3, 8, 8, generator=generator)
-    weight, out = layer.compose(), layer(x)
+    weight, out = layer.weight, layer(x)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded_weight, rounded = layer.compose(), layer(x)
+        rounded_weight, rounded = layer.weight, layer(x)
     assert rounded_weight.dtype == torch.float32
     assert torch.equal(rounded_weight, weight)
     assert rounded.dtype == torch.bfloat16
@@ -60,17 +66,16 @@ def test_on_a_gpu_products_are_rounded_and_parameters_are_not():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2)).cuda()
     seen = []
 
-    def loss(rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(rows: torch.Tensor, labels: torch.Tensor) -> Loss:
         logits = net(rows)
         seen.append(logits.dtype)
-        value = F.cross_entropy(logits, labels)
-        return value, torch.zeros_like(value)
+        return Loss(F.cross_entropy(logits, labels))
 
-    step = Step(Phase("p", 1, 32), list(net.parameters()), loss, x, y, buffers=list(net.buffers()), bfloat16=True)
-    step.start_epoch(torch.arange(64))
-    for _ in range(step.count):
-        step.first_half()
-        step.second_half()
+    objective = Fit(list(net.parameters()), loss, buffers=list(net.buffers()), bfloat16=True)
+    step = make_step(objective, Phase("p", 1, 32), TensorRows(x, y))
+    step.start_epoch(torch.Generator())
+    while step.gradients():
+        step.move()
     assert set(seen) == {torch.bfloat16}
     assert all(parameter.dtype == torch.float32 for parameter in net.parameters())
-    assert bool(torch.isfinite(step.log).all())
+    assert bool(torch.isfinite(step.measured()[:, 0]).all())

@@ -2,9 +2,9 @@
 `cut_log_series`.
 
 The sum depends on two numbers a stick, log(α/a) and log b, and is smooth in both. Its value and derivatives are taken
-from the reference function by autograd, once, on a grid of steps of 1/16, and between the nodes by bicubic polynomials
-that agree with all of them: errors below 1e-6 (1 + sum), in a tenth of the time that ten or twenty terms take. Beyond
-the grid the reference function itself is asked.
+from the reference function by autograd, once, on a grid of steps of 1/16, and between the nodes by bicubic
+polynomials that agree with all of them: errors below 1e-6 (1 + sum), in a tenth of the time that ten or twenty terms
+take. Beyond the grid the reference function itself is asked.
 """
 
 from __future__ import annotations

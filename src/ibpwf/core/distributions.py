@@ -24,11 +24,11 @@ LEAST = 1e-30
 def log1mexp(log_y: Tensor) -> Tensor:
     """`log(1 - exp(-y))` given `log y`, exact for tiny and for large y, with a derivative in [0, 1] everywhere.
 
-    Written as `-log(1 + 1/(e^y - 1))`. Below the first limit it is `log y` to the last digit, above the second 0.
+    Written as `-log(1 + 1/(e^y - 1))`, whose derivative does not cancel. Below the first limit it is `log y` to the
+    last digit, above the second as good as 0.
     """
     low, high = (-60.0, 6.5) if log_y.dtype == torch.float64 else (-15.0, 4.38)
-    inner = log_y.clamp(low, high)
-    return torch.where(log_y < low, log_y, -torch.log1p(1 / torch.expm1(inner.exp())))
+    return torch.where(log_y < low, log_y, -torch.log1p(1 / torch.expm1(log_y.clamp(low, high).exp())))
 
 
 def log_kumaraswamy_sample(c: Tensor, d: Tensor, noise: Tensor) -> Tensor:
@@ -122,7 +122,8 @@ def log_series(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
     inner = h.clamp(max=80)
     log_rate = torch.log(-log1mexp(inner.log())) + (inner - h)  # log(-log(1 - e^-h)), which is -h for large h
     first = log_x <= 0
-    log1m = log1mexp(log_rate - torch.where(first, -log_x, log_x))  # |log x|, with a derivative at 0
+    # |log x|, written so that it has a derivative at 0 too: a task starts where q = p.
+    log1m = log1mexp(log_rate - torch.where(first, -log_x, log_x))
     mean = -(torch.exp(log_weight - e) * log1m).sum(0)
     mass = torch.exp(log_weight + scale * log1m).sum(0) / scale
     return torch.where(first, mean, mass).to(a.dtype)

@@ -72,6 +72,27 @@ def task_tensors(task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> dict[s
     return tensors
 
 
+def reference_tensors(reference: Reference, blocks: Mapping[str, FactorBlock | None]) -> dict[str, Tensor]:
+    """What φ reads of a forgotten first task, and the factors it holds, as flat, named tensors."""
+    tensors = {f"own.{name}": tensor for name, tensor in reference.own.items()}
+    for name, strength in reference.strength.items():
+        tensors |= {f"strength.{name}": strength, f"selected.{name}": reference.selected[name]}
+    for name, block in blocks.items():
+        if block is not None:
+            tensors |= {f"factors.{part}.{name}": getattr(block, part) for part in BLOCK}
+    return tensors
+
+
+def reference_from_tensors(tensors: Mapping[str, Tensor]) -> tuple[Reference, dict[str, FactorBlock]]:
+    """The inverse of `reference_tensors`."""
+    strength, selected, own, names = (
+        {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+        for start in ("strength.", "selected.", "own.", "factors.a.")
+    )
+    blocks = {name: FactorBlock(*(tensors[f"factors.{part}.{name}"] for part in BLOCK)) for name in names}
+    return Reference(strength, selected, own), blocks
+
+
 def task_from_tensors(
     tensors: Mapping[str, Tensor], layers: Mapping[str, Dictionary]
 ) -> tuple[LearnedTask, dict[str, FactorBlock]]:

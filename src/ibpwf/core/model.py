@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from ibpwf.core.compose import as_matrix, as_weight, compose
 from ibpwf.core.dictionary import Dictionary, FactorBlock
-from ibpwf.core.learned import FactorUse, LearnedTask, Reference, task_from_tensors, task_tensors
+from ibpwf.core.learned import (
+    FactorUse,
+    LearnedTask,
+    Reference,
+    reference_from_tensors,
+    reference_tensors,
+    task_from_tensors,
+    task_tensors,
+)
 from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
@@ -26,8 +34,8 @@ from ibpwf.errors import InputError
 SILENT = -1e4
 """The bias of an output that a merged task has no class for: it never wins, and its probability is 0."""
 
-TASKS = "tasks"
-"""Where a state dict keeps the tasks."""
+TASKS, FORGOTTEN = "tasks", "reference"
+"""Where a state dict keeps the tasks, and what φ reads of a forgotten first one."""
 
 REFERENCE = -1
 """Stands for the number of a forgotten first task where composed weights are remembered."""
@@ -99,18 +107,28 @@ class FactorModel(nn.Module):
             blocks = {name: dictionary.blocks[number] for name, dictionary in self.layers.items()}
             for name, tensor in task_tensors(task, blocks).items():
                 destination[f"{prefix}{TASKS}.{number}.{name}"] = tensor
+        if self.reference is not None:
+            kept = {name: dictionary.reference for name, dictionary in self.layers.items()}
+            for name, tensor in reference_tensors(self.reference, kept).items():
+                destination[f"{prefix}{FORGOTTEN}.{name}"] = tensor
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        start = f"{prefix}{TASKS}."
-        mine = {key[len(start) :]: value for key, value in state_dict.items() if key.startswith(start)}
-        rest = {key: value for key, value in state_dict.items() if not key.startswith(start)}
+        tasks, forgotten = f"{prefix}{TASKS}.", f"{prefix}{FORGOTTEN}."
+        rest = {key: value for key, value in state_dict.items() if not key.startswith((tasks, forgotten))}
         super()._load_from_state_dict(rest, prefix, *args)
         if self.tasks:
             raise InputError("this model has tasks of its own; load a state dict into a freshly factorized network.")
-        for number in range(len({key.partition(".")[0] for key in mine})):
-            own = {key.partition(".")[2]: v for key, v in mine.items() if key.startswith(f"{number}.")}
-            moved = {key: value.to(self.device) for key, value in own.items()}
-            self.add_task(*task_from_tensors(moved, self.layers))
+
+        def within(start: str) -> dict[str, Tensor]:
+            found = {key.removeprefix(start): value for key, value in state_dict.items() if key.startswith(start)}
+            return {key: value.to(self.device) for key, value in found.items()}
+
+        if reference := within(forgotten):
+            self.reference, blocks = reference_from_tensors(reference)
+            for name, block in blocks.items():
+                self.layers[name].reference = block
+        for number in range(len({key.partition(".")[0] for key in within(tasks)})):
+            self.add_task(*task_from_tensors(within(f"{tasks}{number}."), self.layers))
 
     def start_task(
         self, outputs: int, generator: torch.Generator, temperature: float = 2 / 3, kl_terms: int | None = None

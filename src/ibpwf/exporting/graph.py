@@ -69,8 +69,8 @@ class WholeGraph(nn.Module):
         self.phi = _phi(method)
         if not isinstance(method.inference, GaussianTaskInference):
             raise InputError(
-                f"tasks are inferred by a {type(method.inference).__name__}, which cannot be put into one graph; export "
-                "one task at a time with --task."
+                f"tasks are inferred by a {type(method.inference).__name__}, which cannot be put into one graph; "
+                "export one task at a time with --task."
             )
         self.scores = _Scores(method.inference)
         self.nets = nn.ModuleList(nets)

@@ -1,6 +1,6 @@
 """Writes tiny model folders of the current schema version, with the answers they give, to be read by all later ones.
 
-Run once per schema version, with the code that introduced it: `python write_folders.py v2`. Old ones are never
+Run once per schema version, with the code that introduced it: `python write_folders.py v3`. Old ones are never
 written anew: that they still load is the point.
 """
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from sklearn.datasets import load_iris
 from torch import Tensor, nn
 
-from ibpwf import Learner, Settings
+from ibpwf import ContinualClassifier, Learner, Settings
 from ibpwf.storage.folder import LOCK
 
 SETTINGS = Settings(epochs=40, finetune_epochs=2, alpha=3.0, batch_size=16, learning_rate=0.03, kappa=0.3)
@@ -54,12 +55,28 @@ def write(
     save_file(answers, folder / "answers.safetensors")
 
 
+def write_classifier(folder: Path) -> None:
+    """Three species of flowers as numbers and two more by measure, in two tasks with names."""
+    x, y = load_iris(return_X_y=True)
+    classifier = ContinualClassifier(hidden=(6,), epochs=10, settings={"random_features": 12}, device="cpu")
+    classifier.learn(x, y, task="species")
+    classifier.learn(x + 5, (x[:, 0] > 5.8) + 3, task="length")
+    classifier.save(folder, extra={"written by": folder.parent.name})
+    (folder / LOCK).unlink()
+    rows = torch.from_numpy(x[::10]).repeat(2, 1)
+    rows[15:] += 5
+    answers = {"x": rows, "labels": classifier.predict(rows), "probabilities": classifier.predict_proba(rows)}
+    answers["novelty"] = classifier.novelty(rows)
+    save_file({name: torch.as_tensor(v) for name, v in answers.items()}, folder / "answers.safetensors")
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     write(out / "mlp-shared-head", mlp(), (8,), SETTINGS.replace(inference="class-gaussian"))
     write(out / "convolution-head-per-task", convolution(), (1, 4, 4), SETTINGS.replace(heads="per-task"))
     write(out / "first-task-forgotten", mlp(), (8,), SETTINGS, forget=0)
+    write_classifier(out / "classifier")
 
 
 if __name__ == "__main__":
