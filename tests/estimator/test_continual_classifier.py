@@ -219,12 +219,11 @@ def test_a_label_costs_one_pass_where_the_task_is_clear_and_is_the_likeliest_all
     noise = np.random.default_rng(0).uniform(0, 16, (300, 64))
     expected = three_tasks.classes_[three_tasks.predict_proba(noise).argmax(1)]
     np.testing.assert_array_equal(three_tasks.predict(noise), expected)
-    np.testing.assert_array_equal(three_tasks.predict(noise[:0]), expected[:0])
 
 
 def test_a_label_of_several_tasks_wins_by_the_sum_over_them(table: tuple[Array, Array, Array, Array]) -> None:
     x, test, y, _ = table
-    classifier = ContinualClassifier(**QUICK)
+    classifier = ContinualClassifier(**{**QUICK, "hidden": (20,), "epochs": 4})
     for labels in ([0, 1], [1, 2], [2, 0, 3]):
         mine = np.isin(y, labels)
         classifier.partial_fit(x[mine], y[mine])
