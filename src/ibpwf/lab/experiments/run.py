@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from ibpwf.errors import StoreError
+from ibpwf.lab.data.catalog import preprocessing
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score, zero_shot
 from ibpwf.lab.evaluation.uncertainty import seen_and_unseen
@@ -366,5 +367,6 @@ class _Training(Callback):
             accuracy = row.get("task_accuracy", row.get("class_accuracy"))
             if accuracy is not None:
                 self.learner.note_accuracy(number, accuracy[number])
-            self.learner.save(self.folder / "model")
+            extra = {"preprocessing": preprocessing(self.config.scenario)}
+            self.learner.save(self.folder / "model", extra=extra)
         self.events.task(self.name, row)
