@@ -152,7 +152,7 @@ def entry(name: str) -> Entry:
 
 
 def preprocessing(scenario: str) -> dict[str, object]:
-    """How the inputs of a scenario were made from pixels, as JSON to keep beside a model; empty for other scenarios."""
+    """How a scenario of ours makes its inputs from pixels, as JSON to keep beside a model; empty for other ones."""
     kind, _, data = scenario.partition("-")
     if data not in DATA_SETS:
         return {}
