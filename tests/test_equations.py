@@ -111,9 +111,9 @@ def test_the_loss_of_a_mini_batch_is_minus_the_lower_bound_per_example() -> None
     losses, log_likelihood = [], 0.0
     for rows in torch.arange(48).split(12):
         network.noise.set_state(start)  # the same draw of b and v for every mini-batch
-        losses.append(float(method.loss(x[rows], y[rows]).total))
+        losses.append(method.loss(x[rows], y[rows]).total.item())
         network.noise.set_state(start)
-        kl = float(network.kl())
+        kl = network.kl().item()
         logits = network(x[rows]).detach().double().numpy()
         log_likelihood += float(special.log_softmax(logits, axis=1)[np.arange(12), y[rows].numpy()].sum())
     assert kl > 0
