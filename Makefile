@@ -16,7 +16,7 @@ help:
 	@echo "make bench      speed and memory as ratios, into docs/results/bench"
 	@echo "make results    rewrite the result tables, figures and the report page from docs/results"
 	@echo "make report     the figures and the page alone"
-	@echo "make docs       rewrite docs/cli.md from the program"
+	@echo "make docs       rewrite docs/cli.md and docs/settings.md from the program"
 	@echo "make clean      remove the environment and caches (data and runs stay)"
 
 # uv when it can be had, pip otherwise; pip's find-links are handed on so that both see the same wheels.
@@ -37,6 +37,7 @@ test: lint types pytest
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -64,6 +65,7 @@ report: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m tools.command_reference docs/cli.md
+	$(BIN)/python -m tools.settings_page docs/settings.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

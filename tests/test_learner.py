@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -58,23 +57,6 @@ class OwnNet(nn.Module):
 
 
 # Learning and answering
-
-
-def test_the_readme_example_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On digits in place of MNIST, so that it takes seconds."""
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    (example,) = re.findall(r"^## Python\n+```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    for old, new in (("split-mnist", "split-digits"), ("784, [400]", "64, [60]"), ("alpha=200", "alpha=30")):
-        assert old in example
-        example = example.replace(old, new)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    x = names["stream"][1].test.x
-    assert [task.name for task in names["learner"].tasks] == ["0/1", "2/3", "4/5", "6/7", "8/9"]
-    assert names["p"].mutual_information.shape == (len(x),)
-    with torch.no_grad():
-        torch.testing.assert_close(names["plain"](x), names["learner"].logits(x, "2/3"), rtol=0, atol=1e-6)
 
 
 def test_a_few_lines_learn_five_tasks_and_forget_none() -> None:

@@ -235,6 +235,8 @@ class IBPWF(Method):
         return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
 
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+        """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
+        entropy (eqs. predictive_marginal, entropy_incr_class)."""
         tasks = len(self.classes)
         if task is None:
             task_probabilities = self.task_probabilities(x)

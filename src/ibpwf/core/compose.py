@@ -20,7 +20,7 @@ def product(x: Tensor, w_a: Tensor, scores: Tensor, w_b: Tensor) -> Tensor:
 
 def as_matrix(weight: Tensor) -> Tensor:
     """A layer's weight `(out, in, …)` as the paper's matrix J×M, `J = in·…` and `M = out`; for a convolution that is
-    `(H·W·C_in) × C_out`."""
+    `(H·W·C_in) × C_out` (section 2.1)."""
     return weight.flatten(1).t()
 
 

@@ -69,15 +69,16 @@ def kl_concrete(q_logits: Tensor, p_logits: Tensor) -> Tensor:
 def kl_kumaraswamy_beta(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
     """KL(q(v) ‖ p(v)) for the first task's prior Beta(α, 1): eq. (kl_kumar) with β = 1, which is closed.
 
-    `(a-α)/a (-γ - ψ(b) - 1/b) + log(ab) - log α - (b-1)/b`, with `ψ(b) + 1/b = ψ(b+1)`. Its first term and the
-    last are eq. (kl1), the entropy of q(v).
+    `(a-α)/a (-γ - ψ(b) - 1/b) + log(ab) - log α - (b-1)/b`, with `ψ(b) + 1/b = ψ(b+1)`: E log q(v), eq. (kl1), minus
+    `log α + (α-1) E log v`, where `E log v = (-γ - ψ(b) - 1/b) / a` is eq. (mean_log_v).
     """
     mean_log = -(EULER_GAMMA + torch.digamma(b + 1))
     return (1 - alpha / a) * mean_log + a.log() + b.log() - alpha.log() - 1 + 1 / b
 
 
 def kl_kumaraswamy(a: Tensor, b: Tensor, alpha: Tensor, beta: Tensor, terms: int | None = None) -> Tensor:
-    """KL(q(v) ‖ p(v)) for a later task's prior Kumaraswamy(α, β), the posterior before it: eq. (kl_kumar).
+    """KL(q(v) ‖ p(v)) for a later task's prior Kumaraswamy(α, β), the posterior before it: eq. (kl_kumar),
+    which is E log q(v), eq. (kl1), minus E log p(v), eq. (kl2).
 
     `log(ab/αβ) - (b-1)/b + (a-α)/a (-γ - ψ(b) - 1/b) + (β-1) Σ_m (b/m) B(m α/a + 1, b)`
 

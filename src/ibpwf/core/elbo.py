@@ -66,5 +66,5 @@ def stick_kl(q: Posterior, p: StickPrior, terms: int | None) -> Tensor:
 
 @reference
 def sample_scores(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
-    """`λ = r ⊙ b`, `b ~ BernoulliConcrete(π̄)`, from numbers uniform in (0, 1) (eqs. W_fac, post_b)."""
+    """`λ = r ⊙ b`, `b ~ BernoulliConcrete(π̄)`, from numbers uniform in (0, 1) (eqs. scores, post_b)."""
     return strength * concrete_sample(logit, temperature, uniform.logit(eps=1e-7))

@@ -38,7 +38,7 @@ class LayerVectors:
         return LayerVectors(*(fn(v) for v in (self.strength, self.logit, self.c, self.d)))
 
     def selected(self, kappa: float) -> Tensor:
-        """Which factors the task uses: π̄ ≥ κ, and at least the likeliest one."""
+        """Which factors the task uses: π̄ ≥ κ, and at least the likeliest one (section 2.3)."""
         threshold = math.log(kappa) - math.log1p(-kappa)
         chosen = self.logit >= threshold
         if not bool(chosen.any()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import __version__
-from ibpwf.errors import InputError, StoreError, unknown
-from ibpwf.estimator import KIND, ContinualClassifier
+from ibpwf.errors import InputError, unknown
+from ibpwf.estimator import ContinualClassifier
 from ibpwf.exporting.graph import TaskGraph, WholeGraph, prepare
 from ibpwf.files.layout import Layout
-from ibpwf.lab.data.catalog import DATA_SETS
 from ibpwf.learner import load
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO
-from ibpwf.storage.files import read_json
 from ibpwf.storage.network_json import describe, signature
 from ibpwf.task_learner import TaskLearner
 
@@ -32,6 +29,8 @@ INCLUDED = (
     "sign(z) * 5 * (1 + log(|z| / 5))"
 )
 NOT_INCLUDED = "not included: give inputs as the learner was given them"
+PREPROCESSING = "preprocessing"
+"""Under this name `learner.save(path, extra=...)` may keep what was done to the inputs, as JSON; `words` say it."""
 
 Model = ContinualClassifier | TaskLearner | str | Path
 
@@ -51,8 +50,6 @@ class Source:
         if isinstance(model, (str, Path)):
             folder = Path(model)
             model = load(folder, device="cpu")
-            if model.extra.get("kind") == KIND:
-                model = ContinualClassifier.load(folder, device="cpu")
         classifier = None
         if isinstance(model, ContinualClassifier):
             if not hasattr(model, "learner_"):
@@ -165,26 +162,10 @@ class Source:
         if self.classifier is not None:
             scaler = self.classifier._standardizer
             return {"included": True, "words": INCLUDED, "linear_to": LINEAR_TO, **scaler.to_json()}
-        found: dict[str, Any] = {"included": False, "words": NOT_INCLUDED}
-        scenario = self._scenario()
-        if scenario is not None:
-            kind, _, data = scenario.partition("-")
-            chosen = DATA_SETS[data]
-            words = "pixels in [0, 1], minus mean, divided by std, per channel"
-            words += "; then permuted, task by task" if kind == "permuted" else ""
-            found |= {"words": f"{NOT_INCLUDED}: {words}", "scenario": scenario}
-            found |= {"mean": list(chosen.mean), "std": list(chosen.std)}
-        return found
-
-    def _scenario(self) -> str | None:
-        """The scenario of a model that `ibpwf run` made, RUN/seed-S/model, by the run's own record."""
-        if self.folder is None:
-            return None
-        with contextlib.suppress(StoreError, AttributeError, TypeError):
-            name = read_json(self.folder.resolve().parents[1] / "config.json").get("scenario")
-            if isinstance(name, str) and name.partition("-")[2] in DATA_SETS:
-                return name
-        return None
+        kept = self.learner.extra.get(PREPROCESSING)
+        noted: dict[str, Any] = dict(kept) if isinstance(kept, dict) else {}
+        words = f"{NOT_INCLUDED}: {noted['words']}" if "words" in noted else NOT_INCLUDED
+        return {**noted, "included": False, "words": words}
 
     def about(self, task: int | None, net: nn.Module | None = None) -> dict[str, Any]:
         """Everything one must know to use the exported file, as JSON; with `net`, its architecture too."""

@@ -82,5 +82,5 @@ class TaskInference(ABC):
 
 @reference
 def infer_tasks(inference: TaskInference, features: Features, x: Tensor) -> Tensor:
-    """P(t | φ(x)) of every row and task, N×T (eq. phi_task_inference)."""
+    """P(t | φ(x)) of every row and task, N×T (eqs. gen_task_inference, phi_task_inference)."""
     return torch.cat([inference.log_scores(features(rows)).softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)])

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
-    """−Σ p log p in nats, with 0 log 0 = 0."""
+    """−Σ p log p in nats, with 0 log 0 = 0 (eq. predictive_entropy)."""
     total: Tensor = torch.special.xlogy(probabilities, probabilities).sum(dim)
     return -total
 
@@ -20,7 +20,8 @@ def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
 def draw_probabilities(
     net: nn.Module, stacked: Mapping[str, Tensor], x: Tensor, chunk: int = 512, outputs: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean over draws of softmax p(y|x,θ⁽ᵐ⁾) over the first `outputs`, N×C, and the mean entropy of one draw, N.
+    """ρ = mean over draws of softmax p(y|x,θ⁽ᵐ⁾) over the first `outputs`, N×C (eq. predictive_given_task), and the
+    mean entropy of one draw, N.
 
     All draws of a chunk of rows run in one batched pass.
     """

@@ -149,3 +149,18 @@ def entry(name: str) -> Entry:
     if name not in list(DATA_SETS):
         raise unknown("data set", name, DATA_SETS)
     return DATA_SETS[name]
+
+
+def preprocessing(scenario: str) -> dict[str, object]:
+    """How a scenario of ours makes its inputs from pixels, as JSON to keep beside a model; empty for other ones."""
+    kind, _, data = scenario.partition("-")
+    if data not in DATA_SETS:
+        return {}
+    permuted = "; then permuted, task by task" if kind == "permuted" else ""
+    words = f"pixels in [0, 1], minus mean, divided by std, per channel{permuted}"
+    return {
+        "scenario": scenario,
+        "words": words,
+        "mean": list(DATA_SETS[data].mean),
+        "std": list(DATA_SETS[data].std),
+    }

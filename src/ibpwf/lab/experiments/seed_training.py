@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import StoreError
+from ibpwf.lab.data.catalog import preprocessing
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score, zero_shot
 from ibpwf.lab.evaluation.uncertainty import seen_and_unseen
@@ -165,7 +166,8 @@ class SeedTraining(Callback):
             accuracy = row.get("task_accuracy", row.get("class_accuracy"))
             if accuracy is not None:
                 self.learner.note_accuracy(number, accuracy[number])
-            self.learner.save(self.folder / "model")
+            extra = {"preprocessing": preprocessing(self.config.scenario)}
+            self.learner.save(self.folder / "model", extra=extra)
         self.watch.task_end(self.name, row)
 
     def _measured(self, number: int, seconds: float) -> dict[str, Any]:
