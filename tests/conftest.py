@@ -78,7 +78,7 @@ def learnt_folder(tmp_path_factory: pytest.TempPathFactory, digits: Scenario) ->
 
 
 @pytest.fixture
-def learnt(learnt_folder: Path) -> Learner:
+def learned(learnt_folder: Path) -> Learner:
     """A learner that has learnt '0/1' and '2/3'."""
     return Learner.load(learnt_folder)
 

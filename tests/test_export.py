@@ -54,7 +54,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 X = torch.randn(24, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def learnt(name: str, heads: str) -> Learner:
+def learned(name: str, heads: str) -> Learner:
     torch.manual_seed(0)
     settings = Settings(alpha=4.0, epochs=2, finetune_epochs=1, batch_size=8, learning_rate=0.01, heads=heads)
     learner = Learner(NETS[name](), settings, device="cpu")
@@ -67,7 +67,7 @@ def learnt(name: str, heads: str) -> Learner:
 def merged(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
     """A merged network and what the learner answers; the task has three of the five classes."""
     heads, name = request.param
-    learner = learnt(name, heads)
+    learner = learned(name, heads)
     return learner.merge(1), learner.logits(X, 1)
 
 

@@ -103,27 +103,27 @@ def test_a_task_may_come_as_tensors_arrays_lists_or_a_dataset(net: nn.Module, di
     assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
-def test_a_task_is_named_by_its_name_its_number_or_counted_from_the_end(learnt: Learner, digits: Scenario) -> None:
+def test_a_task_is_named_by_its_name_its_number_or_counted_from_the_end(learned: Learner, digits: Scenario) -> None:
     x = digits[1].test.x
-    by_name = learnt.predict(x, task="2/3")
+    by_name = learned.predict(x, task="2/3")
     choices: list[Any] = [1, -1, np.int64(1), torch.tensor(1), np.array(1), ["2/3"] * len(x), [1] * len(x)]
     for choice in choices:
-        again = learnt.predict(x, task=choice)
+        again = learned.predict(x, task=choice)
         assert torch.equal(again.probabilities, by_name.probabilities)
         assert again.task.tolist() == [1] * len(x)
 
 
-def test_rows_of_different_tasks_are_answered_as_each_task_would_alone(learnt: Learner, digits: Scenario) -> None:
+def test_rows_of_different_tasks_are_answered_as_each_task_would_alone(learned: Learner, digits: Scenario) -> None:
     x = torch.cat([digits[0].test.x[:20], digits[1].test.x[:20]])[torch.randperm(40)]
     tasks = [("0/1", "2/3", 0, 1)[row % 4] for row in range(40)]
     numbers = torch.tensor([row % 2 for row in range(40)])
-    mixed = learnt.predict(x, task=tasks)
-    alone = [learnt.predict(x, task=number) for number in (0, 1)]
+    mixed = learned.predict(x, task=tasks)
+    alone = [learned.predict(x, task=number) for number in (0, 1)]
     assert torch.equal(mixed.task, numbers)
     for row, number in enumerate(numbers.tolist()):
         assert mixed.labels[row] == alone[number].labels[row]
         torch.testing.assert_close(mixed.probabilities[row], alone[number].probabilities[row], rtol=0, atol=1e-6)
-    assert torch.equal(learnt.predict(x, task=numbers).labels, mixed.labels)
+    assert torch.equal(learned.predict(x, task=numbers).labels, mixed.labels)
 
 
 def test_labels_are_the_users_own_also_negative_large_and_returning(fresh: Learner, digits: Scenario) -> None:
@@ -141,10 +141,10 @@ def test_labels_are_the_users_own_also_negative_large_and_returning(fresh: Learn
     assert float(other.probabilities[:, :2].abs().max()) == 0
 
 
-def test_probabilities_are_a_distribution_over_the_classes(learnt: Learner, digits: Scenario) -> None:
+def test_probabilities_are_a_distribution_over_the_classes(learned: Learner, digits: Scenario) -> None:
     x = torch.cat([task.test.x[:30] for task in digits])
     for options in ({}, {"task": 1}, {"marginal": True}, {"draws": 8}, {"marginal": True, "draws": 8}):
-        answer = learnt.predict(x, **options)  # type: ignore[arg-type]
+        answer = learned.predict(x, **options)  # type: ignore[arg-type]
         assert answer.probabilities.shape == (len(x), 4)
         assert float(answer.probabilities.min()) >= 0
         torch.testing.assert_close(answer.probabilities.sum(1), torch.ones(len(x), dtype=torch.float64))
@@ -154,23 +154,23 @@ def test_probabilities_are_a_distribution_over_the_classes(learnt: Learner, digi
         torch.testing.assert_close(answer.entropy, brute, rtol=0, atol=1e-9)
 
 
-def test_the_marginal_mixes_the_tasks_by_their_probabilities(learnt: Learner, digits: Scenario) -> None:
+def test_the_marginal_mixes_the_tasks_by_their_probabilities(learned: Learner, digits: Scenario) -> None:
     x = digits[1].test.x
-    mixed = learnt.predict(x, marginal=True)
+    mixed = learned.predict(x, marginal=True)
     expected = torch.zeros_like(mixed.probabilities)
     for task in (0, 1):
-        softmax = learnt.logits(x, task).double().softmax(1)
+        softmax = learned.logits(x, task).double().softmax(1)
         expected[:, 2 * task : 2 * task + 2] = softmax * mixed.task_probabilities[:, task : task + 1]
     torch.testing.assert_close(mixed.probabilities, expected)
-    assert torch.equal(mixed.labels, learnt.predict(x).labels)
+    assert torch.equal(mixed.labels, learned.predict(x).labels)
 
 
 def test_draws_repeat_with_their_seed_and_measure_what_the_weights_leave_open(
-    learnt: Learner, digits: Scenario
+    learned: Learner, digits: Scenario
 ) -> None:
     x = digits[0].test.x
-    assert learnt.predict(x).mutual_information is None
-    one, again, other = (learnt.predict(x, draws=20, seed=seed) for seed in (1, 1, 2))
+    assert learned.predict(x).mutual_information is None
+    one, again, other = (learned.predict(x, draws=20, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.probabilities, again.probabilities)
     assert not torch.equal(one.probabilities, other.probabilities)
     information = one.mutual_information
@@ -180,26 +180,26 @@ def test_draws_repeat_with_their_seed_and_measure_what_the_weights_leave_open(
     assert float(information.max()) > 0
 
 
-def test_no_rows_give_no_answers(learnt: Learner) -> None:
+def test_no_rows_give_no_answers(learned: Learner) -> None:
     for options in ({}, {"task": 0}, {"marginal": True}, {"draws": 3}, {"task": []}):
-        answer = learnt.predict(torch.zeros(0, 64), **options)  # type: ignore[arg-type]
+        answer = learned.predict(torch.zeros(0, 64), **options)  # type: ignore[arg-type]
         assert len(answer) == 0
         assert answer.probabilities.shape == (0, 4)
 
 
 @pytest.mark.parametrize("given", [True, False])
 def test_rows_of_several_tasks_run_once_each_and_together_by_task(
-    learnt: Learner, digits: Scenario, given: bool
+    learned: Learner, digits: Scenario, given: bool
 ) -> None:
     x = torch.stack([task.test.x[:30] for task in digits[:2]], 1).flatten(0, 1)  # the tasks take turns
     batches: list[int] = []
-    head = learnt.model.net.get_submodule("head")
+    head = learned.model.net.get_submodule("head")
     handle = head.register_forward_hook(lambda module, inputs, output: batches.append(len(output)))
-    answer = learnt.predict(x, task=["0/1", "2/3"] * 30 if given else None)
+    answer = learned.predict(x, task=["0/1", "2/3"] * 30 if given else None)
     handle.remove()
     assert sorted(batches) == sorted(torch.bincount(answer.task).tolist())
     for row in range(60):
-        alone = learnt.predict(x[row : row + 1], task=int(answer.task[row]))
+        alone = learned.predict(x[row : row + 1], task=int(answer.task[row]))
         torch.testing.assert_close(answer.probabilities[row], alone.probabilities[0], rtol=0, atol=1e-6)
         assert answer.labels[row] == alone.labels[0]
 
@@ -222,12 +222,12 @@ def test_a_transformer_learns_five_tasks_and_forgets_none(digits: Scenario, tmp_
             assert torch.equal(each.logits(digits[0].test.x.reshape(-1, 1, 8, 8), number), answers[number])
 
 
-def test_a_merged_task_is_a_plain_network_with_the_same_outputs(learnt: Learner, digits: Scenario) -> None:
+def test_a_merged_task_is_a_plain_network_with_the_same_outputs(learned: Learner, digits: Scenario) -> None:
     x = digits[1].test.x
-    plain = learnt.merge("2/3")
+    plain = learned.merge("2/3")
     assert type(plain) is nn.Sequential
     with torch.no_grad():
-        torch.testing.assert_close(plain(x), learnt.logits(x, "2/3"), rtol=0, atol=1e-6)
+        torch.testing.assert_close(plain(x), learned.logits(x, "2/3"), rtol=0, atol=1e-6)
 
 
 def test_the_users_network_is_not_touched(net: nn.Module, small: Settings, digits: Scenario) -> None:
@@ -270,12 +270,12 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(
 
 
 def test_what_was_loaded_answers_with_the_same_bits(
-    learnt: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
+    learned: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
 ) -> None:
     again = Learner.load(learnt_folder)
-    assert again.tasks == learnt.tasks
-    assert again.settings == learnt.settings
-    assert same_answers(learnt, again, digits[1].test.x)
+    assert again.tasks == learned.tasks
+    assert again.settings == learned.settings
+    assert same_answers(learned, again, digits[1].test.x)
     again.save(tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(learnt_folder)
 
@@ -291,22 +291,22 @@ def go_on(folder: str, tasks: tuple[int, ...]) -> None:
 
 
 def test_a_learner_stored_loaded_and_continued_elsewhere_equals_one_that_never_stopped(
-    learnt: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
+    learned: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(learnt_folder, moved)
     processes.call(go_on, str(moved), (2,))
     processes.call(go_on, str(moved), (3,))
     for task in digits[2:4]:
-        learnt.learn(task.train.x, task.train.y, name=task.name)
-    learnt.save(tmp_path / "stayed")
+        learned.learn(task.train.x, task.train.y, name=task.name)
+    learned.save(tmp_path / "stayed")
     assert files_of(moved) == files_of(tmp_path / "stayed")
-    assert same_answers(Learner.load(moved), learnt, digits[3].test.x)
+    assert same_answers(Learner.load(moved), learned, digits[3].test.x)
 
 
-def test_saving_again_leaves_the_files_of_old_tasks_alone(learnt: Learner, digits: Scenario, tmp_path: Path) -> None:
+def test_saving_again_leaves_the_files_of_old_tasks_alone(learned: Learner, digits: Scenario, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    learnt.save(folder)
+    learned.save(folder)
 
     def stamps() -> dict[str, tuple[int, int]]:
         return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.glob("*.safetensors")}
@@ -314,8 +314,8 @@ def test_saving_again_leaves_the_files_of_old_tasks_alone(learnt: Learner, digit
     for path in folder.glob("*.safetensors"):
         os.utime(path, ns=(1, 1))  # a rewrite within the clock's resolution would show too
     before = stamps()
-    learnt.learn(digits[2].train.x, digits[2].train.y, name="4/5")
-    learnt.save(folder)
+    learned.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    learned.save(folder)
     after = stamps()
     assert {name: after[name] for name in before} == before
     assert {name.split(".")[0] for name in after.keys() - before.keys()} == {"task-0002", "factors-0002"}

@@ -91,18 +91,18 @@ def test_inspect_shows_tasks_factors_bytes_and_history(folder: Path, command: Co
         assert words in done.out
 
 
-def test_the_json_says_what_the_learner_says(folder: Path, learnt: Learner, command: Command) -> None:
-    learnt = Learner.load(folder)
-    learnt.note_accuracy("2/3", 97.25)
-    learnt.save(folder, extra={"names": ["a"]})
+def test_the_json_says_what_the_learner_says(folder: Path, learned: Learner, command: Command) -> None:
+    learned = Learner.load(folder)
+    learned.note_accuracy("2/3", 97.25)
+    learned.save(folder, extra={"names": ["a"]})
     told: dict[str, Any] = json.loads(command("inspect", "model", "--json").out)
     assert told == inspect_model(folder).to_json() | {"path": "model"}
     assert [(task["name"], tuple(task["classes"]), task["examples"]) for task in told["tasks"]] == [
-        (task.name, task.classes, task.examples) for task in learnt.tasks
+        (task.name, task.classes, task.examples) for task in learned.tasks
     ]
     assert [task["accuracy"] for task in told["tasks"]] == [None, 97.25]
-    assert [task["factors"] for task in told["tasks"]] == [learnt.method.use(number) for number in range(2)]
-    assert told["layers"] == {name: dictionary.locked for name, dictionary in learnt.model.layers.items()}
+    assert [task["factors"] for task in told["tasks"]] == [learned.method.use(number) for number in range(2)]
+    assert told["layers"] == {name: dictionary.locked for name, dictionary in learned.model.layers.items()}
     assert told["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
     assert told["extra"] == {"names": ["a"]}
     assert told["in_progress"] is None
@@ -160,9 +160,9 @@ def test_inspecting_what_is_no_model_is_an_error(tmp_path: Path, command: Comman
 
 
 def test_forget_removes_the_task_and_says_what_was_removed(
-    folder: Path, learnt: Learner, digits: Scenario, command: Command
+    folder: Path, learned: Learner, digits: Scenario, command: Command
 ) -> None:
-    expected = learnt.logits(digits[1].test.x, "2/3")
+    expected = learned.logits(digits[1].test.x, "2/3")
     done = command("forget", "model", "0/1")
     assert done.code == 0, done.err
     assert done.out.startswith("Forgot task '0/1' of model: ")

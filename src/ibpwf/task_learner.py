@@ -370,8 +370,8 @@ class TaskLearner:
             )
             for number, t in enumerate(content["tasks"])
         ]
-        learnt = [{"event": "learnt", "serial": number, "version": None} for number in range(len(self.tasks))]
-        self.history = list(content.get("history", learnt))
+        learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(self.tasks))]
+        self.history = list(content.get("history", learned))
         self.extra, self.face = dict(content.get("extra", {})), face_of(content)
         same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
         self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})

@@ -1,4 +1,4 @@
-"""The table of appendix B's series gives the sum and its derivatives, on its grid, between its nodes and beyond it."""
+"""The table of appendix B's series gives the sum and its derivatives: on its grid, between its nodes, beyond it."""
 
 from __future__ import annotations
 

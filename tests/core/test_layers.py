@@ -200,7 +200,7 @@ def test_the_networks_code_still_finds_what_the_original_layer_offered() -> None
     assert (linear.in_features, linear.out_features) == (5, 3)
     assert (conv.stride, conv.kernel_size, conv.out_channels) == ((2, 2), (3, 3), 6)
     with pytest.raises(AttributeError, match="no attribute 'colour'"):
-        _ = linear.colour
+        _ = linear.color
 
 
 def test_a_network_that_reads_a_layers_weight_itself_trains_the_factors() -> None:

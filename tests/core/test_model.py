@@ -204,11 +204,11 @@ def test_batch_normalisation_keeps_every_tasks_running_statistics() -> None:
     net = nn.Sequential(nn.BatchNorm1d(7), nn.Linear(7, 4))
     model = factorize(net, alpha=4)
     expected = []
-    for task, centre in enumerate((3.0, -5.0, 40.0)):
+    for task, center in enumerate((3.0, -5.0, 40.0)):
         network = model.start_task(2, seeded(task)).train()
         mean, variance = np.zeros(7), np.ones(7)
         for batch in range(4):
-            x = torch.randn(16, 7, generator=seeded(10 * task + batch)) * (task + 1) + centre
+            x = torch.randn(16, 7, generator=seeded(10 * task + batch)) * (task + 1) + center
             network(x)
             mean = 0.9 * mean + 0.1 * x.double().numpy().mean(0)
             variance = 0.9 * variance + 0.1 * x.double().numpy().var(0, ddof=1)

@@ -39,7 +39,7 @@ def shaken(network: TaskNetwork, seed: int) -> TaskNetwork:
     return network
 
 
-def learnt(tasks: int, **options: float | str) -> FactorModel:
+def learned(tasks: int, **options: float | str) -> FactorModel:
     model = factorize(mlp(), **{"alpha": 4, **options})
     for task in range(tasks):
         model.finish_task(shaken(model.start_task(3, seeded(task)), task), KAPPA)
@@ -78,7 +78,7 @@ def probabilities(network: TaskNetwork) -> dict[str, np.ndarray]:
 
 
 def test_every_stick_is_either_a_locked_constant_or_a_free_parameter() -> None:
-    model = learnt(2)
+    model = learned(2)
     network = model.start_task(3, seeded(9))
     for row, (name, layer) in enumerate(network.factor_layers.items()):
         sticks = sorted(layer.locked_at.tolist() + layer.free_at.tolist())
@@ -89,7 +89,7 @@ def test_every_stick_is_either_a_locked_constant_or_a_free_parameter() -> None:
 
 
 def test_a_step_of_training_moves_free_factors_and_no_locked_one() -> None:
-    model = learnt(2)
+    model = learned(2)
     network = model.start_task(3, seeded(9))
     network.noise = seeded(10)
     locked = {name: (layer.locked_a.clone(), layer.locked_b.clone()) for name, layer in network.factor_layers.items()}
@@ -107,7 +107,7 @@ def test_a_step_of_training_moves_free_factors_and_no_locked_one() -> None:
 
 
 def test_the_selection_is_sampled_anew_in_every_pass_until_it_is_fixed() -> None:
-    network = shaken(learnt(1).start_task(3, seeded(1)), 1).eval()
+    network = shaken(learned(1).start_task(3, seeded(1)), 1).eval()
     network.noise = seeded(2)
     x = torch.randn(5, 7)
     assert not torch.equal(network(x), network(x))
@@ -117,7 +117,7 @@ def test_the_selection_is_sampled_anew_in_every_pass_until_it_is_fixed() -> None
 
 @pytest.mark.parametrize("kappa", [0.1, 0.5, 0.9])
 def test_with_its_selection_fixed_a_network_computes_with_the_factors_above_kappa_and_no_others(kappa: float) -> None:
-    network = shaken(learnt(2).start_task(3, seeded(3)), 3).eval()
+    network = shaken(learned(2).start_task(3, seeded(3)), 3).eval()
     chosen = {name: p >= kappa for name, p in probabilities(network).items()}
     expected = dense(network, chosen)
     x = torch.randn(12, 7, generator=seeded(4))
@@ -129,7 +129,7 @@ def test_with_its_selection_fixed_a_network_computes_with_the_factors_above_kapp
 
 
 def test_fixing_the_selection_again_changes_nothing_even_after_training_and_with_another_kappa() -> None:
-    network = shaken(learnt(1).start_task(3, seeded(3)), 3).eval()
+    network = shaken(learned(1).start_task(3, seeded(3)), 3).eval()
     network.fix_selection(KAPPA)
     x = torch.randn(12, 7)
     optimizer = torch.optim.SGD(network.trainable(posterior=False), lr=0.01)
@@ -146,7 +146,7 @@ def test_fixing_the_selection_again_changes_nothing_even_after_training_and_with
 
 
 def test_fine_tuning_moves_strengths_but_no_probabilities() -> None:
-    network = shaken(learnt(1).start_task(3, seeded(3)), 3)
+    network = shaken(learned(1).start_task(3, seeded(3)), 3)
     network.fix_selection(KAPPA)
     trained = {id(p) for p in network.trainable(posterior=False)}
     posterior = network.posterior
@@ -155,7 +155,7 @@ def test_fine_tuning_moves_strengths_but_no_probabilities() -> None:
 
 
 def test_counts_of_active_and_new_factors_agree_with_counting() -> None:
-    network = shaken(learnt(2).start_task(3, seeded(5)), 5)
+    network = shaken(learned(2).start_task(3, seeded(5)), 5)
     expected = {}
     for name, p in probabilities(network).items():
         old = set(network.factor_layers[name].locked_at.tolist())
@@ -175,7 +175,7 @@ def all_in_use(network: TaskNetwork, names: list[str]) -> None:
 
 
 def test_growth_adds_sticks_only_where_the_free_factors_are_used_up() -> None:
-    model = learnt(1)
+    model = learned(1)
     network = shaken(model.start_task(3, seeded(6)), 6)
     all_in_use(network, ["2"])
     before = {name: len(layer.free_at) for name, layer in network.factor_layers.items()}
@@ -186,7 +186,7 @@ def test_growth_adds_sticks_only_where_the_free_factors_are_used_up() -> None:
 
 
 def test_growth_leaves_existing_factors_vectors_and_prior_as_they_are_to_the_bit() -> None:
-    network = shaken(learnt(2).start_task(3, seeded(7)), 7)
+    network = shaken(learned(2).start_task(3, seeded(7)), 7)
     all_in_use(network, ["0", "5"])
     posterior = copy.deepcopy(network.posterior)
     layers = {
@@ -210,7 +210,7 @@ def test_growth_leaves_existing_factors_vectors_and_prior_as_they_are_to_the_bit
 
 def test_new_sticks_continue_the_sequence_with_the_prior_and_with_fresh_factors() -> None:
     alpha = 4.0
-    network = shaken(learnt(2).start_task(3, seeded(8)), 8)
+    network = shaken(learned(2).start_task(3, seeded(8)), 8)
     all_in_use(network, ["2"])
     n = network.posterior.widths[1]
     old = network.posterior.vectors(1)
@@ -233,7 +233,7 @@ def test_new_sticks_continue_the_sequence_with_the_prior_and_with_fresh_factors(
 
 
 def test_a_grown_network_trains_its_new_factors_and_finishes() -> None:
-    model = learnt(1)
+    model = learned(1)
     network = shaken(model.start_task(3, seeded(9)), 9)
     all_in_use(network, ["0", "2", "5"])
     added = network.grow(KAPPA)
@@ -250,7 +250,7 @@ def test_a_grown_network_trains_its_new_factors_and_finishes() -> None:
 
 
 def test_a_network_with_idle_factors_does_not_grow_and_keeps_its_posterior() -> None:
-    network = learnt(1).start_task(3, seeded(6))
+    network = learned(1).start_task(3, seeded(6))
     all_in_use(network, [])
     posterior = network.posterior
     assert network.grow(KAPPA) == 0
@@ -258,7 +258,7 @@ def test_a_network_with_idle_factors_does_not_grow_and_keeps_its_posterior() -> 
 
 
 def test_a_network_with_a_fixed_selection_does_not_grow() -> None:
-    network = learnt(1).start_task(3, seeded(6))
+    network = learned(1).start_task(3, seeded(6))
     all_in_use(network, ["0", "2", "5"])
     network.fix_selection(KAPPA)
     assert network.grow(KAPPA) == 0
@@ -278,7 +278,7 @@ def test_growth_stops_at_the_cap() -> None:
 
 
 def test_a_task_starts_at_the_previous_tasks_probabilities_with_its_posterior_as_prior() -> None:
-    model = learnt(2)
+    model = learned(2)
     network = model.start_task(3, seeded(11))
     for row, (name, before) in enumerate(model.tasks[-1].vectors.items()):
         n = len(before)
@@ -365,7 +365,7 @@ def test_what_the_user_has_frozen_stays_as_it_is_unless_it_is_factorised_or_a_ta
 
 
 def test_nothing_of_a_pass_is_kept_once_it_has_been_run_backwards() -> None:
-    network = learnt(1).start_task(3, seeded(5))
+    network = learned(1).start_task(3, seeded(5))
     network.noise = seeded(6)
     loss = network(torch.randn(4, 7, generator=seeded(7))).square().sum() + network.kl()
     before = {name: layer.scores for name, layer in network.factor_layers.items()}

@@ -58,11 +58,11 @@ def other_method() -> TaskLearner:
     ],
 )
 def test_a_wrong_word_is_named(
-    arguments: tuple[Any, ...], words: str, learnt: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[Any, ...], words: str, learned: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:
-        ibpwf.export(learnt, *arguments)
+        ibpwf.export(learned, *arguments)
     assert words in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -92,37 +92,37 @@ def test_tasks_inferred_inside_a_network_that_is_no_sequence_are_exported_one_by
 
 
 def test_a_missing_package_is_named_with_its_extra(
-    learnt: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learned: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "onnx" else real(name, *more)
     )
     with pytest.raises(InputError, match=r"needs onnx, .* pip install 'ibpwf\[export\]'"):
-        ibpwf.export(learnt, "0/1", "onnx", tmp_path)
+        ibpwf.export(learned, "0/1", "onnx", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_answers_otherwise_is_not_written(
-    learnt: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learned: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = writing.Source.answers
     monkeypatch.setattr(writing.Source, "answers", lambda *given: [answer + 1e-4 for answer in real(*given)])
     with pytest.raises(InputError, match="answers otherwise"):
-        ibpwf.export(learnt, "0/1", "pt2", tmp_path)
+        ibpwf.export(learned, "0/1", "pt2", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_is_replaced_only_when_asked(learnt: Learner, tmp_path: Path) -> None:
+def test_what_is_there_is_replaced_only_when_asked(learned: Learner, tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text("mine")
     with pytest.raises(InputError, match=r"m\.json' exists already; give --overwrite"):
-        ibpwf.export(learnt, "0/1", "safetensors", tmp_path / "m.safetensors")
+        ibpwf.export(learned, "0/1", "safetensors", tmp_path / "m.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["m.json"]
     for _ in range(2):  # the same content again is no change
-        ibpwf.export(learnt, "0/1", "safetensors", tmp_path / "m.safetensors", overwrite=True)
-    ibpwf.export(learnt, "0/1", "safetensors", tmp_path / "m.safetensors")
+        ibpwf.export(learned, "0/1", "safetensors", tmp_path / "m.safetensors", overwrite=True)
+    ibpwf.export(learned, "0/1", "safetensors", tmp_path / "m.safetensors")
     with pytest.raises(InputError, match="exists already"):
-        ibpwf.export(learnt, "2/3", "safetensors", tmp_path / "m.safetensors")
+        ibpwf.export(learned, "2/3", "safetensors", tmp_path / "m.safetensors")
     assert json.loads((tmp_path / "m.json").read_text())["task"] == "0/1"
 
 

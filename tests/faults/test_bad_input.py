@@ -72,31 +72,31 @@ def test_a_first_task_that_cannot_be_learnt_leaves_the_learner_empty(fresh: Lear
 
 
 @pytest.mark.parametrize("mistake", LEARNING)
-def test_a_later_task_that_cannot_be_learnt_changes_nothing(learnt: Learner, mistake: str, tmp_path: Path) -> None:
-    before = files_of(learnt, tmp_path / "before")
-    answer = learnt.predict(X)
+def test_a_later_task_that_cannot_be_learnt_changes_nothing(learned: Learner, mistake: str, tmp_path: Path) -> None:
+    before = files_of(learned, tmp_path / "before")
+    answer = learned.predict(X)
     words, options, message = LEARNING[mistake]
-    refused(lambda: learnt.learn(*words, **options), InputError, message)
-    assert files_of(learnt, tmp_path / "after") == before
-    assert torch.equal(learnt.predict(X).probabilities, answer.probabilities)
+    refused(lambda: learned.learn(*words, **options), InputError, message)
+    assert files_of(learned, tmp_path / "after") == before
+    assert torch.equal(learned.predict(X).probabilities, answer.probabilities)
 
 
-def test_a_name_that_is_taken_is_refused(learnt: Learner) -> None:
+def test_a_name_that_is_taken_is_refused(learned: Learner) -> None:
     refused(
-        lambda: learnt.learn(X, Y, "2/3"), InputError, "a task named '2/3' has been learnt already; choose another"
+        lambda: learned.learn(X, Y, "2/3"), InputError, "a task named '2/3' has been learnt already; choose another"
     )
 
 
 def test_after_every_mistake_the_next_task_is_learnt_as_if_none_had_happened(
-    learnt: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
+    learned: Learner, learnt_folder: Path, digits: Scenario, tmp_path: Path
 ) -> None:
     for words, options, _ in LEARNING.values():
         with pytest.raises(InputError):
-            learnt.learn(*words, **options)
+            learned.learn(*words, **options)
     spared = Learner.load(learnt_folder)
-    for learner in (learnt, spared):
+    for learner in (learned, spared):
         learner.learn(digits[2].train.x, digits[2].train.y, name="4/5")
-    assert files_of(learnt, tmp_path / "one") == files_of(spared, tmp_path / "other")
+    assert files_of(learned, tmp_path / "one") == files_of(spared, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_after_every_mistake_the_next_task_is_learnt_as_if_none_had_happened(
         ({"draws": 2, "seed": -4}, "seed is -4; give a whole number from 0"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(learnt: Learner, options: dict[str, Any], message: str) -> None:
-    refused(lambda: learnt.predict(X, **options), InputError, message)
+def test_a_question_that_makes_no_sense_is_refused(learned: Learner, options: dict[str, Any], message: str) -> None:
+    refused(lambda: learned.predict(X, **options), InputError, message)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_a_question_that_makes_no_sense_is_refused(learnt: Learner, options: dic
         ([["a"] * 64], "x holds text; give numbers"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused_when_predicting(learnt: Learner, x: Any, message: str) -> None:
-    refused(lambda: learnt.predict(x), InputError, message)
-    refused(lambda: learnt.logits(x, 0), InputError, message)
+def test_inputs_that_do_not_fit_are_refused_when_predicting(learned: Learner, x: Any, message: str) -> None:
+    refused(lambda: learned.predict(x), InputError, message)
+    refused(lambda: learned.logits(x, 0), InputError, message)
 
 
 def test_before_the_first_task_there_is_nothing_to_ask(fresh: Learner) -> None:
@@ -176,9 +176,9 @@ def test_unknown_names_in_settings_and_scenarios_come_with_a_suggestion(net: nn.
 
 
 def test_a_loss_that_is_no_longer_a_number_ends_the_task_and_names_the_step(
-    learnt: Learner, digits: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learned: Learner, digits: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = files_of(learnt, tmp_path / "before")
+    before = files_of(learned, tmp_path / "before")
     real, calls = method.negative_elbo, [0]
 
     def breaks(*words: Any) -> Tensor:
@@ -190,12 +190,12 @@ def test_a_loss_that_is_no_longer_a_number_ends_the_task_and_names_the_step(
     batches = len(task.train) // 16
     step = f"at step {23 - batches} of epoch 2 \\(elbo\\) of task '4/5'"
     refused(
-        lambda: learnt.learn(task.train.x, task.train.y, name="4/5"), TrainingError, step + ".*Lower learning_rate"
+        lambda: learned.learn(task.train.x, task.train.y, name="4/5"), TrainingError, step + ".*Lower learning_rate"
     )
-    assert files_of(learnt, tmp_path / "after") == before
+    assert files_of(learned, tmp_path / "after") == before
     monkeypatch.undo()
-    learnt.learn(task.train.x, task.train.y, name="4/5")
-    assert float((learnt.predict(task.test.x, task="4/5").labels == task.test.y).double().mean()) > 0.9
+    learned.learn(task.train.x, task.train.y, name="4/5")
+    assert float((learned.predict(task.test.x, task="4/5").labels == task.test.y).double().mean()) > 0.9
 
 
 def test_a_learning_rate_far_too_high_is_reported_and_not_stored(net: nn.Module, small: Settings) -> None:
@@ -215,9 +215,9 @@ def test_inputs_too_large_to_compute_with_are_blamed(fresh: Learner) -> None:
 
 @pytest.mark.parametrize("moment", ["first step", "an epoch", "fine-tuning", "growing", "statistics"])
 def test_ctrl_c_during_training_leaves_the_learner_as_it_was(
-    learnt: Learner, digits: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    learned: Learner, digits: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    before = files_of(learnt, tmp_path / "before")
+    before = files_of(learned, tmp_path / "before")
 
     def interrupt(*words: object) -> None:
         raise KeyboardInterrupt
@@ -235,13 +235,13 @@ def test_ctrl_c_during_training_leaves_the_learner_as_it_was(
         monkeypatch.setattr(GaussianTaskInference, "moments_of", interrupt)
     task = digits[2]
     with pytest.raises(KeyboardInterrupt):
-        learnt.learn(task.train.x, task.train.y, name="4/5", callbacks=[Watching()])
+        learned.learn(task.train.x, task.train.y, name="4/5", callbacks=[Watching()])
     monkeypatch.undo()
-    assert files_of(learnt, tmp_path / "after") == before
-    learnt.learn(task.train.x, task.train.y, name="4/5")
+    assert files_of(learned, tmp_path / "after") == before
+    learned.learn(task.train.x, task.train.y, name="4/5")
     spared = Learner.load(tmp_path / "before")
     spared.learn(task.train.x, task.train.y, name="4/5")
-    assert files_of(learnt, tmp_path / "one") == files_of(spared, tmp_path / "other")
+    assert files_of(learned, tmp_path / "one") == files_of(spared, tmp_path / "other")
 
 
 def test_a_head_too_narrow_can_be_replaced_by_heads_of_their_own(digits: Scenario) -> None:

@@ -55,22 +55,22 @@ def failing(monkeypatch: pytest.MonkeyPatch, number: int, after: int = 0) -> Non
 @pytest.mark.parametrize("number", [FULL, DENIED])
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_save_that_fails_keeps_the_old_model_and_the_learner_and_works_later(
-    learnt: Learner, digits: Scenario, tmp_path: Path, number: int, after: int
+    learned: Learner, digits: Scenario, tmp_path: Path, number: int, after: int
 ) -> None:
     folder = tmp_path / "model"
-    learnt.save(folder)
-    expected = learnt.predict(digits[0].test.x).probabilities
-    learnt.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    learned.save(folder)
+    expected = learned.predict(digits[0].test.x).probabilities
+    learned.learn(digits[2].train.x, digits[2].train.y, name="4/5")
     with pytest.MonkeyPatch.context() as patch:
         failing(patch, number, after)
         with pytest.raises(StoreError) as caught:
-            learnt.save(folder)
+            learned.save(folder)
     assert str(caught.value).startswith(f"cannot write '{folder}/")
     assert str(caught.value).endswith(SENTENCE[number])
     old = Learner.load(folder)
     assert [task.name for task in old.tasks] == ["0/1", "2/3"]
     assert torch.equal(old.predict(digits[0].test.x).probabilities, expected)
-    learnt.save(folder)
+    learned.save(folder)
     assert [task.name for task in Learner.load(folder).tasks] == ["0/1", "2/3", "4/5"]
 
 
@@ -210,10 +210,10 @@ def test_a_file_is_not_a_model_folder(tmp_path: Path) -> None:
         Learner.load(tmp_path / "model")
 
 
-def test_a_save_over_a_damaged_manifest_is_refused_and_elsewhere_works(learnt: Learner, tmp_path: Path) -> None:
-    learnt.save(tmp_path / "model")
+def test_a_save_over_a_damaged_manifest_is_refused_and_elsewhere_works(learned: Learner, tmp_path: Path) -> None:
+    learned.save(tmp_path / "model")
     cut(tmp_path / "model" / "manifest.json")
     with pytest.raises(StoreError, match=r"manifest\.json' is not whole JSON"):
-        learnt.save(tmp_path / "model")
-    learnt.save(tmp_path / "elsewhere")
-    assert Learner.load(tmp_path / "elsewhere").tasks == learnt.tasks
+        learned.save(tmp_path / "model")
+    learned.save(tmp_path / "elsewhere")
+    assert Learner.load(tmp_path / "elsewhere").tasks == learned.tasks

@@ -40,7 +40,7 @@ def test_learning_from_files_killed_at_random_moments_ends_with_the_same_bits(ki
     assert files_of(tmp_path / "again") == undisturbed
     chance = random.Random(kills)
     done = finished = inside_a_write = resumable = 0
-    learnt: Counter[int] = Counter()
+    learned: Counter[int] = Counter()
     while done < kills:
         model = tmp_path / f"model-{finished}"
         process = processes.begin(learn_all, str(tmp_path), model.name)
@@ -58,7 +58,7 @@ def test_learning_from_files_killed_at_random_moments_ends_with_the_same_bits(ki
         if (model / MANIFEST).exists():
             assert verify_model(model).problems == []
             now = answers(model, x)
-            learnt[len(now)] += 1
+            learned[len(now)] += 1
             for task, then in now.items():
                 np.testing.assert_array_equal(then, expected[task])
     processes.call(learn_all, str(tmp_path), model.name)
@@ -66,4 +66,4 @@ def test_learning_from_files_killed_at_random_moments_ends_with_the_same_bits(ki
     print(
         f"{done} kills, {inside_a_write} inside a write, {resumable} inside a task, {finished + 1} models finished;"
     )
-    print(f"tasks finished when killed: {dict(sorted(learnt.items()))}")
+    print(f"tasks finished when killed: {dict(sorted(learned.items()))}")

@@ -17,13 +17,13 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def png(
-    pixels: np.ndarray, *, colour: int | None = None, depth: int = 8, between: bytes = b"", interlace: int = 0
+    pixels: np.ndarray, *, color: int | None = None, depth: int = 8, between: bytes = b"", interlace: int = 0
 ) -> bytes:
     """A PNG image of pixels `(height, width, samples)` without row filters; `between` goes before the pixels."""
     height, width, samples = pixels.shape
-    colour = {1: 0, 2: 4, 3: 2, 4: 6}[samples] if colour is None else colour
+    color = {1: 0, 2: 4, 3: 2, 4: 6}[samples] if color is None else color
     raw = b"".join(b"\0" + row.astype(">u2" if depth == 16 else np.uint8).tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, interlace)
     return SIGNATURE + chunk(b"IHDR", header) + between + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
 
 

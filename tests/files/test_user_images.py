@@ -38,7 +38,7 @@ def test_a_folder_of_images_or_one_image_can_be_predicted(tmp_path: Path) -> Non
     assert len(several) == 2
     one = read_examples(tmp_path / "dog" / "1.png", like=layout)
     np.testing.assert_array_equal(one.x, several.x[1:])
-    without = read_examples(tmp_path, like=layout, labelled=False)
+    without = read_examples(tmp_path, like=layout, labeled=False)
     assert without.y is None
     assert len(without) == 4
 
@@ -95,7 +95,7 @@ def test_images_are_made_grey_or_coloured_on_request(tmp_path: Path) -> None:
 def test_grey_is_the_brightness_of_the_colours(tmp_path: Path) -> None:
     made = picture(3, 40, 50)
     (tmp_path / "a.png").write_bytes(png(made))
-    read = read_examples(tmp_path / "a.png", labelled=False, channels=1)
+    read = read_examples(tmp_path / "a.png", labeled=False, channels=1)
     brightness = made @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
     np.testing.assert_allclose(read.x[0, 0] * 255, brightness, atol=0.51)
 
@@ -107,7 +107,7 @@ def test_palettes_full_opacity_and_other_formats_are_read_with_pillow(tmp_path: 
     opaque = np.concatenate([picture(3), np.full((4, 5, 1), 255, np.uint8)], axis=2)
     folder = pictures(
         tmp_path,
-        cat=[png(indices, colour=3, between=chunk(b"PLTE", palette.tobytes())), png(opaque)],
+        cat=[png(indices, color=3, between=chunk(b"PLTE", palette.tobytes())), png(opaque)],
         dog=[png(picture(3, seed=7))],
     )
     for ending in ("webp", "bmp", "tiff"):
@@ -123,7 +123,7 @@ def test_pictures_of_phones_stand_upright(tmp_path: Path) -> None:
     turned = image.Exif()
     turned[0x0112] = 6  # the camera was turned: the top is on the right
     lying.save(tmp_path / "a.jpg", exif=turned, quality=100)
-    assert read_examples(tmp_path / "a.jpg", labelled=False).layout.shape == (3, 48, 32)
+    assert read_examples(tmp_path / "a.jpg", labeled=False).layout.shape == (3, 48, 32)
 
 
 def test_a_colour_that_counts_as_transparent_is_seen(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_idx_pairs_are_read_gzipped_or_not_and_by_their_folder(tmp_path: Path) -
 
 
 def test_images_of_idx_and_of_png_files_are_alike(tmp_path: Path) -> None:
-    learnt = read_examples(idx_pair(tmp_path / "idx"))
+    learned = read_examples(idx_pair(tmp_path / "idx"))
     image = np.random.default_rng(0).integers(0, 256, (6, 4, 5)).astype(np.uint8)[2, :, :, None]
     (tmp_path / "2.png").write_bytes(png(image))
-    np.testing.assert_array_equal(read_examples(tmp_path / "2.png", like=learnt.layout).x, learnt.x[2:3])
+    np.testing.assert_array_equal(read_examples(tmp_path / "2.png", like=learned.layout).x, learned.x[2:3])
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("X", "y"), ("images", "labels"), ("data", "target")])
@@ -176,7 +176,7 @@ def test_npz_arrays_are_found_by_their_names(names: tuple[str, str], tmp_path: P
 
 
 def test_npz_labels_can_be_named(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.ones((2, 3)), kind=np.array([4.0, 5.0]), colour=np.array([b"r", b"g"]))
+    np.savez(tmp_path / "a.npz", x=np.ones((2, 3)), kind=np.array([4.0, 5.0]), color=np.array([b"r", b"g"]))
     assert read_examples(tmp_path / "a.npz", label="kind").y == ["4", "5"]
     assert read_examples(tmp_path / "a.npz", label="colour").y == ["r", "g"]
 

@@ -158,7 +158,7 @@ def test_a_file_without_labels_is_there_to_be_predicted(tmp_path: Path) -> None:
     assert to_fill_in.y is None
     with_labels = read_examples(write(tmp_path, IRIS), like=layout)
     assert with_labels.y == IRIS_Y
-    left_out = read_examples(write(tmp_path, IRIS), like=layout, labelled=False)
+    left_out = read_examples(write(tmp_path, IRIS), like=layout, labeled=False)
     assert left_out.y is None
     np.testing.assert_array_equal(left_out.x, with_labels.x)
 
@@ -204,8 +204,8 @@ def test_an_unknown_category_can_stand_for_none(tmp_path: Path) -> None:
 
 def test_kinds_are_the_same_when_the_rows_come_in_many_chunks(tmp_path: Path) -> None:
     rows = 30_000
-    colours = ["red", "green", "blue"]
-    lines = [f"{row},{row % 7},{colours[row % 3]},{row % 2}" for row in range(rows)]
+    colors = ["red", "green", "blue"]
+    lines = [f"{row},{row % 7},{colors[row % 3]},{row % 2}" for row in range(rows)]
     examples = read_examples(write(tmp_path, "\n".join(["a,b,c,y", *lines])))
     n = np.arange(rows)
     expected = np.stack([n, n % 7, n % 3 == 2, n % 3 == 1, n % 3 == 0], axis=1)

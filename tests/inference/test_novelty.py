@@ -20,7 +20,7 @@ def rows_of_two_classes(count: int, seed: int, features: int = 12) -> tuple[torc
     return x + 4.0 * y.unsqueeze(1), y
 
 
-def learnt(x: torch.Tensor, y: torch.Tensor, rate: float = 0.01) -> Novelty:
+def learned(x: torch.Tensor, y: torch.Tensor, rate: float = 0.01) -> Novelty:
     inference = SharedGaussianInference(ridge=0.1)
     groups = class_moments([(x, y)], 2)
     inference.set_scale(groups)
@@ -31,12 +31,12 @@ def learnt(x: torch.Tensor, y: torch.Tensor, rate: float = 0.01) -> Novelty:
 
 def test_the_closed_form_is_what_leaving_each_row_out_gives() -> None:
     x, y = rows_of_two_classes(40, seed=0)
-    whole = learnt(x, y)
+    whole = learned(x, y)
     ridge = whole.inference.ridge_for(40) * 40  # the prior's whole weight, which does not change with a row
     for row in range(40):
         rest = torch.arange(40) != row
-        centred = torch.cat([x[rest & (y == c)] - x[rest & (y == c)].mean(0) for c in (0, 1)])
-        covariance = (centred.T @ centred + ridge * torch.eye(12, dtype=torch.float64)) / 39
+        centered = torch.cat([x[rest & (y == c)] - x[rest & (y == c)].mean(0) for c in (0, 1)])
+        covariance = (centered.T @ centered + ridge * torch.eye(12, dtype=torch.float64)) / 39
         apart = x[row] - x[rest & (y == y[row])].mean(0)
         expected = apart @ torch.linalg.solve(covariance, apart)
         distance = whole._distances(x[row : row + 1], 0)[0, y[row]]
@@ -49,7 +49,7 @@ def test_unseen_rows_of_the_same_kind_raise_about_as_many_alarms_as_stated(rows:
     alarms = []
     for seed in range(20):
         x, y = rows_of_two_classes(rows, seed)
-        novelty = learnt(x, y, rate=0.02)
+        novelty = learned(x, y, rate=0.02)
         novelty.calibrate([(x, y)])
         unseen, _ = rows_of_two_classes(2000, seed + 1000)
         alarms.append(float((novelty([unseen]) > 1).double().mean()))
@@ -58,7 +58,7 @@ def test_unseen_rows_of_the_same_kind_raise_about_as_many_alarms_as_stated(rows:
 
 def test_rows_from_elsewhere_are_new_and_batches_make_no_difference() -> None:
     x, y = rows_of_two_classes(400, seed=1)
-    novelty = learnt(x, y)
+    novelty = learned(x, y)
     novelty.calibrate([(x[:150], y[:150]), (x[150:], y[150:])])
     elsewhere = x[:50] + 60
     assert bool((novelty([elsewhere]) > 1).all())

@@ -65,9 +65,9 @@ def test_draws_add_the_mutual_information(taught: Path, command: Command) -> Non
 
 def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> None:
     bare = command("predict", "model", "new.csv", "-o", "-", cwd=taught)
-    labelled = command("predict", "model", "test.csv", "-o", "-", cwd=taught)
-    assert bare.code == labelled.code == 0
-    assert bare.out == labelled.out
+    labeled = command("predict", "model", "test.csv", "-o", "-", cwd=taught)
+    assert bare.code == labeled.code == 0
+    assert bare.out == labeled.out
 
 
 def test_noise_is_flagged_and_ordinary_rows_are_not(taught: Path, tmp_path: Path, command: Command) -> None:
@@ -193,12 +193,12 @@ def test_what_is_counted_is_what_can_be_counted_by_hand(
     assert "accuracy, task inferred" in done.out
 
 
-def test_labels_never_learnt_are_counted_apart(taught: Path, tmp_path: Path, command: Command) -> None:
+def test_labels_never_learned_are_counted_apart(taught: Path, tmp_path: Path, command: Command) -> None:
     x, y = blobs((0, 10), each=10, seed=3)
     table(tmp_path / "odd.csv", x, np.where(y == 0, "apple", "stone"))
     told = json.loads(command("evaluate", "model", str(tmp_path / "odd.csv"), "--json", "-", cwd=taught).out)
     assert told["rows"] == 10
-    assert told["never_learnt"]["labels"] == {"stone": 10}
+    assert told["never_learned"]["labels"] == {"stone": 10}
     assert told["accuracy"]["task_inferred"] > 80
     shown = command("evaluate", "model", str(tmp_path / "odd.csv"), cwd=taught).out
     assert "and 10 rows with labels never learnt (stone), not counted below" in shown

@@ -67,7 +67,7 @@ class Fold:
     def of(cls, layer: LinearFeatures, screen: Screen) -> Fold | None:
         """None where the layer may give φ that lies in other directions than the groups'."""
         weight, basis = layer.weight.double(), screen.basis.double()
-        bias = -screen.centre if layer.bias is None else layer.bias.double() - screen.centre
+        bias = -screen.center if layer.bias is None else layer.bias.double() - screen.center
         matrix, shift = weight.T @ basis, basis.T @ bias
         outside = float((weight - basis @ matrix.T).norm()), float((bias - basis @ shift).norm())
         size, shift_size = float(weight.norm()), float(shift.norm())

@@ -69,7 +69,7 @@ class Screen:
     `more` those that come next. The rest are bounds of what rounding can do, and `steepest`, the most that whitening
     stretches any direction."""
 
-    centre: Tensor
+    center: Tensor
     basis: Tensor
     whole: Coordinates
     frames: Tensor
@@ -86,8 +86,8 @@ class Screen:
         a covariance is so large that its rounding errors are not small beside the ridge: there nothing is certain."""
         if not float(pooled.diagonal().amax()) * len(means) * len(pooled) * 2.0**-52 < 0.01 * ridge:
             return None
-        centre = means.mean(0)
-        apart = means - centre
+        center = means.mean(0)
+        apart = means - center
         values, vectors = torch.linalg.eigh(pooled + apart.T @ apart / len(means))
         taken = values > 1e-11 * values[-1].clamp(min=1e-300)
         basis = vectors[:, taken]
@@ -98,27 +98,27 @@ class Screen:
             return None
         there = apart @ basis
         frame = factor @ _telling_directions(factor, there, values[taken])
-        centres = (there.unsqueeze(1) @ factor).squeeze(1)
+        centers = (there.unsqueeze(1) @ factor).squeeze(1)
         offset = (there.unsqueeze(1) @ frame).squeeze(1)
         return cls(
-            centre,
+            center,
             basis.float(),
-            Coordinates(factor.float(), -centres.float()),
+            Coordinates(factor.float(), -centers.float()),
             frame[:, :, :COORDINATES].permute(1, 0, 2).reshape(basis.shape[1], -1).float(),
             -offset[:, :COORDINATES].flatten().float(),
             Coordinates(frame[:, :, COORDINATES:].float(), -offset[:, COORDINATES:].float()),
             constant,
             factor.flatten(1).norm(dim=1),
-            centres.norm(dim=1),
+            centers.norm(dim=1),
             1.01 * ridge**-0.5,
         )
 
     def place(self, phi: Tensor) -> Located:
         """Where φ, given in float64, lies."""
-        centred = (phi - self.centre).float()
-        inside = centred @ self.basis
-        length = torch.linalg.vector_norm(centred, dim=1).double()
-        outside = torch.linalg.vector_norm(torch.addmm(centred, inside, self.basis.T, alpha=-1), dim=1).double()
+        centered = (phi - self.center).float()
+        inside = centered @ self.basis
+        length = torch.linalg.vector_norm(centered, dim=1).double()
+        outside = torch.linalg.vector_norm(torch.addmm(centered, inside, self.basis.T, alpha=-1), dim=1).double()
         stray = outside + 4 * (phi.shape[1] + 8) * ROUNDING * length
         return Located(inside, length, (self.steepest * stray).unsqueeze(1))
 

@@ -52,11 +52,14 @@ class SeriesTable:
         with torch.enable_grad():
             f, by_x, by_b, mixed = (part.numpy() for part in derivatives(grid[0], grid[1], terms))
         corners = np.empty((*(len(side) - 1 for side in sides), 4, 4))
-        for row, (value, slope) in enumerate(((f, by_b), (f, by_b), (by_x, mixed), (by_x, mixed))):
+        for row, (value, gradient) in enumerate(((f, by_b), (f, by_b), (by_x, mixed), (by_x, mixed))):
             at = slice(1, None) if row % 2 else slice(None, -1)
             scale = STEP if row >= 2 else 1.0
             corners[..., row, 0], corners[..., row, 1] = value[at, :-1] * scale, value[at, 1:] * scale
-            corners[..., row, 2], corners[..., row, 3] = slope[at, :-1] * scale * STEP, slope[at, 1:] * scale * STEP
+            corners[..., row, 2], corners[..., row, 3] = (
+                gradient[at, :-1] * scale * STEP,
+                gradient[at, 1:] * scale * STEP,
+            )
         self.columns = corners.shape[1]
         self.cells: Numbers = (HERMITE @ corners @ HERMITE.T).reshape(-1, 4, 4)
 

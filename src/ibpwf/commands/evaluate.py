@@ -36,7 +36,7 @@ def evaluate_command(
     """Compare the answers with a file's labels: accuracy with the task given and inferred, class by class."""
     own.check_paths(model, data)
     options = own.read_options(
-        unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, label=label, labelled=True
+        unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, label=label, labeled=True
     )
     from ibpwf.own_data.answering import load_classifier, read_like_before
     from ibpwf.own_data.scoring import score_rows
@@ -65,7 +65,7 @@ def show(console: Console, found: dict[str, Any], data: Path, rate: float) -> No
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     say(f"{data}: {found['rows']:,} rows, {len(found['classes'])} classes", "bold")
-    never = found["never_learnt"]
+    never = found["never_learned"]
     if never["rows"]:
         names = ", ".join(list(never["labels"])[:5]) + (", …" if len(never["labels"]) > 5 else "")
         say(

@@ -117,7 +117,7 @@ def learn_command(
         size=size,
         channels=channels,
         label=label,
-        labelled=True,
+        labeled=True,
         ignore=ignore,
         categories=categories,
     )

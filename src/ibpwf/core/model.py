@@ -296,8 +296,8 @@ class FactorModel(nn.Module):
 
     def selected_factors(self, task: int, layer: str) -> tuple[FactorBlock, Tensor]:
         """The locked factors a task reads in a layer, in stick order, and their strengths r."""
-        learnt = self.tasks[task]
-        return self._chosen(layer, learnt.selected[layer], learnt.vectors[layer].strength)
+        learned = self.tasks[task]
+        return self._chosen(layer, learned.selected[layer], learned.vectors[layer].strength)
 
     def _chosen(self, layer: str, selected: Tensor, strength: Tensor) -> tuple[FactorBlock, Tensor]:
         at = selected.nonzero().flatten()
@@ -329,11 +329,11 @@ class FactorModel(nn.Module):
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the
         task selected (appendix E). Parameters that are not sampled are repeated without a copy."""
-        learnt = self.tasks[task]
-        state = {name: tensor.expand(draws, *tensor.shape) for name, tensor in learnt.own.items()}
+        learned = self.tasks[task]
+        state = {name: tensor.expand(draws, *tensor.shape) for name, tensor in learned.own.items()}
         for name in self.layers:
             factors, strength = self.selected_factors(task, name)
-            probability = learnt.vectors[name].logit[factors.positions].sigmoid()
+            probability = learned.vectors[name].logit[factors.positions].sigmoid()
             noise = torch.rand(draws, len(probability), generator=generator, device=probability.device)
             scores = strength * (noise < probability)
             weights = as_weight(compose(factors.a, scores, factors.b), self._weight(name).shape)
@@ -348,18 +348,18 @@ class FactorModel(nn.Module):
         have a weight of 0 and, if the head has a bias, one so low that they never win. A dense head per task has
         one output per class of the task.
         """
-        learnt = self.tasks[task]
+        learned = self.tasks[task]
         net = copy.deepcopy(self.net).eval()
         state = dict(self.state(task))
-        if self.heads == "per-task" and learnt.outputs != self.head_width:
-            replace_module(net, self.head, resized(net.get_submodule(self.head), learnt.outputs))
-        elif learnt.outputs != self.head_width:
+        if self.heads == "per-task" and learned.outputs != self.head_width:
+            replace_module(net, self.head, resized(net.get_submodule(self.head), learned.outputs))
+        elif learned.outputs != self.head_width:
             for part, empty in (("weight", 0.0), ("bias", SILENT)):
                 if f"{self.head}.{part}" in state:
                     rows = state[f"{self.head}.{part}"].clone()
-                    rows[learnt.outputs :] = empty
+                    rows[learned.outputs :] = empty
                     state[f"{self.head}.{part}"] = rows
-            net.register_forward_hook(FirstOutputs(learnt.outputs))
+            net.register_forward_hook(FirstOutputs(learned.outputs))
         load_tensors(net, state)
         return self.thawed(net)
 

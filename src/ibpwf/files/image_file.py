@@ -33,7 +33,7 @@ _MODES = {1: "L", 3: "RGB"}
 def read_image(data: bytes, file: str, size: tuple[int, int] | None = None, channels: int | None = None) -> Bytes8:
     """The pixels `(channels, height, width)`, one channel for greyscale and three for colour.
 
-    With `size`, an image of another height and width is resized; with `channels`, it is made grey or coloured. `file`
+    With `size`, an image of another height and width is resized; with `channels`, it is made gray or coloured. `file`
     names it in errors.
     """
     if not data:
@@ -103,13 +103,13 @@ def _flat(image: Any, file: str) -> Any:
     if image.mode.startswith(("I", "F")):
         raise DataError(f"{file} has more than 8 bits a pixel (mode {image.mode}); convert it to 8 bits.")
     if "transparency" in image.info or image.mode in ("LA", "La", "PA", "RGBA", "RGBa"):
-        grey = image.mode in ("L", "LA", "La", "1")
-        image = image.convert("LA" if grey else "RGBA")
+        gray = image.mode in ("L", "LA", "La", "1")
+        image = image.convert("LA" if gray else "RGBA")
         if image.getchannel("A").getextrema()[0] < 255:
             raise DataError(
                 f"{file} has transparent pixels; lay it on a background and save it without transparency."
             )
-        return image.convert("L" if grey else "RGB")
+        return image.convert("L" if gray else "RGB")
     if image.mode == "1":
         return image.convert("L")
     return image if image.mode in ("L", "RGB") else image.convert("RGB")

@@ -36,8 +36,8 @@ class Scores:
     tasks_right: int = 0
     entropy: float = 0.0
     novel: int = 0
-    never_learnt: Counter[str] = field(default_factory=Counter)
-    never_learnt_novel: int = 0
+    never_learned: Counter[str] = field(default_factory=Counter)
+    never_learned_novel: int = 0
 
     @property
     def labels(self) -> list[str]:
@@ -83,10 +83,10 @@ class Scores:
             "novel": percent(self.novel, self.rows),
             "classes": classes,
             "confusion": confusion,
-            "never_learnt": {
-                "rows": self.never_learnt.total(),
-                "labels": dict(self.never_learnt.most_common()),
-                "novel": percent(self.never_learnt_novel, self.never_learnt.total()),
+            "never_learned": {
+                "rows": self.never_learned.total(),
+                "labels": dict(self.never_learned.most_common()),
+                "novel": percent(self.never_learned_novel, self.never_learned.total()),
             },
         }
 
@@ -130,14 +130,14 @@ def _check_labels(batch: Examples, task: str, known: list[str], naming: Naming) 
 def _add(scores: Scores, classifier: ContinualClassifier, batch: Examples) -> None:
     y = np.array(batch.y)
     found = classifier.answers(batch.flat)
-    learnt = np.isin(y, [label for label, tasks in scores.tasks.items() if tasks])
-    scores.never_learnt.update(y[~learnt].tolist())
-    scores.never_learnt_novel += int(found.is_novel[~learnt].sum())
-    scores.novel += int(found.is_novel[learnt].sum())
-    scores.entropy += float(found.entropy[learnt].sum())
-    if learnt.any():
-        scores.inferred += confusion_matrix(y[learnt], found.labels[learnt].astype(str), labels=scores.labels)
-    told = learnt & np.array([len(scores.tasks.get(label, ())) == 1 for label in y])
+    learned = np.isin(y, [label for label, tasks in scores.tasks.items() if tasks])
+    scores.never_learned.update(y[~learned].tolist())
+    scores.never_learned_novel += int(found.is_novel[~learned].sum())
+    scores.novel += int(found.is_novel[learned].sum())
+    scores.entropy += float(found.entropy[learned].sum())
+    if learned.any():
+        scores.inferred += confusion_matrix(y[learned], found.labels[learned].astype(str), labels=scores.labels)
+    told = learned & np.array([len(scores.tasks.get(label, ())) == 1 for label in y])
     if told.any():
         tasks = [scores.tasks[label][0] for label in y[told]]
         scores.tasks_right += int((found.tasks[told] == np.array(tasks)).sum())

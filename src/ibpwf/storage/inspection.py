@@ -120,7 +120,7 @@ def _report(opened: OpenedFolder) -> ModelReport:
     unfinished = task_in_progress(opened.path)
     if unfinished is not None and unfinished.serial <= max(serials, default=-1):
         unfinished = None  # finished since
-    learnt = [{"event": "learnt", "serial": serial, "version": None} for serial in serials]
+    learned = [{"event": "learnt", "serial": serial, "version": None} for serial in serials]
     return ModelReport(
         path=str(opened.path),
         method=content["method"],
@@ -133,7 +133,7 @@ def _report(opened: OpenedFolder) -> ModelReport:
         bytes=parts_bytes + manifest,
         shared_bytes=parts_bytes - sum(task.bytes for task in tasks),
         manifest_bytes=manifest,
-        history=list(content.get("history", learnt)),
+        history=list(content.get("history", learned)),
         in_progress=None if unfinished is None else unfinished.task,
         extra=dict(content.get("extra", {})),
     )

@@ -10,16 +10,16 @@ from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import percent, score, zero_shot
 
 
-def test_a_score_counts_right_labels_right_tasks_and_both(learnt: Learner, digits: Scenario) -> None:
+def test_a_score_counts_right_labels_right_tasks_and_both(learned: Learner, digits: Scenario) -> None:
     for number, task in enumerate(digits[:2]):
         right = {"task": 0, "class": 0, "inference": 0}
         for x, y in zip(task.test.x, task.test.y.tolist(), strict=True):
-            given = learnt.predict(x.unsqueeze(0), task=number)
-            inferred = learnt.predict(x.unsqueeze(0))
+            given = learned.predict(x.unsqueeze(0), task=number)
+            inferred = learned.predict(x.unsqueeze(0))
             right["task"] += int(given.labels[0]) == y
             right["inference"] += int(inferred.task[0]) == number
             right["class"] += int(inferred.task[0]) == number and int(inferred.labels[0]) == y
-        found = score(learnt, number, task.test.x, task.test.y)
+        found = score(learned, number, task.test.x, task.test.y)
         share = 100 / len(task.test)
         assert found.task == pytest.approx(right["task"] * share)
         assert found.class_ == pytest.approx(right["class"] * share)
@@ -44,22 +44,22 @@ def test_before_the_first_task_there_is_no_zero_shot_accuracy(fresh: Learner, di
     assert zero_shot(fresh, task.classes, task.test.x, task.test.y) is None
 
 
-def test_zero_shot_answers_with_the_latest_task_classes_taken_in_order(learnt: Learner, digits: Scenario) -> None:
+def test_zero_shot_answers_with_the_latest_task_classes_taken_in_order(learned: Learner, digits: Scenario) -> None:
     task = digits[2]
-    plain = learnt.merge("2/3")
+    plain = learned.merge("2/3")
     right = 0
     for x, y in zip(task.test.x, task.test.y.tolist(), strict=True):
         with torch.no_grad():
             first, second = plain(x.unsqueeze(0))[0].tolist()
         right += (task.classes[0] if first >= second else task.classes[1]) == y
-    found = zero_shot(learnt, task.classes, task.test.x, task.test.y)
+    found = zero_shot(learned, task.classes, task.test.x, task.test.y)
     assert found == pytest.approx(100 * right / len(task.test))
-    assert zero_shot(learnt, task.classes[::-1], task.test.x, task.test.y) == pytest.approx(100 - (found or 0.0))
+    assert zero_shot(learned, task.classes[::-1], task.test.x, task.test.y) == pytest.approx(100 - (found or 0.0))
 
 
-def test_zero_shot_needs_as_many_classes(learnt: Learner, digits: Scenario) -> None:
+def test_zero_shot_needs_as_many_classes(learned: Learner, digits: Scenario) -> None:
     task = digits[2]
-    assert zero_shot(learnt, (4, 5, 6), task.test.x, task.test.y) is None
+    assert zero_shot(learned, (4, 5, 6), task.test.x, task.test.y) is None
 
 
 @pytest.mark.mnist

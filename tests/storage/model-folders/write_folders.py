@@ -31,8 +31,8 @@ def convolution() -> nn.Module:
 def examples(task: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(task)
     y = torch.arange(48) % (2 + task % 2)
-    centres = 2 * torch.randn(3, *shape, generator=generator) + 3 * torch.randn(shape, generator=generator)
-    return torch.randn(48, *shape, generator=generator) + centres[y], y + 10 * task
+    centers = 2 * torch.randn(3, *shape, generator=generator) + 3 * torch.randn(shape, generator=generator)
+    return torch.randn(48, *shape, generator=generator) + centers[y], y + 10 * task
 
 
 def write(

@@ -23,14 +23,14 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 def bytes_of_task(method: IBPWF, task: int) -> dict[str, int]:
     """What one learnt task added, by kind: factors it locked, its vectors, its own parameters, its statistics."""
-    learnt = method.model.tasks[task]
+    learned = method.model.tasks[task]
     blocks = [dictionary.blocks[task] for dictionary in method.model.layers.values()]
-    vectors = [part for v in learnt.vectors.values() for part in (v.strength, v.logit, v.c, v.d)]
+    vectors = [part for v in learned.vectors.values() for part in (v.strength, v.logit, v.c, v.d)]
     statistics = method.inference.task_state(task)[1].values()
     return {
         "factors": size_of(part for block in blocks for part in (block.a, block.b, block.positions)),
-        "vectors": size_of([*vectors, *learnt.selected.values()]),
-        "own parameters": size_of(learnt.own.values()),
+        "vectors": size_of([*vectors, *learned.selected.values()]),
+        "own parameters": size_of(learned.own.values()),
         "feature statistics": size_of(statistics),
     }
 

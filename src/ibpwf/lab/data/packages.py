@@ -21,7 +21,7 @@ from pathlib import Path
 from ibpwf.lab.data.cache import check_space
 from ibpwf.lab.data.files import INSTALL, DataFile, Progress
 from ibpwf.lab.data.sources import LocalFiles, Unavailable, pick
-from ibpwf.lab.data.unpack import Found, Recipe, cifar_pictures, plain_files
+from ibpwf.lab.data.unpack import FoundFiles, Recipe, cifar_pictures, plain_files
 
 _POLL_SECONDS = 0.25
 _LIMIT_SECONDS = 1800.0
@@ -43,7 +43,7 @@ class Package:
     probe: tuple[str, ...] = ()
     """A command that shows within seconds whether the registry can be reached."""
 
-    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> Found:
+    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> FoundFiles:
         if self.recipe is cifar_pictures and importlib.util.find_spec("PIL") is None:
             raise Unavailable(f"reading its pictures needs Pillow; {INSTALL}")
         if self.probe:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ibpwf.lab.data.files import INSTALL, DataFile, Progress, digest
-from ibpwf.lab.data.unpack import UNREADABLE, Found, Recipe, is_archive, plain_files
+from ibpwf.lab.data.unpack import UNREADABLE, FoundFiles, Recipe, is_archive, plain_files
 
 CONNECT_SECONDS = 3.0
 """How long one address of a mirror may take to be reached. A host may have eight, tried one after the other."""
@@ -36,11 +36,11 @@ class Source(Protocol):
     def label(self) -> str:
         """What the user is told this source is."""
 
-    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> Found:
+    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> FoundFiles:
         """The wanted files this source has; `scratch` is a folder that vanishes afterwards."""
 
 
-def pick(recipe: Recipe, places: Iterable[Path], wanted: Collection[DataFile], progress: Progress) -> Found:
+def pick(recipe: Recipe, places: Iterable[Path], wanted: Collection[DataFile], progress: Progress) -> FoundFiles:
     """What a recipe takes out of `places`; of candidates for a file the one with the right digest.
 
     MNIST and Fashion-MNIST share file names, so a folder may hold several. Where none is right, a wrong
@@ -86,7 +86,7 @@ class LocalFiles:
     def label(self) -> str:
         return str(self.path)
 
-    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> Found:
+    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> FoundFiles:
         try:
             places = self._places(wanted)
         except OSError as error:
@@ -129,7 +129,7 @@ class Mirror:
     def label(self) -> str:
         return self.url
 
-    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> Found:
+    def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> FoundFiles:
         downloads = {self.archive: wanted} if self.archive else {f"{file.name}.gz": [file] for file in wanted}
         for name, files in downloads.items():
             path = scratch / name

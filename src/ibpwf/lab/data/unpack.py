@@ -20,8 +20,8 @@ import numpy as np
 from ibpwf.lab.data.files import DataFile
 from ibpwf.lab.data.formats import Bytes8, to_cifar, to_idx
 
-Found = Iterator[tuple[DataFile, bytes]]
-Recipe = Callable[[Path, Collection[DataFile]], Found]
+FoundFiles = Iterator[tuple[DataFile, bytes]]
+Recipe = Callable[[Path, Collection[DataFile]], FoundFiles]
 
 UNREADABLE = (
     OSError,
@@ -74,7 +74,7 @@ def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]
                     yield name, stream_or_none
 
 
-def plain_files(path: Path, wanted: Collection[DataFile]) -> Found:
+def plain_files(path: Path, wanted: Collection[DataFile]) -> FoundFiles:
     """Recipe: one of the files itself, plain or gzipped, or an archive of them."""
     by_name = {name: file for file in wanted for name in file.names}
     if path.name in by_name:
@@ -85,7 +85,7 @@ def plain_files(path: Path, wanted: Collection[DataFile]) -> Found:
         yield by_name[name], read_plain(member, by_name[name].size)
 
 
-def mnist_csv(path: Path, wanted: Collection[DataFile]) -> Found:
+def mnist_csv(path: Path, wanted: Collection[DataFile]) -> FoundFiles:
     """Recipe: `mnist_train.csv` and `mnist_test.csv`, a header and then `label, 784 pixels` a line."""
     files = {file.name: file for file in wanted}
     prefixes = {"mnist_train.csv": "train", "mnist_test.csv": "t10k"}
@@ -100,7 +100,7 @@ def mnist_csv(path: Path, wanted: Collection[DataFile]) -> Found:
             yield labels, to_idx(table[:, 0])
 
 
-def cifar_pictures(path: Path, wanted: Collection[DataFile]) -> Found:
+def cifar_pictures(path: Path, wanted: Collection[DataFile]) -> FoundFiles:
     """Recipe: six PNG pictures whose rows are images, and their labels in two JSON lists.
 
     A row is one 32×32 image in row-major order, color last; CIFAR-10's own layout has color first.

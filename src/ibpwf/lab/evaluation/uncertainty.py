@@ -30,8 +30,8 @@ def seen_and_unseen(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, 
     # All sets in one call: what costs most is to compose the weights of every draw.
     answers = learner.predict(torch.cat(some), marginal=True, draws=DRAWS).entropy.double().cpu()
     found = torch.split(answers, [len(x) for x in some])
-    learnt = len(learner.tasks)
-    told = auroc(torch.cat(found[:learnt]), torch.cat(found[learnt:])) if learnt < len(found) else None
+    learned = len(learner.tasks)
+    told = auroc(torch.cat(found[:learned]), torch.cat(found[learned:])) if learned < len(found) else None
     return {
         "entropy": [round(float(values.mean()), 5) for values in found],
         "auroc": None if told is None else round(told, 3),
