@@ -154,7 +154,7 @@ class Learner(TaskLearner):
             model.frozen = frozenset(configuration.get("frozen", ()))  # as it was, whatever the given network has
             learner = cls(model, settings, seed=opened.content["seed"], device=device, **parts)
             learner._needs = wanted
-            return learner._restored(opened)
+            return learner.restore(opened)
 
 
 def _check_factorization(model: FactorModel, settings: Settings) -> None:

@@ -72,6 +72,13 @@ NEAR_CHANCE = 0.1
 """How much of the way from guessing to perfection must have been gone not to be warned."""
 
 
+def _gives_batches(x: Any, y: Data | None) -> bool:
+    """Whether `x` is no array but something to iterate over; a list is, where no y is given and it holds pairs."""
+    if isinstance(x, Sequence):
+        return y is None and len(x) > 0 and isinstance(x[0], (tuple, list)) and len(x[0]) == 2
+    return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray))
+
+
 def near_chance(accuracy: float | None, guessing: float) -> bool:
     """Whether a task was hardly learned: said when it happens, instead of being found out later."""
     return accuracy is not None and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
@@ -173,10 +180,7 @@ class TaskLearner:
 
     def _rows(self, x: Any, y: Data | None) -> tuple[Rows, tuple[int, ...], Tensor]:
         """The task's rows, its classes in order, and how many rows each has."""
-        streamed = isinstance(x, torch.utils.data.Dataset) or (
-            isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray, Sequence))
-        )
-        if streamed:
+        if isinstance(x, torch.utils.data.Dataset) or _gives_batches(x, y):
             if y is not None:
                 raise InputError(
                     f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out."
@@ -350,9 +354,9 @@ class TaskLearner:
         kind = registry.find(registry.METHODS, str(opened.content.get("method")), {}, imports=False)
         with whole_folder(path):
             method = kind.create(opened.content["configuration"], choose_device(device))
-            return cls(method, seed=opened.content["seed"])._restored(opened)
+            return cls(method, seed=opened.content["seed"]).restore(opened)
 
-    def _restored(self, opened: OpenedFolder) -> Self:
+    def restore(self, opened: OpenedFolder) -> Self:
         """Take up the state of an opened folder."""
         content = opened.content
         parts = {name: opened.tensors(name) for name in opened.files}

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 NARROW = 512
 """Units of a layer up to which one thread is as good as more."""
@@ -20,12 +19,9 @@ NARROW = 512
 
 def is_small(net: nn.Module) -> bool:
     """Whether a network is a perceptron so narrow that more than one thread hardly speeds a step up."""
-    for module in net.modules():
-        if isinstance(module, (_ConvNd, nn.MultiheadAttention)):
-            return False
-        if isinstance(module, nn.Linear) and module.out_features > NARROW:
-            return False
-    return True
+    if any(isinstance(module, nn.MultiheadAttention) for module in net.modules()):
+        return False
+    return all(p.ndim < 2 or (p.ndim == 2 and min(p.shape) <= NARROW) for p in net.parameters())
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ class SeedTraining(Callback):
             return learner
         with whole_folder(model):
             learner = new_learner(self.config, self.seed, self.stream, self.answers)
-            return learner._restored(open_folder(model, kind=KIND))
+            return learner.restore(open_folder(model, kind=KIND))
 
     def begin(self, number: int) -> Generator[None, None, None]:
         """The steps in which task `number` is learned."""
