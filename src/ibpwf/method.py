@@ -68,6 +68,7 @@ class IBPWF(Method):
         self.model, self.settings, self.parts = model, settings, parts or Parts()
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
+        self.sets_rate = self.parts.optimizer is None  # one of the user's own has its own rate
         self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
         given = self.parts
         self.features = make_features(settings, model) if given.features is None else given.features

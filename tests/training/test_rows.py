@@ -224,6 +224,10 @@ def test_an_epoch_of_tensors_is_a_shuffled_order_without_a_rest(rows: int, size:
 
 def test_a_plain_list_of_batches_is_learned_as_well() -> None:
     x, y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
-    learner = Learner(mlp(6, [8], 2), Settings(epochs=2, finetune_epochs=1, batch_size=16), device="cpu")
+    learner = Learner(
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)),
+        Settings(epochs=2, finetune_epochs=1, batch_size=16),
+        device="cpu",
+    )
     info = learner.learn(list(zip(x.split(16), y.split(16), strict=True)), name="list")
     assert (info.examples, info.classes) == (64, (0, 1))

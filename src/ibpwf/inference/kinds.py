@@ -16,28 +16,39 @@ from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.settings import Settings
 
-FEATURES: dict[str, Callable[[Settings, FactorModel], Features]] = {
-    "layer": lambda s, model: LayerFeatures(model, None if s.inference_layers == "auto" else s.inference_layers),
-    "factors": lambda s, model: FactorFeatures(model, None if s.inference_layers == "auto" else s.inference_layers),
-    "random": lambda s, model: RandomFeatures(None if s.random_features == "auto" else s.random_features),
+
+def _layers(settings: Settings) -> tuple[str, ...] | None:
+    return None if settings.inference_layers == "auto" else settings.inference_layers
+
+
+def _width(settings: Settings) -> int | None:
+    return None if settings.random_features == "auto" else settings.random_features
+
+
+FEATURES: dict[str, Callable[..., Features]] = {
+    "layer": lambda settings, model: LayerFeatures(model, _layers(settings)),
+    "factors": lambda settings, model: FactorFeatures(model, _layers(settings)),
+    "random": lambda settings: RandomFeatures(_width(settings)),
 }
 
-INFERENCE: dict[str, Callable[[Settings], TaskInference]] = {
-    "gaussian": lambda s: GaussianTaskInference(s.ridge, s.shrinkage),
-    "class-gaussian": lambda s: GaussianTaskInference(s.ridge, s.shrinkage, per_class=True),
-    "shared-gaussian": lambda s: SharedGaussianInference(s.ridge),
+INFERENCE: dict[str, Callable[..., TaskInference]] = {
+    "gaussian": lambda settings: GaussianTaskInference(settings.ridge, settings.shrinkage),
+    "class-gaussian": lambda settings: GaussianTaskInference(settings.ridge, settings.shrinkage, per_class=True),
+    "shared-gaussian": lambda settings: SharedGaussianInference(settings.ridge),
 }
 
 
 def make_features(settings: Settings, model: FactorModel, *, imports: bool = True) -> Features:
-    """What `settings.features` names. One of your own is called with the settings and the model, or with nothing."""
+    """What `settings.features` names. One of your own is called with `settings` and the model where
+    it takes them, else with nothing."""
     kind = registry.find(registry.FEATURES, settings.features, FEATURES, imports=imports)
     made: Features = _made("features", settings.features, Features, kind, settings, model)
     return made
 
 
 def make_inference(settings: Settings, *, imports: bool = True) -> TaskInference:
-    """What `settings.inference` names. One of your own is called with the settings, or with nothing."""
+    """What `settings.inference` names. One of your own is called with `settings` where it takes them,
+    else with nothing."""
     kind = registry.find(registry.INFERENCE, settings.inference, INFERENCE, imports=imports)
     made: TaskInference = _made("inference", settings.inference, TaskInference, kind, settings)
     return made
@@ -47,7 +58,8 @@ def _made(field: str, name: str, wanted: type[Any], kind: Any, *arguments: Any) 
     made = kind
     if not isinstance(kind, wanted):
         try:
-            made = kind(*arguments) if inspect.signature(kind).parameters else kind()
+            takes = list(inspect.signature(kind).parameters)
+            made = kind(*arguments[: len(takes)]) if takes[:1] == ["settings"] else kind()
         except TypeError as error:
             what = " and ".join(["the settings", "the model"][: len(arguments)])
             raise InputError(f"{field} '{name}' cannot be made: {error}; it is called with {what}.") from error

@@ -75,7 +75,8 @@ class Training:
                             step = self.step = make_step(
                                 method, phase, rows, None if phase.augment == "none" else moved
                             )
-                        step.set_learning_rate(learning_rate_at(phase, epoch))
+                        if method.sets_rate:
+                            step.set_learning_rate(learning_rate_at(phase, epoch))
                         self._start_epoch(step, number, epoch, shuffle)
                         describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
                         while step.gradients():

@@ -35,6 +35,7 @@ class Objective(ABC):
     bfloat16: bool = False  # whether they may be rounded to 8
     capturable: bool = True  # whether a step may be recorded as a CUDA graph
     decides_on_host: bool = False  # whether `on_host` has something to do
+    sets_rate: bool = True  # whether the optimizer's learning rate follows the phase's
 
     @abstractmethod
     def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:

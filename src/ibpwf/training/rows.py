@@ -87,7 +87,7 @@ class StreamedRows:
     def __init__(self, source: Any, device: torch.device, shape: tuple[int, ...] | None) -> None:
         self.source, self.device, self.shape = source, device, shape
         self.numbers: Mapping[int, int] = {}
-        labels = [y for _, y in self._read(self._batches(ROWS_AT_ONCE))]
+        labels = [y for _, y in self.in_order()]
         if not labels:
             raise InputError(f"the {type(source).__name__} is empty; a task needs examples.")
         self.labels = torch.cat(labels)
