@@ -37,7 +37,7 @@ from avalanche.benchmarks import (  # noqa: E402
     with_classes_timeline,
     with_task_labels,
 )
-from avalanche.benchmarks.utils import _make_taskaware_classification_dataset as labeled  # noqa: E402
+from avalanche.benchmarks.utils import _make_taskaware_classification_dataset as with_labels  # noqa: E402
 from avalanche.models import MultiHeadClassifier, MultiTaskModule  # noqa: E402
 from avalanche.training.plugins import (  # noqa: E402
     EWCPlugin,
@@ -110,7 +110,7 @@ def benchmark(tasks: list[Task], documented: bool) -> Any:
             class_ids_from_zero_in_each_exp=True,
             dataset_root=os.environ["MNIST_ROOT"],
         )
-    train = [labeled(Examples(task.x, task.y), task_labels=number) for number, task in enumerate(tasks)]
+    train = [with_labels(Examples(task.x, task.y), task_labels=number) for number, task in enumerate(tasks)]
     return with_classes_timeline(with_task_labels(benchmark_from_datasets(train=train)))
 
 

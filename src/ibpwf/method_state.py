@@ -89,16 +89,21 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     content, files = _upgraded(content, files)
 
     def part(name: str) -> Tensors:
-        return {key: tensor.to(method.device) for key, tensor in files.get(name, {}).items()}
+        return {key: tensor.to(method.device) for key, tensor in files[name].items()}
 
-    method.features.load_state(content["features"], part("features"))
+    def part_if_any(name: str) -> Tensors:
+        return part(name) if name in files else {}
+
+    method.features.load_state(content["features"], part_if_any("features"))
     if content["reference"]:
         _take_reference(method, part(REFERENCE))
     learned = []
     for entry in content["tasks"]:
         serial = int(entry["serial"])
         tensors = part(f"task-{serial:04d}")
-        factors = tensors if "factors" not in entry else part(f"factors-{serial:04d}")
+        factors = tensors
+        if "factors" in entry:
+            factors = part(f"factors-{serial:04d}") if entry["factors"] else {}
         vectors, selected = {}, {}
         for name in model.layers:
             vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
@@ -108,7 +113,7 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         method.classes.append(tuple(entry["classes"]))
         method.serials.append(serial)
         learned.append((entry["inference"], _within(tensors, "inference/")))
-    method.inference.load_state((content["inference"], part("inference")), learned)
+    method.inference.load_state((content["inference"], part_if_any("inference")), learned)
     _check_read(method)
 
 

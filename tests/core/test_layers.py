@@ -199,7 +199,7 @@ def test_the_networks_code_still_finds_what_the_original_layer_offered() -> None
     linear, conv = filled(nn.Linear(5, 3), [0], [1]), filled(nn.Conv2d(4, 6, 3, stride=2), [0], [1])
     assert (linear.in_features, linear.out_features) == (5, 3)
     assert (conv.stride, conv.kernel_size, conv.out_channels) == ((2, 2), (3, 3), 6)
-    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+    with pytest.raises(AttributeError, match="no attribute 'color'"):
         _ = linear.color
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ibpwf import Settings
 from ibpwf.learner import Learner, open_model
+from ibpwf.training.checkpoint import Checkpoint
 
 TASKS = 3
 SETTINGS = Settings(alpha=3.0, epochs=3, finetune_epochs=1, batch_size=16, learning_rate=0.03, kappa=0.3)
@@ -32,14 +33,16 @@ def learn_all(folder: str, every: float = 0.0005) -> None:
     torch.set_num_threads(1)
     with open_model(folder, new=fresh, device="cpu") as learner:
         for number in range(len(learner.tasks), TASKS):
-            learner.learn(*examples(number), name=f"t{number}", checkpoint=folder, every=every, resume=True)
+            learner.learn(
+                *examples(number), name=f"t{number}", callbacks=[Checkpoint(folder, every=every, resume=True)]
+            )
             learner.save(folder, extra={"tasks": number + 1})
 
 
 def hold(folder: str, holding: str) -> None:
     """Learn one task and save it, and then hold the folder until killed, as in the middle of a long second task."""
     with open_model(folder, new=fresh, device="cpu") as learner:
-        learner.learn(*examples(0), name="t0", checkpoint=folder)
+        learner.learn(*examples(0), name="t0", callbacks=[Checkpoint(folder)])
         learner.save(folder)
         Path(holding).touch()
         time.sleep(600)

@@ -20,7 +20,6 @@ from torch import Tensor
 import ibpwf
 from ibpwf import ContinualClassifier, Learner
 from ibpwf.errors import StoreError
-from ibpwf.estimator import KIND
 from ibpwf.storage.folder import LOCK, MANIFEST
 from ibpwf.storage.model_folder import verify_model
 
@@ -36,7 +35,8 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         for number in range(4):
             x, y = examples(number)
             classifier.learn(x.numpy(), np.array([f"é{number}", "b"])[y.numpy()], task=f"t{number}")
-        classifier.forget("t0").save(folder)
+        classifier.forget("t0")
+        classifier.save(folder)
     else:
         learner = fresh()
         for number in range(4):
@@ -45,17 +45,17 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         learner.save(folder, extra={"names": ["é", 1.5, None]})
     kinds = {path.name.split(".")[0].split("-")[0] for path in folder.glob("*.safetensors")}
     expected = {"task", "factors", "reference", "template"}
-    assert kinds == expected | {"random"} if request.param == "classifier" else kinds == expected
+    assert kinds == expected | {"features"} if request.param == "classifier" else kinds == expected
     return folder
 
 
 def predictions(folder: Path) -> list[Tensor]:
-    learner = Learner.load(folder, device="cpu")
+    loaded = ibpwf.load(folder, device="cpu")
+    learner = loaded if isinstance(loaded, Learner) else loaded.learner_
     told = learner.predict(X, draws=2)
     answers = [told.labels, told.probabilities, *(learner.logits(X, task.number) for task in learner.tasks)]
-    if learner.extra.get("kind") == KIND:
-        classifier = ContinualClassifier.load(folder, device="cpu")
-        found = (classifier.predict_proba(X.numpy()), classifier.novelty(X.numpy()))
+    if isinstance(loaded, ContinualClassifier):
+        found = (loaded.predict_proba(X.numpy()), loaded.novelty(X.numpy()))
         answers += [torch.from_numpy(array) for array in found]
     return answers
 

@@ -176,7 +176,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "hidden9|not a whole model folder",
     ),
     "moments of nothing": (
-        lambda f: rewrite(f, lambda m: m["content"]["state"].update(absolute_ridge=None)),
+        lambda f: rewrite(f, lambda m: m["content"]["state"]["inference"].update(absolute_ridge=None)),
         "is not a whole model folder .*restore it from a copy",
     ),
 }
@@ -199,7 +199,7 @@ def test_a_model_of_a_newer_version_asks_for_an_upgrade(learnt_folder: Path, tmp
     folder = tmp_path / "model"
     shutil.copytree(learnt_folder, folder)
     text = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(text.replace('"schema": 2', '"schema": 99'))
+    (folder / "manifest.json").write_text(text.replace('"schema": 3', '"schema": 99'))
     with pytest.raises(StoreError, match="written by a newer ibpwf; upgrade ibpwf to read it"):
         Learner.load(folder)
 

@@ -167,7 +167,7 @@ after(
     "length,width,colour\n1,2,red\n",
     r"a\.csv has no column 'species', which held the labels",
     "labels gone",
-    labeled=True,
+    with_labels=True,
 )
 after(
     IRIS.replace("red", "maybe"),

@@ -126,13 +126,13 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(ending: str, tmp_pat
         image.fromarray(picture(height=20, width=20)).save(path)
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
-    labeled = None if ending in (".csv", ".npz", ".parquet") else False
-    read_examples(path, labeled=labeled)
+    with_labels = None if ending in (".csv", ".npz", ".parquet") else False
+    read_examples(path, with_labels=with_labels)
     refused = 0
     for _ in range(150):
         path.write_bytes(damaged(whole, rng))
         try:
-            read_examples(path, labeled=labeled)
+            read_examples(path, with_labels=with_labels)
         except (DataError, InputError):
             refused += 1
     assert refused
@@ -148,7 +148,7 @@ def test_a_format_that_needs_a_package_names_it(
     monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / file).write_bytes(b"\xff\xd8\xff....")
     with pytest.raises(InputError, match=rf"{file}.* needs .*; run pip install {package}"):
-        read_examples(tmp_path / file, labeled=False)
+        read_examples(tmp_path / file, with_labels=False)
 
 
 @pytest.mark.parametrize("name", BAD)

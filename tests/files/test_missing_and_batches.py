@@ -107,15 +107,15 @@ def npz(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [table, parquet, images, npz, idx_pair])
-@pytest.mark.parametrize("labelled", [None, False])
-def test_batches_hold_what_the_whole_file_holds(make, labeled: bool | None, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("with_labels", [None, False])
+def test_batches_hold_what_the_whole_file_holds(make, with_labels: bool | None, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = make(tmp_path)
     layout = read_examples(path).layout
-    whole = read_examples(path, like=layout, labeled=labeled)
-    batches = list(read_batches(path, 7, like=layout, labeled=labeled))
+    whole = read_examples(path, like=layout, with_labels=with_labels)
+    batches = list(read_batches(path, 7, like=layout, with_labels=with_labels))
     assert len(batches) > 1 or make is idx_pair
     np.testing.assert_array_equal(np.concatenate([batch.x for batch in batches]), whole.x)
-    if labeled is None:
+    if with_labels is None:
         assert [label for batch in batches for label in batch.y or ()] == whole.y
     else:
         assert all(batch.y is None for batch in batches)

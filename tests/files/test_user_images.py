@@ -38,7 +38,7 @@ def test_a_folder_of_images_or_one_image_can_be_predicted(tmp_path: Path) -> Non
     assert len(several) == 2
     one = read_examples(tmp_path / "dog" / "1.png", like=layout)
     np.testing.assert_array_equal(one.x, several.x[1:])
-    without = read_examples(tmp_path, like=layout, labeled=False)
+    without = read_examples(tmp_path, like=layout, with_labels=False)
     assert without.y is None
     assert len(without) == 4
 
@@ -50,7 +50,7 @@ def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(x[4], x[2])
 
 
-def test_later_images_must_have_the_size_and_colours_of_earlier_ones(tmp_path: Path) -> None:
+def test_later_images_must_have_the_size_and_colors_of_earlier_ones(tmp_path: Path) -> None:
     layout = read_examples(two_classes(tmp_path / "first")).layout
     small = pictures(tmp_path / "small", cat=[png(picture(height=3))])
     with pytest.raises(DataError, match=r"cat/0\.png is 3×5 pixels \(height×width\), earlier images are 4×5; make"):
@@ -81,21 +81,21 @@ def test_images_are_resized_on_request_and_then_always(tmp_path: Path) -> None:
     np.testing.assert_array_equal(later.x[0], examples.x[0])
 
 
-def test_images_are_made_grey_or_coloured_on_request(tmp_path: Path) -> None:
+def test_images_are_made_grey_or_colored_on_request(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "first", cat=[png(picture(1))], dog=[png(picture(3))])
-    coloured = read_examples(folder, channels=3)
-    np.testing.assert_array_equal(coloured.x[0], np.repeat(pixels(picture(1)), 3, axis=0))
-    assert coloured.layout.convert
+    colored = read_examples(folder, channels=3)
+    np.testing.assert_array_equal(colored.x[0], np.repeat(pixels(picture(1)), 3, axis=0))
+    assert colored.layout.convert
     grey = read_examples(folder, channels=1)
     np.testing.assert_array_equal(grey.x[0], pixels(picture(1)))
     later = read_examples(pictures(tmp_path / "later", cat=[png(picture(3))]), like=grey.layout)
     np.testing.assert_array_equal(later.x[0], grey.x[1])
 
 
-def test_grey_is_the_brightness_of_the_colours(tmp_path: Path) -> None:
+def test_grey_is_the_brightness_of_the_colors(tmp_path: Path) -> None:
     made = picture(3, 40, 50)
     (tmp_path / "a.png").write_bytes(png(made))
-    read = read_examples(tmp_path / "a.png", labeled=False, channels=1)
+    read = read_examples(tmp_path / "a.png", with_labels=False, channels=1)
     brightness = made @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
     np.testing.assert_allclose(read.x[0, 0] * 255, brightness, atol=0.51)
 
@@ -123,10 +123,10 @@ def test_pictures_of_phones_stand_upright(tmp_path: Path) -> None:
     turned = image.Exif()
     turned[0x0112] = 6  # the camera was turned: the top is on the right
     lying.save(tmp_path / "a.jpg", exif=turned, quality=100)
-    assert read_examples(tmp_path / "a.jpg", labeled=False).layout.shape == (3, 48, 32)
+    assert read_examples(tmp_path / "a.jpg", with_labels=False).layout.shape == (3, 48, 32)
 
 
-def test_a_colour_that_counts_as_transparent_is_seen(tmp_path: Path) -> None:
+def test_a_color_that_counts_as_transparent_is_seen(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     first = b"".join(b"\0" + bytes([value]) for value in picture(3)[0, 0].tolist())
     folder = pictures(tmp_path, cat=[png(picture(3), between=chunk(b"tRNS", first))])
@@ -178,7 +178,7 @@ def test_npz_arrays_are_found_by_their_names(names: tuple[str, str], tmp_path: P
 def test_npz_labels_can_be_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((2, 3)), kind=np.array([4.0, 5.0]), color=np.array([b"r", b"g"]))
     assert read_examples(tmp_path / "a.npz", label="kind").y == ["4", "5"]
-    assert read_examples(tmp_path / "a.npz", label="colour").y == ["r", "g"]
+    assert read_examples(tmp_path / "a.npz", label="color").y == ["r", "g"]
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5), (2, 1, 4, 5), (2, 4, 5, 1)])

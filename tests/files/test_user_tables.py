@@ -158,7 +158,7 @@ def test_a_file_without_labels_is_there_to_be_predicted(tmp_path: Path) -> None:
     assert to_fill_in.y is None
     with_labels = read_examples(write(tmp_path, IRIS), like=layout)
     assert with_labels.y == IRIS_Y
-    left_out = read_examples(write(tmp_path, IRIS), like=layout, labeled=False)
+    left_out = read_examples(write(tmp_path, IRIS), like=layout, with_labels=False)
     assert left_out.y is None
     np.testing.assert_array_equal(left_out.x, with_labels.x)
 

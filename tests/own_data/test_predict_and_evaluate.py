@@ -65,9 +65,9 @@ def test_draws_add_the_mutual_information(taught: Path, command: Command) -> Non
 
 def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> None:
     bare = command("predict", "model", "new.csv", "-o", "-", cwd=taught)
-    labeled = command("predict", "model", "test.csv", "-o", "-", cwd=taught)
-    assert bare.code == labeled.code == 0
-    assert bare.out == labeled.out
+    with_labels = command("predict", "model", "test.csv", "-o", "-", cwd=taught)
+    assert bare.code == with_labels.code == 0
+    assert bare.out == with_labels.out
 
 
 def test_noise_is_flagged_and_ordinary_rows_are_not(taught: Path, tmp_path: Path, command: Command) -> None:

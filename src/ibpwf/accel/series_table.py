@@ -68,11 +68,9 @@ class SeriesTable:
         x, b = (log_x - LOW[0]) / STEP, (log_b - LOW[1]) / STEP
         column, row = np.floor(b), np.floor(x)
         rows = len(self.cells) // self.columns
-        outside = (row < 0) | (row >= rows) | (column < 0) | (column >= self.columns)
-        cell = (row * self.columns + column).astype(np.int64)
+        outside = ~((row >= 0) & (row < rows) & (column >= 0) & (column < self.columns))  # what is no number, too
         stray = outside.any()
-        if stray:
-            cell[outside] = 0
+        cell = np.where(outside, 0, row * self.columns + column).astype(np.int64)
         t, s = (x - row).ravel(), (b - column).ravel()
         coefficients = self.cells[cell.ravel()]
         one, none = np.ones_like(t), np.zeros_like(t)

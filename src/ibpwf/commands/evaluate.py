@@ -36,7 +36,7 @@ def evaluate_command(
     """Compare the answers with a file's labels: accuracy with the task given and inferred, class by class."""
     own.check_paths(model, data)
     options = own.read_options(
-        unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, label=label, labeled=True
+        unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, label=label, with_labels=True
     )
     from ibpwf.own_data.answering import load_classifier, read_like_before
     from ibpwf.own_data.scoring import score_rows

@@ -117,7 +117,7 @@ def learn_command(
         size=size,
         channels=channels,
         label=label,
-        labeled=True,
+        with_labels=True,
         ignore=ignore,
         categories=categories,
     )

@@ -52,7 +52,7 @@ def predict_command(
     """
     own.check_paths(model, data)
     options = own.read_options(
-        unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, labeled=False
+        unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, with_labels=False
     )
     from ibpwf.files.writing import check_output, rows_file
 

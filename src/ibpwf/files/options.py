@@ -37,7 +37,7 @@ class ReadOptions:
     label: str | None = field(
         default=None, metadata=_says("The column (or the array of an .npz file) that holds the labels.")
     )
-    labeled: bool | None = field(
+    with_labels: bool | None = field(
         default=None,
         metadata=_says("True requires labels, False leaves them out; a first file needs them."),
     )
@@ -84,11 +84,11 @@ class ReadOptions:
     @property
     def needs_labels(self) -> bool:
         """Without an earlier layout a file is there to be learnt from, so it must have labels."""
-        return self.labeled if self.labeled is not None else self.like is None
+        return self.with_labels if self.with_labels is not None else self.like is None
 
     @property
     def wants_labels(self) -> bool:
-        return self.labeled is not False
+        return self.with_labels is not False
 
     @property
     def fills_in(self) -> bool:

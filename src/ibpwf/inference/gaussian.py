@@ -124,6 +124,8 @@ class GaussianTaskInference(TaskInference):
         return [accumulator.finish() for accumulator in sums]
 
     def add(self, task: int, moments: Moments) -> None:
+        if self.absolute_ridge is None:
+            raise ValueError("moments without the ridge they belong to")
         self.groups.append(moments)
         self.owner.append(task)
         self._changed()
@@ -233,7 +235,8 @@ class GaussianTaskInference(TaskInference):
         return {"groups": [group.count for group in groups]}, tensors
 
     def load_state(self, state: State, tasks: Iterable[State]) -> None:
-        self.absolute_ridge = state[0]["absolute_ridge"]
+        ridge = state[0]["absolute_ridge"]
+        self.absolute_ridge = None if ridge is None else float(ridge)
         for task, (content, tensors) in enumerate(tasks):
             for number, count in enumerate(content["groups"]):
                 covariance = tensors.get(f"{number}/covariance", tensors["0/covariance"])

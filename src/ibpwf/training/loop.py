@@ -57,7 +57,7 @@ class Training:
         method, data, callbacks = self.method, self.data, self.callbacks
         with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
             try:
-                shuffle = data.generator("shuffle")
+                shuffle, on_host, watched = data.generator("shuffle"), method.decides_on_host, callbacks.watches_steps
                 phases = method.begin_task(data)
                 rows = method.rows_to_train(data)
                 moved = CropAndFlip(data.generator("augment", method.device))
@@ -80,11 +80,11 @@ class Training:
                         self._start_epoch(step, number, epoch, shuffle)
                         describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
                         while step.gradients():
-                            if method.decides_on_host:
+                            if on_host:
                                 yield  # others' gradients are computed while this learner waits for its own
                                 method.on_host()
                             step.move()
-                            if callbacks.watches_steps:
+                            if watched:
                                 self._tell_step(step, phase.name, epoch)
                             yield
                             if step.done % CHECK_EVERY == 0:

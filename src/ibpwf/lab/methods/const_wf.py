@@ -116,7 +116,7 @@ class ConstWF(IBPWF):
     def memory(self) -> dict[str, int]:
         """Bytes kept between tasks, by kind."""
         sizes = dict.fromkeys(("factors", "strengths", "own", "moments"), 0)
-        kinds = {"posterior": "strengths"}
+        kinds = {"posterior": "strengths", "inference": "moments"}
         for tensors in self.state()[1].values():
             for name, tensor in tensors.items():
                 kind = name.partition("/")[0]
