@@ -230,17 +230,16 @@ def page(record: dict[str, Any]) -> str:
     ]
     for row in record["rows"]:
         ms, first = row["ms"], row["first_call_s"]
-        compiled = ms.get("compiled")
-        reference = ms.get("reference", float("nan"))
-        beside = "–" if compiled is None else f"{compiled / ms['stand-in']:.2f} ×"
-        shown = "–" if compiled is None else f"{compiled:.3f} ({first['compiled']:.0f} s)"
-        if "compiled" in row["failed"]:
-            shown = "failed"
-        lines.append(
-            f"| `{row['reference']}` | {row['what']} | {reference:.3f} | {ms['stand-in']:.3f} | "
-            f"{reference / ms['stand-in']:.2f} | {shown} | {beside} |"
-        )
-    failed = [f"- {row['what']}: {why}" for row in record["rows"] for why in row["failed"].values()]
+        reference, stand_in, compiled = (ms.get(name) for name in ("reference", "stand-in", "compiled"))
+        shown = [f"{side:.3f}" if side else "–" for side in (reference, stand_in)]
+        faster = f"{reference / stand_in:.2f}" if reference else "–"
+        slower = f"{compiled / stand_in:.2f} ×" if compiled else "–"
+        took = f"{compiled:.3f} ({first['compiled']:.0f} s)" if compiled else "–"
+        cells = [f"`{row['reference']}`", row["what"], *shown, faster, took, slower]
+        lines.append(f"| {' | '.join(cells)} |")
+    failed = [
+        f"- not made, {row['what']}, {side}: {why}" for row in record["rows"] for side, why in row["failed"].items()
+    ]
     lines += [*([""] if failed else []), *failed]
     lines += [
         "",
