@@ -61,6 +61,9 @@ class RecordedStep(Step):
             self.graphs[1].replay()
         self.done += 1
 
+    def latest(self) -> Tensor:
+        return self.log[self.done - 1]
+
     def measured(self) -> Tensor:
         return self.log[: self.done]
 

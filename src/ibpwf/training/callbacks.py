@@ -93,6 +93,8 @@ class TaskEnd:
 class Callback:
     """Does nothing; override what you want to see."""
 
+    step_interval: float = 0.0  # seconds between two calls of `step_end`; 0: after every step
+
     def task_start(self, task: TaskStart) -> None: ...
 
     def step_end(self, step: StepEnd) -> None: ...
@@ -127,7 +129,9 @@ class Callbacks(Callback):
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
-        self.watches_steps = any(type(one).step_end is not Callback.step_end for one in self.callbacks)
+        watching = [one for one in self.callbacks if type(one).step_end is not Callback.step_end]
+        self.watches_steps = bool(watching)
+        self.step_interval = min((one.step_interval for one in watching), default=0.0)
 
     def task_start(self, task: TaskStart) -> None:
         for one in self.callbacks:

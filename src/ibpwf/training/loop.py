@@ -6,6 +6,7 @@ is, and which parameters move, is the method's affair; who wants to watch is a c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,7 @@ class Training:
         self.identity: Callable[[], Identity] | None = None  # what a checkpoint of it belongs to
         self.accuracy: float | None = None  # per cent of the last epoch's rows, as far as the method can tell
         self._restored: tuple[int, Mapping[str, Tensor]] | None = None
+        self._told = 0.0  # when a callback last saw a step
 
     def run(self) -> Generator[None, None, None]:
         method, data, callbacks = self.method, self.data, self.callbacks
@@ -84,7 +86,7 @@ class Training:
                                 yield  # others' gradients are computed while this learner waits for its own
                                 method.on_host()
                             step.move()
-                            if watched:
+                            if watched and time.monotonic() - self._told >= callbacks.step_interval:
                                 self._tell_step(step, phase.name, epoch)
                             yield
                             if step.done % CHECK_EVERY == 0:
@@ -115,6 +117,7 @@ class Training:
             step.start_epoch(shuffle)
 
     def _tell_step(self, step: Step, phase: str, epoch: int) -> None:
+        self._told = time.monotonic()
         self.callbacks.step_end(
             StepEnd(
                 self.data.name,
@@ -122,7 +125,7 @@ class Training:
                 epoch + 1,
                 step.done,
                 step.rows.steps(step.phase.batch_size),
-                lambda: step.measured()[step.done - 1],
+                step.latest,
                 self,
             )
         )

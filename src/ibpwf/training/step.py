@@ -72,6 +72,10 @@ class Step:
         self.optimizer.step()
         self.objective.after_step()
 
+    def latest(self) -> Tensor:
+        """What was measured of the last step."""
+        return self.out
+
     def measured(self) -> Tensor:
         return torch.stack(self._log) if self._log else self._none.new_zeros(0, 3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ class Display(RunCallback):
         self.done[training], self.factors[training] = 0, ""
 
     def step_end(self, training: str, epochs: float, loss: float) -> None:
-        detail = f"loss {loss:.3g}{self.factors[training]}"
+        detail = ("" if math.isnan(loss) else f"loss {loss:.3g}") + self.factors[training]
         self.bar.update(self.bars[training], completed=epochs, detail=detail)
 
     def epoch_end(self, training: str, epoch: EpochEnd) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator
 from dataclasses import asdict
@@ -194,12 +195,16 @@ class SeedTraining(Callback):
 class _Steps(Callback):
     """Tells a run's display now and then how far an epoch is."""
 
+    step_interval = EVERY
+
     def __init__(self, training: SeedTraining) -> None:
-        self.training, self.told = training, 0.0
+        self.training, self.loss = training, math.nan
 
     def step_end(self, step: StepEnd) -> None:
-        now = time.monotonic()
-        if now - self.told >= EVERY:
-            self.told = now
-            part = step.step / step.steps if step.steps else 0.0
-            self.training.watch.step_end(self.training.name, self.training.epochs + part, step.loss)
+        if self.training.learner.device.type == "cpu":  # a GPU would have to be waited for
+            self.loss = step.loss
+        part = step.step / step.steps if step.steps else 0.0
+        self.training.watch.step_end(self.training.name, self.training.epochs + part, self.loss)
+
+    def epoch_end(self, epoch: EpochEnd) -> None:
+        self.loss = epoch.loss
