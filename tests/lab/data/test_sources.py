@@ -32,7 +32,7 @@ def raw(folder: Path) -> Path:
 def gzipped(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name, content in CONTENT.items():
-        (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
     return folder
 
 
@@ -51,7 +51,7 @@ def tar(folder: Path) -> Path:
     with tarfile.open(path, "w:gz") as tape:
         for name, content in CONTENT.items():
             info = tarfile.TarInfo(f"package/data/{name}.gz")
-            packed = gzip.compress(content)
+            packed = gzip.compress(content, mtime=0)
             info.size = len(packed)
             tape.addfile(info, io.BytesIO(packed))
     return path
@@ -201,8 +201,8 @@ def test_a_mirror_without_the_files_gives_way_to_the_next(tiny, server: Server) 
 @pytest.mark.parametrize(
     ("body", "length", "reason"),
     [
-        (gzip.compress(CONTENT[IMAGES])[:40], 80, "the connection ended after 40 of 80 bytes"),
-        (gzip.compress(CONTENT[IMAGES])[:40], 40, "ended before"),
+        (gzip.compress(CONTENT[IMAGES], mtime=0)[:40], 80, "the connection ended after 40 of 80 bytes"),
+        (gzip.compress(CONTENT[IMAGES], mtime=0)[:40], 40, "ended before"),
         (b"<html>please log in</html>", None, "md5 of"),
         (b"", None, "md5 of"),
     ],

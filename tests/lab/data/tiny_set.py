@@ -59,4 +59,4 @@ class Server:
 
     def serve_all(self) -> None:
         for name, content in CONTENT.items():
-            self.serve(f"{name}.gz", gzip.compress(content))
+            self.serve(f"{name}.gz", gzip.compress(content, mtime=0))
