@@ -27,6 +27,13 @@ from ibpwf.errors import TrainingError
 WORTH = 500_000
 """Examples to pass in all (rows × epochs × trainings) from which on starting workers, up to ten seconds, pays."""
 
+LOST_WORKER = (
+    "a worker process ended without a word (out of memory?); finished tasks are kept, the same command with --resume "
+    "goes on."
+)
+DIED = object()
+"""Told when a worker has ended that should not have."""
+
 Job = Callable[[], object]
 Tell = Callable[[Any], None]
 
@@ -60,6 +67,8 @@ def side_by_side(chains: Sequence[Sequence[Job]], workers: int, told: Tell) -> N
             go_on(list(chain))
         while running:
             came = inbox.get()
+            if came is DIED:
+                raise TrainingError(LOST_WORKER)
             if not isinstance(came, Future):
                 told(came)
                 continue
@@ -67,10 +76,7 @@ def side_by_side(chains: Sequence[Sequence[Job]], workers: int, told: Tell) -> N
             try:
                 came.result()
             except BrokenProcessPool:
-                raise TrainingError(
-                    "a worker process ended without a word (out of memory?); finished tasks are kept, the same "
-                    "command with --resume goes on."
-                ) from None
+                raise TrainingError(LOST_WORKER) from None
             if rest:
                 go_on(rest)
     while not inbox.empty():
@@ -86,9 +92,13 @@ def process_executor(workers: int, told: Tell) -> Iterator[Executor]:
     listener.start()
     arguments = (messages, context.Lock())
     executor = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=arguments)
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(before, told, over), daemon=True).start()
     try:
         yield executor
+        over.set()
     except BaseException:
+        over.set()
         for process in set(multiprocessing.active_children()) - before:
             process.terminate()
         executor.shutdown(cancel_futures=True)
@@ -110,6 +120,17 @@ def interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch(before: set[Any], told: Tell, over: threading.Event) -> None:
+    """Tell of a worker that dies. The executor itself may not notice before another worker has something to say: it
+    waits for the processes it knew of when it last woke up."""
+    seen: set[Any] = set()
+    while not over.wait(0.5):
+        seen |= set(multiprocessing.active_children()) - before
+        if any(process.exitcode not in (None, 0) for process in seen):
+            told(DIED)
+            return
 
 
 def _listen(messages: Any, told: Tell) -> None:
