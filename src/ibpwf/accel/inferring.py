@@ -63,7 +63,7 @@ def screen_of(inference: GaussianTaskInference) -> Prepared:
 
 def _many_gaussians(inference: TaskInference, features: Features, x: Tensor) -> bool:
     """With one covariance for all, a score is one column of a product: nothing to be saved. Nor is there on a GPU,
-    which takes all distances at once in a fifth of the time (docs/results/stand-ins-gpu)."""
+    which takes all distances at once."""
     return (
         not x.is_cuda
         and isinstance(inference, GaussianTaskInference)
