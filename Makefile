@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
-.PHONY: help env docs run test lint types pytest test-slow test-zoo bench results report clean
+.PHONY: help env docs run test lint types pytest test-slow test-faults test-zoo bench results report clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
 	@echo "make env        the environment in .venv, with the command ibpwf"
 	@echo "make test       ruff, mypy --strict and all tests"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-faults  kills, damage, interrupts, threads, bad input, by the thousand"
 	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
 	@echo "make bench      speed and memory as ratios, into docs/results/bench"
 	@echo "make results    rewrite the result tables, figures and the report page from docs/results"
@@ -47,6 +48,10 @@ pytest: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+test-faults: $(STAMP)
+	rm -rf build/faults
+	IBPWF_TALLY=build/faults $(BIN)/python -m pytest -n auto -m faults
 
 test-zoo: $(STAMP)
 	$(BIN)/python -m pytest tests/zoo
