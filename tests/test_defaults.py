@@ -54,7 +54,7 @@ def test_a_task_near_chance_is_warned_of_with_a_remedy_and_a_learned_one_is_not(
     learner = Learner(models.mlp(20, [16], 2), Settings(epochs=1, finetune_epochs=1), device="cpu")
     with pytest.warns(UserWarning, match=r"task 'noise' was hardly learned: .* % of its own rows .*Train longer"):
         info = learner.learn(x[:400], noise, name="noise")
-    assert learner.tasks == [info], "it counts all the same"
+    assert learner.tasks == (info,), "it counts all the same"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Learner(models.mlp(20, [16], 2), device="cpu").learn(x[:400], y[:400])
@@ -76,7 +76,7 @@ def test_the_training_accuracy_is_kept_with_its_task(tmp_path: Path) -> None:
     right = 100 * float((learner.predict(x[:400], task=0).labels == y[:400]).double().mean())
     assert info.training_accuracy == pytest.approx(right, abs=3), "measured while it was still trained"
     learner.save(tmp_path / "model")
-    assert Learner.load(tmp_path / "model").tasks == [info]
+    assert Learner.load(tmp_path / "model").tasks == (info,)
 
 
 # Settings that are said twice

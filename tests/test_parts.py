@@ -101,8 +101,10 @@ def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def test_features_and_inference_of_ones_own_tell_tasks_apart() -> None:
-    features, inference = Squares(), Nearest()
-    learner = taught(new(features=features, inference=inference))
+    learner = taught(new(features=Squares(), inference=Nearest()))
+    features, inference = learner.method.features, learner.method.inference
+    assert isinstance(features, Squares)
+    assert isinstance(inference, Nearest)
     assert features.rows == 48, "fitted on the first task, and never again"
     x = torch.cat([examples(task)[0] for task in range(3)])
     phi = torch.cat([x / features.scale, (x / features.scale) ** 2], 1).double()

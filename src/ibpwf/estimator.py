@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +22,11 @@ from torch import Tensor
 
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.inference.novelty import Novelty
+from ibpwf.inference.novelty import Novelty, checked_rate
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook
 from ibpwf.learner import Learner
+from ibpwf.method import BUILT_WITH
 from ibpwf.models import mlp
 from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings, renamed
@@ -45,6 +48,30 @@ DEFAULTS: dict[str, Any] = {
     "ridge": 0.2,
 }
 """What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
+
+
+COLUMNS = ("n_features_in_", "feature_names_in_")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+E = TypeVar("E", bound=BaseEstimator)
+
+
+def _moment(estimator: E) -> E:
+    """An estimator as it is at this moment, and stays: learning gives the original other attributes, all at once."""
+    now = object.__new__(type(estimator))
+    now.__dict__ = vars(estimator)
+    return now
+
+
+def at_one_moment(ask: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """A method that answers from one state of the estimator, whatever another thread teaches it meanwhile."""
+
+    @functools.wraps(ask)
+    def asked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return ask(_moment(self), *args, **kwargs)
+
+    return asked
 
 
 @dataclass(frozen=True)
@@ -90,6 +117,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     _labels: LabelBook
     _standardizer: Standardizer
     _novelty: Novelty
+    _parameters: dict[str, Any]  # those the last task was learned with
 
     def __init__(
         self,
@@ -155,7 +183,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew)
+        seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
+        X, y = validate_data(seen, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew)
         check_classification_targets(y)
         y = np.asarray(y)
         present = np.unique(y)
@@ -168,39 +197,84 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels = labels.with_labels(np.asarray(classes))
         labels = labels.with_labels(y)
         standardizer = Standardizer.fit(X) if anew else self._standardizer
-        learner = self._new_learner(len(present)) if anew else self.learner_
-        novelty = Novelty(_gaussians(learner), self.false_alarm_rate) if anew else self._novelty
+        rate = checked_rate(self.false_alarm_rate)
+        learner = self._new_learner(len(present), X.shape[1]) if anew else self._next_learner()
+        _gaussians(learner)
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
         learner.learn(x, numbers, name=task, callbacks=callbacks)
-        try:
-            local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
-            novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
-        except BaseException:  # interrupted at the last moment: be as before
-            learner.tasks.pop()
-            learner.method.drop_last_task()
-            raise
-        self.learner_, self._standardizer, self._labels, self._novelty = learner, standardizer, labels, novelty
-        self._publish()
+        gaussians = _gaussians(learner)
+        novelty = Novelty(gaussians, rate) if anew else self._novelty.fork(gaussians, rate)
+        local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
+        novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+        self._become(seen, learner, standardizer, labels, novelty)
         return self
+
+    def _become(
+        self,
+        seen: Self,
+        learner: Learner,
+        standardizer: Standardizer,
+        labels: LabelBook,
+        novelty: Novelty,
+    ) -> None:
+        """Know what these know, from one moment to the next: whoever is answering meanwhile goes on with what was
+        (see `at_one_moment`). `seen` has what scikit-learn keeps of the columns."""
+        learner.owner = type(self).__name__
+        columns = {name: value for name, value in vars(seen).items() if name in COLUMNS}
+        rest = {name: value for name, value in vars(self).items() if name not in COLUMNS}
+        self.__dict__ = {
+            **rest,
+            **columns,
+            "learner_": learner,
+            "classes_": labels.classes,
+            "tasks_": [task.name for task in learner.tasks],
+            "_standardizer": standardizer,
+            "_labels": labels,
+            "_novelty": novelty,
+            "_parameters": self._plain_parameters(learner),
+        }
+
+    def _plain_parameters(self, learner: Learner) -> dict[str, Any]:
+        """The parameters as they are now, as JSON."""
+        seed = self.random_state
+        return {
+            **self.get_params(deep=False),
+            "hidden": list(self.hidden),
+            "settings": None if self.settings is None else dict(self.settings),
+            "random_state": int(seed) if isinstance(seed, (int, np.integer)) else learner.seed,
+        }
+
+    def _next_learner(self) -> Learner:
+        """The learner for another task, with the parameters as they are now; those it was built with must be as they
+        were."""
+        learner = self.learner_.fork()
+        was, now = self._parameters, self._plain_parameters(learner)
+        begun, wanted = type(self)(**was).make_settings(), self.make_settings()
+        pairs = [(name, was[name], now[name]) for name in ("hidden", "random_state", "device")]
+        pairs += [(name, getattr(begun, name), getattr(wanted, name)) for name in BUILT_WITH]
+        for name, old, new in pairs:
+            if old != new:
+                raise InputError(
+                    f"{name} is {new!r}, but the first task was learnt with {old!r}, which every task reads; set it "
+                    "back, or call fit to start anew."
+                )
+        built = {name: getattr(learner.settings, name) for name in BUILT_WITH}
+        learner.settings = wanted.replace(**built)
+        return learner
 
     def make_settings(self) -> Settings:
         """The settings that tasks are learned with."""
         asked = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
         return Settings(**{**DEFAULTS, **asked, **renamed(self.settings or {})})
 
-    def _new_learner(self, outputs: int) -> Learner:
+    def _new_learner(self, outputs: int, inputs: int) -> Learner:
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = int(check_random_state(seed).randint(np.iinfo(np.int32).max))
         with torch.random.fork_rng(devices=[]):  # torch's own random numbers go on as if nothing had been drawn
             torch.manual_seed(int(seed))
-            net = mlp(self.n_features_in_, list(self.hidden), outputs)
+            net = mlp(inputs, list(self.hidden), outputs)
         return Learner(net, self.make_settings(), seed=int(seed), device=self.device)
-
-    def _publish(self) -> None:
-        """The attributes scikit-learn and users read."""
-        self.classes_ = self._labels.classes
-        self.tasks_ = [task.name for task in self.learner_.tasks]
 
     @property
     def labels_(self) -> NDArray[Any]:
@@ -231,6 +305,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             out[:, columns[number]] += found[:, source]
         return out
 
+    @at_one_moment
     def answers(self, X: Any, task: Any = None, draws: int = 0) -> Answers:
         """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
         mutual information."""
@@ -247,10 +322,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             None if spread is None else spread.cpu().numpy(),
         )
 
+    @at_one_moment
     def predict_proba(self, X: Any, task: Any = None) -> NDArray[np.float64]:
         """P(c|x) for every label of `classes_`; 0 for those that a given task does not have."""
         return self._class_probabilities(self._prediction(X, task))
 
+    @at_one_moment
     def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
         """The likeliest label of each row, as `predict_proba` would have it.
 
@@ -288,6 +365,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 break
         return found.argmax(1)
 
+    @at_one_moment
     def predict_task(self, X: Any) -> NDArray[Any]:
         """The name of the task each row most likely belongs to."""
         x = self._inputs(X).to(self.learner_.device)
@@ -295,10 +373,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names: NDArray[Any] = np.array(self.tasks_)[likeliest.cpu().numpy()]
         return names
 
+    @at_one_moment
     def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
         """Accuracy, with the task given or inferred."""
         return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
 
+    @at_one_moment
     def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:
         """How unsure each answer is, in nats: the entropy of `predict_proba`; with `draws`, the mutual information
         over so many posterior samples, the part that comes from not knowing the weights (and the task)."""
@@ -307,12 +387,14 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return prediction.mutual_information.cpu().numpy()
         return _entropy(self._class_probabilities(prediction))
 
+    @at_one_moment
     def novelty(self, X: Any) -> NDArray[np.float64]:
         """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
         Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task."""
         inputs = self._inputs(X)
         return self._novelty(_features(self.learner_, inputs)).cpu().numpy()
 
+    @at_one_moment
     def is_novel(self, X: Any) -> NDArray[np.bool_]:
         """Whether a row looks like nothing learnt, at the false-alarm rate stated when it was."""
         return self.novelty(X) > 1
@@ -324,10 +406,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         number = self.learner_.task_number(task)
         if len(self.learner_.tasks) == 1:
             raise InputError(f"task '{self.tasks_[0]}' is the only one; call fit to start anew.")
-        forgotten = self.learner_.forget(number)
+        learner = self.learner_.fork()
+        forgotten = learner.forget(number)
         limits = [limit for place, limit in enumerate(self._novelty.limits) if place != number]
-        self._novelty = Novelty(_gaussians(self.learner_), self._novelty.rate, limits)
-        self._publish()
+        novelty = Novelty(_gaussians(learner), self._novelty.rate, limits)
+        self._become(self, learner, self._standardizer, self._labels, novelty)
         return forgotten
 
     # Storing
@@ -339,23 +422,22 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         saves that give none.
         """
         check_is_fitted(self)
+        kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
+        now = _moment(self)
+        now.learner_.store(path, extra=kept, face=now._face())
+        self.extra_ = kept
+
+    def _face(self) -> dict[str, Any]:
+        """What is kept around the learner, as JSON."""
         names = getattr(self, "feature_names_in_", None)
-        seed = self.random_state
-        self.learner_.face = {
+        return {
             "kind": KIND,
-            "parameters": {
-                **self.get_params(deep=False),
-                "hidden": list(self.hidden),
-                "settings": None if self.settings is None else dict(self.settings),
-                "random_state": int(seed) if isinstance(seed, (int, np.integer)) else self.learner_.seed,
-            },
+            "parameters": self._parameters,
             "labels": self._labels.to_json(),
             "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
             "standardizer": self._standardizer.to_json(),
             "novelty": {"rate": self._novelty.rate, "limits": _finite(self._novelty.limits)},
         }
-        self.extra_ = dict(getattr(self, "extra_", {}) if extra is None else extra)
-        self.learner_.save(path, extra=self.extra_)
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
@@ -367,16 +449,15 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learner = Learner.restored(opened, None, device)
         with whole_folder(path):
             loaded = cls(**{**face["parameters"], "hidden": tuple(face["parameters"]["hidden"]), "device": device})
-            loaded.learner_ = learner
             loaded.extra_ = dict(face.get("own", {}) if learner.extra.get("kind") == KIND else learner.extra)
             loaded.n_features_in_ = int(face["features"]["count"])
             if face["features"]["names"] is not None:
                 loaded.feature_names_in_ = np.array(face["features"]["names"], dtype=object)
-            loaded._labels = LabelBook.from_json(face["labels"])
-            loaded._standardizer = Standardizer.from_json(face["standardizer"])
+            labels = LabelBook.from_json(face["labels"])
+            standardizer = Standardizer.from_json(face["standardizer"])
             limits = [math.inf if limit is None else limit for limit in face["novelty"]["limits"]]
-            loaded._novelty = Novelty(_gaussians(learner), face["novelty"]["rate"], limits)
-            loaded._publish()
+            novelty = Novelty(_gaussians(learner), face["novelty"]["rate"], limits)
+            loaded._become(loaded, learner, standardizer, labels, novelty)
         return loaded
 
 

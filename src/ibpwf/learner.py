@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, op
 from ibpwf.storage.model_folder import KIND, face_of
 from ibpwf.storage.network_json import build, check_same, describe, signature
 from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
+from ibpwf.training.method import Method
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
@@ -39,8 +41,6 @@ class Learner(TaskLearner):
     `TaskInference`, a function of logits and labels, a function that makes an optimizer of parameters. The same seed
     on the same machine gives the same bits, whether or not the learner was stored and loaded between tasks.
     """
-
-    method: IBPWF
 
     def __init__(
         self,
@@ -66,17 +66,38 @@ class Learner(TaskLearner):
         if model.tasks:
             raise InputError("this factorized model already belongs to a learner; factorize the network again.")
         caps = {n: d.max_factors for n, d in model.layers.items() if d.max_factors is not None}
-        self.settings = settings.replace(
+        settings = settings.replace(
             alpha={name: dictionary.alpha for name, dictionary in model.layers.items()},
             max_factors=caps or None,
             heads=model.heads,
             strength_std=model.strength_std,
             init=model.init,
         )
-        self.model = model.to(choose_device(device))
         parts = Parts(features, inference, loss, optimizer)
         self._needs: list[str] = []  # parts of its own that a loaded learner was taught with and has not been given
-        super().__init__(IBPWF(model, self.settings, parts), seed=seed)
+        super().__init__(IBPWF(model.to(choose_device(device)), settings, parts), seed=seed)
+
+    @property
+    def method(self) -> IBPWF:
+        found = super().method
+        assert isinstance(found, IBPWF)
+        return found
+
+    @property
+    def model(self) -> FactorModel:
+        """The network with every task so far. It never changes: the next task makes another, as does the one that was
+        handed in."""
+        return self.method.model
+
+    @property
+    def settings(self) -> Settings:
+        """What the next task is learned with: `learner.settings = learner.settings.replace(epochs=20)`."""
+        return self.method.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self._check_free("changed")
+        self._learned = replace(self._learned, method=self.method.with_settings(settings))
 
     def learn_steps(self, *arguments: Any, **options: Any) -> Generator[None, None, None]:
         if self._needs:
@@ -85,7 +106,7 @@ class Learner(TaskLearner):
                 f"this learner was taught with your own {' and '.join(self._needs)}, which a folder cannot hold; "
                 f"pass the same again to learn on: Learner.load(path, {given})."
             )
-        yield from super().learn_steps(*arguments, **options)
+        return super().learn_steps(*arguments, **options)
 
     def merge(self, task: int | str) -> nn.Module:
         """One task as an ordinary network of the original class, its outputs in the order of the task's classes.
@@ -93,21 +114,25 @@ class Learner(TaskLearner):
         Its state dict loads into your own network, unless `heads` is "per-task" and the task has another number of
         classes (see `FactorModel.merge`).
         """
-        if not self.tasks:
+        known = self._learned
+        if not known.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
-        return self.model.merge(self.task_number(task))
+        assert isinstance(known.method, IBPWF)
+        return known.method.model.merge(known.task_number(task))
 
-    def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def _configuration(self, method: Method) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        assert isinstance(method, IBPWF)
+        model = method.model
         configuration = {
-            "settings": self.settings.to_json(),
-            "network": describe(self.model.net),
-            "signature": signature(self.model.net),
-            "head": self.model.head,
-            "layers": list(self.model.layers),
-            "frozen": sorted(self.model.frozen),
-            "parts": sorted({*self.method.parts.names(), *self._needs}),
+            "settings": method.settings.to_json(),
+            "network": describe(model.net),
+            "signature": signature(model.net),
+            "head": model.head,
+            "layers": list(model.layers),
+            "frozen": sorted(model.frozen),
+            "parts": sorted({*method.parts.names(), *self._needs}),
         }
-        return configuration, {"template": dict(self.model.net.state_dict())}
+        return configuration, {"template": dict(model.net.state_dict())}
 
     @classmethod
     def load(

@@ -6,6 +6,7 @@ the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the f
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -25,11 +26,12 @@ from ibpwf.core.forgetting import forget_task
 from ibpwf.core.model import FactorModel
 from ibpwf.core.reference import accelerated
 from ibpwf.core.task_network import TaskNetwork
+from ibpwf.errors import InputError
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
-from ibpwf.settings import Settings
+from ibpwf.settings import Factorization, Settings
 from ibpwf.storage.network_json import build, describe
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.objective import share_right
@@ -37,6 +39,12 @@ from ibpwf.training.phase import Phase, make_optimizer
 from ibpwf.training.rows import ROWS_AT_ONCE, Rows
 
 ELBO, FINETUNE = "elbo", "finetune"
+
+BUILT_WITH = (
+    *Factorization.model_fields,
+    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage"),
+)
+"""Settings that all tasks have in common; any other may change from task to task."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,8 @@ class IBPWF(Method):
     locks: ClassVar[bool] = True
 
     def __init__(self, model: FactorModel, settings: Settings, parts: Parts | None = None) -> None:
-        self.model, self.settings, self.parts = model, settings, parts or Parts()
-        self.accelerate = settings.accelerate
-        self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
+        self.model, self.parts = model, parts or Parts()
+        self._take(settings)
         self.sets_rate = self.parts.optimizer is None  # one of the user's own has its own rate
         self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
         given = self.parts
@@ -79,6 +86,24 @@ class IBPWF(Method):
         self.network: TaskNetwork | None = None
         self._phase = ELBO
         self._examples = 1
+
+    def _take(self, settings: Settings) -> None:
+        self.settings = settings
+        self.accelerate = settings.accelerate
+        self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
+
+    def with_settings(self, settings: Settings) -> Self:
+        """The same method with other settings from the next task on; those it was built with must be the same."""
+        for name in BUILT_WITH:
+            wanted, built = getattr(settings, name), getattr(self.settings, name)
+            if wanted != built:
+                raise InputError(
+                    f"{name} is {wanted!r}, but this was built with {built!r}, which every task reads; keep it, or "
+                    "begin a new learner."
+                )
+        other = self.fork()
+        other._take(settings)
+        return other
 
     @property
     def device(self) -> torch.device:
@@ -176,27 +201,20 @@ class IBPWF(Method):
             network.fix_selection(self.settings.kappa)
             estimate_statistics(network, data.rows, plan.batch_size)
         self.model.finish_task(network, self.settings.kappa)
-        try:
-            if data.index == 0:
-                self.features.fit(data.rows.in_order(), len(data.rows), data.generator("random features"))
-            phi = ((self.features(x), y) for x, y in data.rows.in_order())
-            self.inference.learn(data.index, phi, len(data.classes))
-            self.classes.append(data.classes)
-            self.serials.append(data.serial)
-        except BaseException:
-            self.drop_last_task()
-            raise
+        if data.index == 0:
+            self.features.fit(data.rows.in_order(), len(data.rows), data.generator("random features"))
+        phi = ((self.features(x), y) for x, y in data.rows.in_order())
+        self.inference.learn(data.index, phi, len(data.classes))
+        self.classes.append(data.classes)
+        self.serials.append(data.serial)
         self.network = None
 
-    def drop_last_task(self) -> None:
-        """Undo `end_task`, or as much of it as was done."""
-        last = len(self.model.tasks) - 1
-        self.inference.forget(last)
-        del self.classes[last:], self.serials[last:]
-        self.model.drop_last_task()
-
-    def abandon_task(self) -> None:
-        self.network = None
+    def fork(self) -> Self:
+        other = copy.copy(self)
+        other.model = self.model.fork()
+        other.features, other.inference = self.features.fork(other.model), self.inference.fork()
+        other.classes, other.serials = list(self.classes), list(self.serials)
+        return other
 
     # Forgetting
 
@@ -217,9 +235,8 @@ class IBPWF(Method):
     # Answering
 
     def trial(self, x: Tensor) -> object:
-        net = self.model.net.eval()
         self.features.check(x)
-        with torch.no_grad():
+        with self.model.shell() as net, torch.no_grad():
             out = net(x)
         self.model.check_head(x, out)
         return out
@@ -281,7 +298,8 @@ class IBPWF(Method):
         if draws:
             generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + self.serials[task])
             stacked = self.model.drawn_states(task, draws, generator)
-            return draw_probabilities(self.model.net, stacked, x, outputs=self.model.tasks[task].outputs)
+            with self.model.shell() as net:
+                return draw_probabilities(net, stacked, x, outputs=self.model.tasks[task].outputs)
         parts = [self.model.logits(rows, task).double().softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)]
         p = torch.cat(parts)
         return p, entropy(p)

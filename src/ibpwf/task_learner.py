@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
 import operator
 import time
 import warnings
+import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +25,7 @@ from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
-from ibpwf.storage.model_folder import KIND, SavedParts, face_of
+from ibpwf.storage.model_folder import KIND, SavedParts
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
@@ -42,6 +45,55 @@ class TaskInfo:
     examples: int
     accuracy: float | None = None  # per cent, as measured when it was learned (see `note_accuracy`)
     training_accuracy: float | None = None  # per cent of its own rows, over the last pass of its training
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a learner knows: one object that never changes. A task is learned on a fork of the method, and counts from
+    the moment a `Learned` that has it takes the place of the one before; whoever was answering goes on with that."""
+
+    method: Method
+    tasks: tuple[TaskInfo, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
+    input_shape: tuple[int, ...] | None = None
+    guessing: float = 0.0  # per cent that always giving the largest class of the last task would be right for
+
+    def task_number(self, task: int | str) -> int:
+        """A task's number from its name or number."""
+        if isinstance(task, str):
+            names = [known.name for known in self.tasks]
+            if task not in names:
+                raise unknown("task", task, names)
+            return names.index(task)
+        try:
+            number = operator.index(task)
+        except TypeError:
+            raise InputError(f"task is {task!r}; give a task's name or number.") from None
+        if not -len(self.tasks) <= number < len(self.tasks):
+            raise InputError(
+                f"task is {number}, but {len(self.tasks)} tasks have been learnt; "
+                f"give a number from 0 to {len(self.tasks) - 1}, or a name."
+            )
+        return number % len(self.tasks)
+
+    def task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
+        """The number of every row's task; None where tasks are to be inferred."""
+        if task is None:
+            return None
+        given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
+        device = self.method.device
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            return torch.full((rows,), self.task_number(given), device=device)
+        given = list(given)
+        if len(given) != rows:
+            raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
+        return torch.tensor([self.task_number(t) for t in given], dtype=torch.long, device=device)
+
+    def inputs(self, x: Data) -> Tensor:
+        """Examples to answer, on the device."""
+        if not self.tasks:
+            raise InputError("nothing has been learnt yet; call learn(x, y) first.")
+        return check_inputs(x, self.input_shape, empty_ok=True).to(self.method.device)
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -79,6 +131,23 @@ def _gives_batches(x: Any, y: Data | None) -> bool:
     return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray))
 
 
+def _running(steps: weakref.ref[Generator[None, None, None]]) -> bool:
+    """Whether a task is still being learned: not if its steps came to an end, were broken off, or are nobody's."""
+    found = steps()
+    return found is not None and inspect.getgeneratorstate(found) != inspect.GEN_CLOSED
+
+
+def check_torch() -> None:
+    """Refuse to train where torch has been set so that nothing could be learned."""
+    if torch.get_default_dtype() != torch.float32:
+        raise InputError(
+            f"torch's default dtype is {torch.get_default_dtype()}; training is in float32: call "
+            "torch.set_default_dtype(torch.float32) first."
+        )
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        raise InputError("gradients are switched off (torch.no_grad or inference_mode); take the steps outside it.")
+
+
 def near_chance(accuracy: float | None, guessing: float) -> bool:
     """Whether a task was hardly learned: said when it happens, instead of being found out later."""
     return accuracy is not None and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
@@ -88,20 +157,34 @@ class TaskLearner:
     """Any method as a learner: checks what comes in, names tasks, trains, answers, stores."""
 
     def __init__(self, method: Method, *, seed: int = 0) -> None:
-        self.method: Method = method
+        self._learned = Learned(method)
         self.seed = _whole("seed", seed)
-        self.tasks: list[TaskInfo] = []
         self.extra: dict[str, Any] = {}
-        self.face: dict[str, Any] | None = None  # what stands around it, such as a classifier with labels of its own
-        self.history: list[dict[str, Any]] = []
-        self._input_shape: tuple[int, ...] | None = None
-        self._guessing = 0.0  # per cent that always giving the largest class of the last task would be right for
+        self.owner: str | None = None  # what stands around it and must be asked instead, such as a classifier
         self._saved = SavedParts()
+        self._learning: list[weakref.ref[Generator[None, None, None]]] = []
 
     def __repr__(self) -> str:
         names = ", ".join(task.name for task in self.tasks[:6]) + (", …" if len(self.tasks) > 6 else "")
         tasks = f"{len(self.tasks)} task{'s' * (len(self.tasks) != 1)}" + (f": {names}" if names else "")
         return f"{type(self).__name__}({self.method.name}, {tasks}, seed={self.seed}, device='{self.device}')"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_learning": []}  # a copy is not learning
+
+    @property
+    def method(self) -> Method:
+        """As it is now; the next task makes another."""
+        return self._learned.method
+
+    @property
+    def tasks(self) -> tuple[TaskInfo, ...]:
+        return self._learned.tasks
+
+    @property
+    def history(self) -> tuple[dict[str, Any], ...]:
+        """What was learnt and forgotten, in order."""
+        return self._learned.history
 
     @property
     def device(self) -> torch.device:
@@ -110,7 +193,29 @@ class TaskLearner:
     @property
     def input_shape(self) -> tuple[int, ...] | None:
         """Of one example; None before the first task."""
-        return self._input_shape
+        return self._learned.input_shape
+
+    def fork(self) -> Self:
+        """A learner that knows the same and goes on by itself; they share every tensor."""
+        other = copy.copy(self)
+        other.owner = None
+        return other
+
+    def _check_free(self, doing: str) -> None:
+        """Refuse a change that what stands around the learner would not know of, and one while a task is learned."""
+        if self.owner is not None:
+            raise InputError(
+                f"this learner is inside a {self.owner}, which would not know what it has {doing}; use the "
+                f"{self.owner}'s own method, or go on with a copy: learner.fork()."
+            )
+        self._check_idle(doing)
+
+    def _check_idle(self, doing: str) -> None:
+        if any(_running(steps) for steps in list(self._learning)):
+            raise InputError(
+                f"this learner is learning a task; nothing else can be {doing} until that is done. It answers "
+                "meanwhile, with the tasks it has."
+            )
 
     def learn(
         self,
@@ -126,13 +231,14 @@ class TaskLearner:
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        for _ in self.learn_steps(x, y, name, callbacks=callbacks):
-            pass
-        task = self.tasks[-1]
-        if near_chance(task.training_accuracy, self._guessing):
+        with torch.inference_mode(False), torch.enable_grad():
+            for _ in self.learn_steps(x, y, name, callbacks=callbacks):
+                pass
+        task, guessing = self.tasks[-1], self._learned.guessing
+        if near_chance(task.training_accuracy, guessing):
             warnings.warn(
                 f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
-                f"rightly, and always giving its largest class would be right for {self._guessing:.1f} %. Train "
+                f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train "
                 "longer (epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or "
                 "put the inputs on one scale.",
                 stacklevel=2,
@@ -147,8 +253,30 @@ class TaskLearner:
         *,
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
-        """`learn`, pausing after every optimization step; the task counts once the last step is done."""
+        """`learn`, pausing after every optimization step; the task counts once the last step is done. Until then, and
+        if it is broken off, the learner is as before; it answers whoever asks, in other threads too, and takes on no
+        second task."""
+        self._check_free("learnt")
+        check_torch()
+        steps = self._steps(x, y, name, callbacks)
+        mine = weakref.ref(steps)
+        self._learning.append(mine)  # several threads may: the first of them learns
+        if next(one for one in list(self._learning) if one is mine or _running(one)) is not mine:
+            steps.close()
+            self._check_free("learnt")
+        for old in [one for one in self._learning if not _running(one)]:
+            self._learning.remove(old)
+        return steps
+
+    def _steps(
+        self,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None,
+        name: str | None,
+        callbacks: Sequence[Callback],
+    ) -> Generator[None, None, None]:
         started = time.perf_counter()
+        known = self._learned
         name = self._task_name(name)
         rows, classes, counts = self._rows(x, y)
         if len(classes) < 2:
@@ -157,18 +285,23 @@ class TaskLearner:
             )
         first = next(rows.in_order(1))[0]
         self._check_fits(first)
-        number = len(self.tasks)
-        data = TaskData(name, number, classes, seed=self.seed, serial=self.method.serial(number), rows=rows)
-        training = Training(self.method, data, callbacks)
+        number = len(known.tasks)
+        data = TaskData(name, number, classes, seed=self.seed, serial=known.method.serial(number), rows=rows)
+        method = known.method.fork()
+        training = Training(method, data, callbacks)
         training.identity = lambda: self._identity(data)
         yield from training.run()
-        self._input_shape = tuple(first.shape[1:])
-        self.tasks.append(TaskInfo(name, number, classes, len(rows), training_accuracy=training.accuracy))
-        self.history.append({"event": "learnt", "serial": data.serial, "version": __version__})
-        seconds = time.perf_counter() - started
-        use = self.method.use(number)
+        task = TaskInfo(name, number, classes, len(rows), training_accuracy=training.accuracy)
+        event = {"event": "learnt", "serial": data.serial, "version": __version__}
+        use, seconds = method.use(number), time.perf_counter() - started
+        self._learned = Learned(
+            method,
+            (*known.tasks, task),
+            (*known.history, event),
+            tuple(first.shape[1:]),
+            100 * float(counts.max() / counts.sum()),
+        )
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
-        self._guessing = 100 * float(counts.max() / counts.sum())
 
     def _task_name(self, name: str | None) -> str:
         name = name if name is not None else f"task-{len(self.tasks) + 1}"
@@ -185,11 +318,12 @@ class TaskLearner:
                 raise InputError(
                     f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out."
                 )
-            stream = StreamedRows(x, self.device, self._input_shape)
+            stream = StreamedRows(x, self.device, self.input_shape)
             return stream, stream.classes, torch.unique(stream.labels, return_counts=True)[1]
         if y is None:
             raise InputError("y is missing; give one integer label per example.")
-        inputs = check_inputs(x, self._input_shape)
+        inputs = check_inputs(x, self.input_shape)
+        inputs = inputs.clone() if inputs.is_inference() else inputs  # of torch's inference mode: no gradients
         labels = check_labels(y, len(inputs))
         classes, local, counts = torch.unique(labels, return_inverse=True, return_counts=True)
         rows = TensorRows(inputs.to(self.device), local.to(self.device))
@@ -197,43 +331,49 @@ class TaskLearner:
 
     def _identity(self, data: TaskData) -> Identity:
         """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""
-        self.method.check_resumable()
-        configuration, fixed = self._configuration()
-        state, parts = self.method.state()
-        settings = getattr(self.method, "settings", None)  # some may differ from task to task
+        method = self.method
+        method.check_resumable()
+        configuration, fixed = self._configuration(method)
+        state, parts = method.state()
+        settings = getattr(method, "settings", None)  # some may differ from task to task
         chosen = settings.to_json() if isinstance(settings, FrozenSettings) else None
         model = digest_of([configuration, self.seed, state, chosen], {**fixed, **parts})
         rows = digest_of([data.name, list(data.classes)], {"data": data.rows.identity()})
-        return Identity(task=data.name, serial=self.method.serial(data.index), data=rows, model=model)
+        return Identity(task=data.name, serial=method.serial(data.index), data=rows, model=model)
 
     def note_accuracy(self, task: int | str, accuracy: float) -> None:
         """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""
         if not (isinstance(accuracy, (int, float, np.number)) and 0 <= float(accuracy) <= 100):
             raise InputError(f"accuracy is {accuracy!r}; give per cent, from 0 to 100.")
-        number = self.task_number(task)
-        self.tasks[number] = replace(self.tasks[number], accuracy=float(accuracy))
+        self._check_idle("noted")
+        known, number = self._learned, self.task_number(task)
+        measured = replace(known.tasks[number], accuracy=float(accuracy))
+        self._learned = replace(known, tasks=(*known.tasks[:number], measured, *known.tasks[number + 1 :]))
 
     def forget(self, task: int | str) -> Forgotten:
         """Remove a task and every factor that only it used; all other tasks answer with the same bits.
 
         Later tasks move up by one number, names stay. docs/model-format.md says what is kept and why.
         """
-        if not self.tasks:
+        self._check_free("forgotten")
+        known = self._learned
+        if not known.tasks:
             raise InputError("nothing has been learnt yet, so there is no task to forget.")
-        number = self.task_number(task)
-        serial = self.method.serial(number)
-        forgotten = self.method.forget(number)
-        del self.tasks[number]
-        self.tasks = [replace(known, number=place) for place, known in enumerate(self.tasks)]
-        if self.tasks:
-            self.history.append({"event": "forgot", "serial": serial, "version": __version__})
-        else:  # as new
-            self.history, self._input_shape = [], None
+        number = known.task_number(task)
+        method = known.method.fork()
+        event = {"event": "forgot", "serial": method.serial(number), "version": __version__}
+        forgotten = method.forget(number)
+        left = [one for one in known.tasks if one.number != number]
+        if left:
+            tasks = tuple(replace(one, number=place) for place, one in enumerate(left))
+            self._learned = replace(known, method=method, tasks=tasks, history=(*known.history, event))
+        else:
+            self._learned = Learned(method)  # as new
         return forgotten
 
     def _check_fits(self, x: Tensor) -> None:
         """Run one example through the network, so that a wrong shape is named here and not deep inside torch."""
-        if self._input_shape is not None:
+        if self.input_shape is not None:
             return
         try:
             out = self.method.trial(x[:1].to(self.device))
@@ -249,33 +389,7 @@ class TaskLearner:
 
     def task_number(self, task: int | str) -> int:
         """A task's number from its name or number."""
-        if isinstance(task, str):
-            names = [known.name for known in self.tasks]
-            if task not in names:
-                raise unknown("task", task, names)
-            return names.index(task)
-        try:
-            number = operator.index(task)
-        except TypeError:
-            raise InputError(f"task is {task!r}; give a task's name or number.") from None
-        if not -len(self.tasks) <= number < len(self.tasks):
-            raise InputError(
-                f"task is {number}, but {len(self.tasks)} tasks have been learnt; "
-                f"give a number from 0 to {len(self.tasks) - 1}, or a name."
-            )
-        return number % len(self.tasks)
-
-    def _task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
-        if task is None:
-            return None
-        given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            return torch.full((rows,), self.task_number(given), device=self.device)
-        given = list(given)
-        if len(given) != rows:
-            raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
-        numbers = [self.task_number(t) for t in given]
-        return torch.tensor(numbers, dtype=torch.long, device=self.device)
+        return self._learned.task_number(task)
 
     def predict(
         self,
@@ -291,19 +405,16 @@ class TaskLearner:
         `marginal=True` mixes all tasks' answers by P(t|φ(x)) instead of taking the likeliest task's.
         `draws=100` averages over that many posterior samples and adds the mutual information.
         """
-        if not self.tasks:
-            raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         draws, seed = _whole("draws", draws), _whole("seed", seed)
-        inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
-        rows = self._task_rows(task, len(inputs))
-        return self.method.predict(inputs, rows, marginal=marginal, draws=draws, seed=seed)
+        known = self._learned
+        inputs = known.inputs(x)
+        rows = known.task_rows(task, len(inputs))
+        return known.method.predict(inputs, rows, marginal=marginal, draws=draws, seed=seed)
 
     def logits(self, x: Data, task: int | str) -> Tensor:
         """The raw outputs for one task, a column per class of the task."""
-        if not self.tasks:
-            raise InputError("nothing has been learnt yet; call learn(x, y) first.")
-        inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
-        return self.method.logits(inputs, self.task_number(task))
+        known = self._learned
+        return known.method.logits(known.inputs(x), known.task_number(task))
 
     def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
         """Write the model folder; what an earlier save wrote of older tasks is left as it is.
@@ -311,14 +422,22 @@ class TaskLearner:
         `extra` is JSON of your own (class names, how inputs are prepared) to keep beside the model; a loaded
         learner has it as `extra`, and keeps it in later saves that give none.
         """
-        configuration, fixed = self._configuration()
-        state, files = self.method.state()
+        self._check_free("saved")
+        self.store(path, extra=extra)
+
+    def store(
+        self, path: str | Path, *, extra: Mapping[str, Any] | None = None, face: Mapping[str, Any] | None = None
+    ) -> None:
+        """`save`, with what the object around the learner needs to know of itself."""
+        known = self._learned
+        configuration, fixed = self._configuration(known.method)
+        state, files = known.method.state()
         files = {**fixed, **files}
         content = {
-            "method": self.method.name,
+            "method": known.method.name,
             "configuration": configuration,
             "seed": self.seed,
-            "input_shape": None if self._input_shape is None else list(self._input_shape),
+            "input_shape": None if known.input_shape is None else list(known.input_shape),
             "tasks": [
                 {
                     "name": t.name,
@@ -327,24 +446,24 @@ class TaskLearner:
                     "accuracy": t.accuracy,
                     "training_accuracy": t.training_accuracy,
                 }
-                for t in self.tasks
+                for t in known.tasks
             ],
             "state": state,
-            "history": self.history,
-            "face": self.face,
+            "history": known.history,
+            "face": None if face is None else dict(face),
             "extra": self.extra if extra is None else dict(extra),
         }
         with lock_folder(path):
             self._saved.check_unchanged_by_others(path)
-            unchanged = self._saved.unchanged(path, files) if self.method.locks else {}
+            unchanged = self._saved.unchanged(path, files) if known.method.locks else {}
             opened = save_folder(path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged)
-            discard_finished(path, self.method.serial(len(self.tasks)))
-        self._saved.remember(opened, files if self.method.locks else {})
+            discard_finished(path, known.method.serial(len(known.tasks)))
+        self._saved.remember(opened, files if known.method.locks else {})
         self.extra = opened.content["extra"]
 
-    def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def _configuration(self, method: Method) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """What makes the untrained method again: JSON, and tensors."""
-        return self.method.configuration(), {}
+        return method.configuration(), {}
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
@@ -360,10 +479,10 @@ class TaskLearner:
         """Take up the state of an opened folder."""
         content = opened.content
         parts = {name: opened.tensors(name) for name in opened.files}
-        self.method.load_state(content["state"], parts)
+        method = self.method
+        method.load_state(content["state"], parts)
         shape = content["input_shape"]
-        self._input_shape = None if shape is None else tuple(shape)
-        self.tasks = [
+        tasks = tuple(
             TaskInfo(
                 t["name"],
                 number,
@@ -373,12 +492,13 @@ class TaskLearner:
                 t.get("training_accuracy"),
             )
             for number, t in enumerate(content["tasks"])
-        ]
-        learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(self.tasks))]
-        self.history = list(content.get("history", learned))
-        self.extra, self.face = dict(content.get("extra", {})), face_of(content)
-        same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
-        self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})
+        )
+        learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(tasks))]
+        history = tuple(content.get("history", learned))
+        self._learned = Learned(method, tasks, history, None if shape is None else tuple(shape))
+        self.extra = dict(content.get("extra", {}))
+        same_layout = opened.schema == SCHEMA and method.locks  # an older folder is written anew when saved
+        self._saved.remember(opened, {**self._configuration(method)[1], **method.state()[1]} if same_layout else {})
         return self
 
 

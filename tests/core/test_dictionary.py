@@ -149,13 +149,14 @@ def test_the_width_never_shrinks() -> None:
     assert dictionary.width == 8
 
 
-def test_taking_back_the_last_block_restores_the_dictionary_before_it() -> None:
+def test_what_a_fork_locks_is_not_in_the_dictionary_it_comes_from() -> None:
     dictionary = filled(4.0, locked=3, width=8)
     before = dictionary.gathered()
-    dictionary.lock(block([6, 4], seed=3), width=12)
-    dictionary.unlock_last(8)
+    fork = dictionary.fork()
+    fork.lock(block([6, 4], seed=3), width=12)
     after = dictionary.gathered()
-    assert dictionary.width == 8
+    assert (dictionary.width, fork.width) == (8, 12)
+    assert (dictionary.locked, fork.locked) == (3, 5)
     assert torch.equal(after.a, before.a)
     assert torch.equal(after.positions, before.positions)
 

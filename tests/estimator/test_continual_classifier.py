@@ -18,6 +18,7 @@ import ibpwf
 from ibpwf import ContinualClassifier, Learner, models
 from ibpwf.commands.model import forget_command
 from ibpwf.errors import InputError, StoreError
+from ibpwf.inference.novelty import Novelty
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.training.checkpoint import Checkpoint
 
@@ -251,10 +252,10 @@ def test_what_cannot_be_learnt_is_refused_and_changes_nothing(
     with pytest.raises(InputError, match="a task named 'task-1' has been learnt already"):
         classifier.learn(x[y > 7], y[y > 7], task="task-1")
 
-    def interrupted(batches: object) -> None:
+    def interrupted(self: Novelty, batches: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(classifier._novelty, "calibrate", interrupted)
+    monkeypatch.setattr(Novelty, "calibrate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         classifier.learn(x[y > 7], y[y > 7])
     monkeypatch.undo()

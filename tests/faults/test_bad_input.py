@@ -67,7 +67,7 @@ def refused(call: Callable[[], object], kind: type[IBPWFError], message: str) ->
 def test_a_first_task_that_cannot_be_learnt_leaves_the_learner_empty(fresh: Learner, mistake: str) -> None:
     words, options, message = LEARNING[mistake]
     refused(lambda: fresh.learn(*words, **options), InputError, message)
-    assert fresh.tasks == []
+    assert not fresh.tasks
     refused(lambda: fresh.predict(X), InputError, r"nothing has been learnt yet; call learn\(x, y\) first")
 
 
@@ -203,14 +203,14 @@ def test_a_learning_rate_far_too_high_is_reported_and_not_stored(net: nn.Module,
     refused(
         lambda: learner.learn(X, Y), TrainingError, "not a number .*earlier tasks are unchanged. Lower learning_rate"
     )
-    assert learner.tasks == []
+    assert not learner.tasks
     one_step = Learner(net, small.replace(learning_rate=1e38, epochs=1, finetune_epochs=0, batch_size=64))
     refused(lambda: one_step.learn(X, Y), TrainingError, "not a number after the last step of the elbo phase of task")
 
 
 def test_inputs_too_large_to_compute_with_are_blamed(fresh: Learner) -> None:
     refused(lambda: fresh.learn(X * 1e38, Y), (TrainingError, InputError), "extreme values in x|infinite values")  # type: ignore[arg-type]
-    assert fresh.tasks == []
+    assert not fresh.tasks
 
 
 @pytest.mark.parametrize("moment", ["first step", "an epoch", "fine-tuning", "growing", "statistics"])

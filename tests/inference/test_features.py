@@ -341,6 +341,6 @@ def test_factor_features_are_refused_where_there_are_none() -> None:
     learner = Learner(net, Settings(epochs=1, features="factors"))
     with pytest.raises(InputError, match="features is 'factors', but '0' is no factorized"):
         learner.learn(torch.randn(8, 2, 6, 6), torch.arange(8) % 2)
-    assert learner.tasks == []
+    assert not learner.tasks
     with pytest.raises(InputError, match="which reads one layer, but inference_layers names 2"):
         Learner(net, Settings(features="factors", inference_layers=("0", "2")))

@@ -223,7 +223,7 @@ def test_forgetting_the_only_task_leaves_a_learner_that_has_learnt_nothing(tmp_p
     learner, fresh = taught("mlp", tasks=2), Learner(mlp(), setting(), seed=2, device="cpu")
     learner.forget(0)
     learner.forget(0)
-    assert learner.tasks == []
+    assert not learner.tasks
     assert sum(learner.model.stored_numbers().values()) == 0
     learner.save(tmp_path / "model")
     assert {path.name.split(".")[0] for path in (tmp_path / "model").glob("*.safetensors")} == {"template"}

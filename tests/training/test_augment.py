@@ -78,4 +78,4 @@ def test_rows_of_a_table_cannot_be_cropped() -> None:
     learner = Learner(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), Settings(augment="crop-flip"))
     with pytest.raises(InputError, match=r"augment is crop-flip, which needs images .* shape \(6,\)"):
         learner.learn(torch.randn(20, 6), torch.arange(20) % 2)
-    assert learner.tasks == []
+    assert not learner.tasks

@@ -35,7 +35,6 @@ class Recorder(Method):
         self.seen: list[list[int]] = []
         self.moves: list[float] = []
         self.ended = False
-        self.abandoned = False
         self.renew_after: set[int] = set()
         self.made: list[nn.Parameter] = []
 
@@ -69,9 +68,6 @@ class Recorder(Method):
 
     def end_task(self, data: TaskData) -> None:
         self.ended = True
-
-    def abandon_task(self) -> None:
-        self.abandoned = True
 
 
 Recorder.__abstractmethods__ = frozenset()  # what a method answers and stores is none of the loop's business
@@ -274,19 +270,19 @@ def test_an_error_in_a_callback_ends_the_task_without_keeping_it() -> None:
 
     with pytest.raises(KeyError, match="display"):
         train(method, numbered(4), fail)
-    assert (method.ended, method.abandoned) == (False, True)
+    assert not method.ended
 
 
-def test_a_task_that_is_dropped_halfway_is_abandoned_and_one_that_ends_is_not() -> None:
+def test_a_task_that_is_dropped_halfway_does_not_end() -> None:
     method = Recorder(Phase("p", 2, 2))
     steps = Training(method, numbered(8)).run()
     for _ in range(3):
         next(steps)
     steps.close()
-    assert (method.ended, method.abandoned) == (False, True)
+    assert not method.ended
     whole = Recorder(Phase("p", 2, 2))
     train(whole, numbered(8))
-    assert (whole.ended, whole.abandoned) == (True, False)
+    assert whole.ended
 
 
 # Taking turns

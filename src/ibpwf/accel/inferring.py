@@ -8,7 +8,7 @@ for less than 1e-19.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,16 +35,14 @@ class Prepared:
 
     version: int
     screen: Screen | None
-    folds: dict[tuple[int, int], tuple[LinearFeatures, Fold | None]] = field(default_factory=dict)
+    latest: tuple[LinearFeatures, Fold | None] | None = None
 
     def fold(self, layer: LinearFeatures) -> Fold | None:
-        key = id(layer.weight), id(layer.bias)
-        if key not in self.folds:
+        found = self.latest
+        if found is None or not found[0].same(layer):
             assert self.screen is not None
-            self.folds = {
-                key: (layer, Fold.of(layer, self.screen))
-            }  # the layer is kept, so that its id stays its own
-        return self.folds[key][1]
+            found = self.latest = layer, Fold.of(layer, self.screen)
+        return found[1]
 
 
 _prepared: WeakKeyDictionary[GaussianTaskInference, Prepared] = WeakKeyDictionary()

@@ -8,6 +8,7 @@ wants to keep; they are appended and never written again, so an old task cannot 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,10 +110,11 @@ class Dictionary:
         self.blocks.append(FactorBlock(*own))
         self.width = max(self.width, width)
 
-    def unlock_last(self, width: int) -> None:
-        """Take back the latest block, before anything has read it."""
-        self.blocks.pop()
-        self.width = width
+    def fork(self) -> Dictionary:
+        """A dictionary that can grow while this one stays as it is; they share what is locked."""
+        other = copy.copy(self)
+        other.blocks = list(self.blocks)
+        return other
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Move the factors, as torch moves a module's tensors."""

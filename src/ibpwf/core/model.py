@@ -8,8 +8,9 @@ user's network itself, at its own cost, and `merge(task)` hands it back as an or
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -77,6 +78,7 @@ class FactorModel(nn.Module):
         self._composed: dict[int, dict[str, Tensor]] = {}
         self._ready: dict[int, nn.Module] = {}
         self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
+        self._shells: list[nn.Module] = []
 
     def __repr__(self) -> str:
         shown = [f"{name} {d.inputs}×{d.outputs} α={d.alpha:g}" for name, d in self.layers.items()]
@@ -157,18 +159,29 @@ class FactorModel(nn.Module):
         self._fitted.clear()  # only the first task starts from them
         return task
 
-    def drop_last_task(self) -> None:
-        """Undo `finish_task`, for when what follows it fails."""
-        self.tasks.pop()
-        for name, dictionary in self.layers.items():
-            dictionary.unlock_last(len(self.tasks[-1].vectors[name]) if self.tasks else 0)
-        self._composed.pop(len(self.tasks), None)
-        self._ready.pop(len(self.tasks), None)
+    def fork(self) -> Self:
+        """A model that can learn or forget a task while this one stays as it is, and answers whoever asks it. They
+        share every tensor."""
+        other = copy.copy(self)
+        other.layers = {name: dictionary.fork() for name, dictionary in self.layers.items()}
+        other.tasks = list(self.tasks)
+        other._composed, other._ready, other._fitted = dict(self._composed), dict(self._ready), dict(self._fitted)
+        return other
+
+    @contextlib.contextmanager
+    def shell(self) -> Iterator[nn.Module]:
+        """The network for one caller alone, to hang hooks on and lend weights to; it shares the template's tensors.
+        After an error it is not used again: something may still hang on it."""
+        try:
+            net = self._shells.pop()
+        except IndexError:
+            net = sharing(self.net, {}).eval()
+        yield net
+        self._shells.append(net)
 
     def forget_composed(self) -> None:
         """Compose every task's weights anew: the tasks' numbers, or the device, have changed."""
-        self._composed.clear()
-        self._ready.clear()
+        self._composed, self._ready, self._shells = {}, {}, []
 
     def add_task(self, task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> None:
         """Append a finished task: lock its factors, store its vectors."""
@@ -179,9 +192,10 @@ class FactorModel(nn.Module):
     def state(self, task: int) -> dict[str, Tensor]:
         """The plain network's state dict for a task, weights composed from locked factors only; cached."""
         task = range(len(self.tasks))[task]  # a negative number must not outlive the next task in the cache
-        if task not in self._composed:
-            self._composed[task] = self._compose(task)
-        return self._composed[task]
+        found = self._composed.get(task)
+        if found is None:
+            found = self._composed[task] = self._compose(task)
+        return found
 
     def reference_state(self) -> dict[str, Tensor]:
         """The first task's state dict, under which φ is read. Once that task is forgotten: what φ needs of it."""
@@ -309,14 +323,8 @@ class FactorModel(nn.Module):
         """The plain network holding a task's weights: the tensors of `state(task)` themselves, not copies; cached, so
         that an answer costs what the network costs."""
         if task not in self._ready:
-            state = self.state(task)
-            here = {**dict(self.net.named_buffers()), **dict(self.net.named_parameters())}
-            memo: dict[int, object] = {}  # what deepcopy takes for the copy of a tensor
-            for name, tensor in here.items():
-                value = state.get(name, tensor)
-                given = isinstance(tensor, nn.Parameter) and not isinstance(value, nn.Parameter)
-                memo[id(tensor)] = nn.Parameter(value, requires_grad=False) if given else value
-            self._ready[task] = copy.deepcopy(self.net, memo).eval()
+            net = self._ready[task] = sharing(self.net, self.state(task)).eval()
+            return net
         return self._ready[task]
 
     def logits(self, x: Tensor, task: int) -> Tensor:
@@ -385,6 +393,16 @@ class FactorModel(nn.Module):
         strengths = sum(int(chosen.sum()) for each in kept for chosen in each.selected.values())
         own = sum(tensor.numel() for each in kept for tensor in each.own.values())
         return {"factors": factors, "strengths": strengths, "own": own}
+
+
+def sharing(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a network that holds the tensors of `state`, and where it has none the network's: not copies."""
+    memo: dict[int, object] = {}  # what deepcopy takes for the copy of a tensor
+    for name, tensor in [*net.named_buffers(), *net.named_parameters()]:
+        value = state.get(name, tensor)
+        given = isinstance(tensor, nn.Parameter) and not isinstance(value, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(value, requires_grad=False) if given else value
+    return copy.deepcopy(net, memo)
 
 
 class FirstOutputs:

@@ -8,13 +8,15 @@ class under a name (docs/extending.md).
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from ibpwf.core.model import FactorModel
 from ibpwf.core.reference import reference
 
 ROWS_AT_ONCE = 1024
@@ -42,6 +44,15 @@ class Features(ABC):
         """Prefixes of what φ does not read of the first task's weights; "" stands for all of them."""
         return ("",)
 
+    def fork(self, model: FactorModel) -> Self:
+        """The same features for a copy of the model, which may be fitted while these stay as they are. This default
+        is for features that put new things in place of old ones and change none."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, FactorModel):
+                setattr(other, name, model)
+        return other
+
     def state(self) -> State:
         return {}, {}
 
@@ -63,6 +74,10 @@ class TaskInference(ABC):
     @abstractmethod
     def forget(self, task: int) -> None:
         """Leave no trace of a task; later ones move up by one number."""
+
+    def fork(self) -> Self:
+        """A copy that may learn or forget a task while this one stays as it is, and answers whoever asks it."""
+        return copy.deepcopy(self)
 
     def to(self, device: torch.device) -> None:  # noqa: B027
         """Move what is kept."""

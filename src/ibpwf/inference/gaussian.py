@@ -9,9 +9,11 @@ constant to every group and cancel, where a ridge relative to each group's own v
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -138,6 +140,12 @@ class GaussianTaskInference(TaskInference):
         if not kept:
             self.absolute_ridge = None
 
+    def fork(self) -> Self:
+        """Moments are shared: they never change."""
+        other = copy.copy(self)
+        other.groups, other.owner, other._each = list(self.groups), list(self.owner), dict(self._each)
+        return other
+
     def set_scale(self, groups: list[Moments]) -> None:
         """Fix the absolute ridge from the first task's data, whatever its grouping."""
         total = sum(group.count for group in groups)
@@ -162,19 +170,16 @@ class GaussianTaskInference(TaskInference):
 
     def prepared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per group: mean, whitening and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
-        if self._whitening is None:
-            means, whiten, constant = [], [], []
+        found = self._whitening
+        if found is None:
             common = self._common()
-            for group in self.groups:
-                _, matrix, half_log_determinant = self._whitened(group, common)
-                whiten.append(matrix)
-                constant.append(math.log(group.count) - half_log_determinant)
-                means.append(group.mean)
-            stacked = torch.stack(whiten)
-            for group, matrix in zip(self.groups, stacked, strict=True):  # a view: held once
-                self._each[id(group)] = (group, matrix, self._each[id(group)][2])
-            self._whitening = torch.stack(means), stacked, torch.stack(constant)
-        return self._whitening
+            each = [self._whitened(group, common) for group in self.groups]
+            stacked = torch.stack([matrix for _, matrix, _ in each])
+            for (group, _, half_log_determinant), matrix in zip(each, stacked, strict=True):  # a view: held once
+                self._each[id(group)] = (group, matrix, half_log_determinant)
+            constant = torch.stack([math.log(group.count) - half_log for group, _, half_log in each])
+            found = self._whitening = torch.stack([group.mean for group in self.groups]), stacked, constant
+        return found
 
     def _common(self) -> Tensor | None:
         """γ Σ̄, the mean covariance by its share; None where none is asked for."""

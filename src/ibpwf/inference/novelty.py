@@ -52,15 +52,25 @@ def usual_limit(distances: Tensor, rate: float) -> float:
     return max(fitted, float(known[-1]))
 
 
+def checked_rate(rate: float) -> float:
+    if not 0 < rate < 1:
+        raise InputError(f"false_alarm_rate is {rate!r}; give a share between 0 and 1, such as 0.01.")
+    return rate
+
+
 class Novelty:
     """How far inputs are from all tasks' Gaussians, in units of each task's usual limit."""
 
     def __init__(self, inference: GaussianTaskInference, rate: float, limits: Sequence[float] = ()) -> None:
-        if not 0 < rate < 1:
-            raise InputError(f"false_alarm_rate is {rate!r}; give a share between 0 and 1, such as 0.01.")
-        self.inference, self.rate = inference, rate
+        self.inference, self.rate = inference, checked_rate(rate)
         self.limits = list(limits)
         self._whitened: dict[int, list[tuple[Tensor, Tensor, list[int]]]] = {}
+
+    def fork(self, inference: GaussianTaskInference, rate: float) -> Novelty:
+        """The same limits beside an inference that has learned another task, which is then calibrated at `rate`."""
+        other = Novelty(inference, rate, self.limits)
+        other._whitened = dict(self._whitened)
+        return other
 
     def calibrate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Set the next task's limit from φ and class numbers (from 0) of its own training rows."""
@@ -104,9 +114,10 @@ class Novelty:
 
     def _prepared(self, task: int) -> list[tuple[Tensor, Tensor, list[int]]]:
         """For each covariance of a task: its whitening, the whitened means that share it, and their places."""
-        if task not in self._whitened:
-            self._whitened[task] = list(self._whiten(self._groups(task)))
-        return self._whitened[task]
+        found = self._whitened.get(task)
+        if found is None:
+            found = self._whitened[task] = list(self._whiten(self._groups(task)))
+        return found
 
     def _whiten(self, groups: list[Moments]) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         by_covariance: dict[int, list[int]] = {}

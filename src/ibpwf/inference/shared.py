@@ -53,7 +53,8 @@ class SharedGaussianInference(GaussianTaskInference):
 
     def prepared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Class means, Σ⁻¹μ as columns, and log N − ½ μᵀΣ⁻¹μ."""
-        if self._whitening is None:
+        found = self._whitening
+        if found is None:
             rows = sum(group.count for group in self.groups)
             means = torch.stack([group.mean for group in self.groups])
             covariance = sum((g.covariance * (g.count / rows) for g in self.groups), torch.zeros_like(means[0]))
@@ -61,8 +62,8 @@ class SharedGaussianInference(GaussianTaskInference):
             covariance = covariance + self.ridge_for(rows) * eye
             directions = torch.linalg.solve(covariance, means.T)
             prior = torch.tensor([math.log(g.count) for g in self.groups], dtype=means.dtype, device=means.device)
-            self._whitening = means, directions, prior - 0.5 * (means.T * directions).sum(0)
-        return self._whitening
+            found = self._whitening = means, directions, prior - 0.5 * (means.T * directions).sum(0)
+        return found
 
     def group_scores(self, phi: Tensor) -> Tensor:
         """log N_c + log N(φ | μ_c, Σ) up to what all classes have in common, for every row and class."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn, vmap
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
@@ -23,7 +24,7 @@ def draw_probabilities(
     """ρ = mean over draws of softmax p(y|x,θ⁽ᵐ⁾) over the first `outputs`, N×C (eq. predictive_given_task), and the
     mean entropy of one draw, N.
 
-    All draws of a chunk of rows run in one batched pass.
+    All draws of a chunk of rows run in one batched pass. Weights are lent to `net`, so it must be the caller's alone.
     """
     net.eval()
     means, entropies = [], []
@@ -35,16 +36,40 @@ def draw_probabilities(
     return torch.cat(means), torch.cat(entropies)
 
 
-@contextlib.contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Attention in operations that can be batched over draws; torch's fused ones would run draw by draw."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+class PlainAttention(TorchFunctionMode):
+    """Attention in operations that can be batched over draws; torch's fused ones would run draw by draw.
+
+    Torch's own switches are every thread's at once; a mode is this thread's alone, and `nn.MultiheadAttention` takes
+    no fast path under one.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+            return func(*args, **{**kwargs, "need_weights": True})[0], None  # asked for weights, it fuses nothing
+        return func(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention` as a sum of products."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    of = torch.ops.aten._scaled_dot_product_attention_math
+    out: Tensor = of(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+    return out
 
 
 def _all_draws(net: nn.Module, stacked: dict[str, Tensor], rows: Tensor) -> Tensor:
@@ -53,7 +78,7 @@ def _all_draws(net: nn.Module, stacked: dict[str, Tensor], rows: Tensor) -> Tens
         return out
 
     try:
-        with _plain_attention():
+        with PlainAttention():
             return vmap(one)(stacked)
     except RuntimeError:  # the network has an operation that cannot be batched, such as an LSTM
         draws = len(next(iter(stacked.values())))

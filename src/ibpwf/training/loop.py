@@ -42,7 +42,7 @@ class Place:
 class Training:
     """One task being learned. `run` trains it, pausing after every step, so that several learners can take turns.
 
-    Nothing counts before the end: if it breaks off anywhere, the method is as before.
+    If it breaks off anywhere, the method is of no more use: teach a fork of one that is to answer again.
     """
 
     def __init__(self, method: Method, data: TaskData, callbacks: Sequence[Callback] = ()) -> None:
@@ -99,7 +99,6 @@ class Training:
                         check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
                 method.end_task(data)
             except BaseException as error:
-                method.abandon_task()
                 callbacks.task_failed(error)
                 raise
 

@@ -2,11 +2,12 @@
 
 A method learns one task at a time: `begin_task` names the phases to train, the loop in `training/loop.py` then asks
 for `parameters` and calls `loss`, and `end_task` stores what is to be kept. Nothing of a task counts before
-`end_task` has returned, so training may be broken off anywhere.
+`end_task` has returned. A learner teaches a `fork`, so training may be broken off anywhere.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,11 @@ class Method(Objective):
     @abstractmethod
     def device(self) -> torch.device: ...
 
+    def fork(self) -> Self:
+        """A method that may learn or forget a task while this one stays as it is, and answers whoever asks it. What
+        neither of them ever writes to may be shared."""
+        return copy.deepcopy(self)
+
     @abstractmethod
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         """Prepare for a task and say what to train."""
@@ -185,9 +191,6 @@ class Method(Objective):
     @abstractmethod
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
         """An untrained method from its configuration."""
-
-    def abandon_task(self) -> None:
-        """Called when a task breaks off: be as before `begin_task`."""
 
     @abstractmethod
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:

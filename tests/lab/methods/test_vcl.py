@@ -179,8 +179,7 @@ class TestLearning:
         again, _, _ = method.loss(*(part[:40] for part in (task_data(digits, 0).x, task_data(digits, 0).y)))
         assert float(penalty) == 0.0
         assert torch.equal(loss, again)
-        method.abandon_task()
-        learn(method, digits, 0)
+        method = learn(new(VCL), digits, 0)
         assert [phase.name for phase in method.begin_task(task_data(digits, 1))] == ["train"]
 
     def test_an_old_head_stays_to_the_bit_with_a_head_per_task_and_not_with_one_for_all(

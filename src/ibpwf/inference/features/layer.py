@@ -32,11 +32,13 @@ class LayerFeatures(Features):
         check_layers(model.net, self.layers)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return features(self.model.net, self.model.reference_state(), self.layers, x)
+        with self.model.shell() as net:
+            return features(net, self.model.reference_state(), self.layers, x)
 
     def check(self, x: Tensor) -> None:
         """A layer that never runs is named now."""
-        features(self.model.net, dict(self.model.net.state_dict()), self.layers, x)
+        with self.model.shell() as net:
+            features(net, {}, self.layers, x)
 
     def unread(self) -> tuple[str, ...]:
         return unread_by(self.model.net, self.layers)
@@ -61,7 +63,8 @@ class FactorFeatures(LayerFeatures):
             )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return features(self.model.net, self.model.factor_state(self.layers[0]), self.layers, x)
+        with self.model.shell() as net:
+            return features(net, self.model.factor_state(self.layers[0]), self.layers, x)
 
 
 class _Enough(Exception):
@@ -200,7 +203,8 @@ def _first_tensor(output: object) -> Tensor | None:
 def features(net: nn.Module, state: Mapping[str, Tensor], layers: Sequence[str], x: Tensor) -> Tensor:
     """The layers' outputs under the weights `state`, averaged over space (or tokens) and concatenated: N×D.
 
-    The forward pass stops as soon as all of them have answered.
+    The forward pass stops as soon as all of them have answered. Hooks hang on `net` meanwhile, so it must be the
+    caller's alone.
     """
     reading = _Reading(len(x), layers)
     handles, unclear = [], False

@@ -236,13 +236,7 @@ class DenseMethod(Method):
         self.net.eval()
 
     def consolidate(self, data: TaskData) -> None:
-        """What a child keeps of a finished task. Must leave the method as it was if it fails."""
-
-    def abandon_task(self) -> None:
-        if self.previous is not None:
-            self.net.load_state_dict(self.previous.state_dict())
-        self.current = self.previous = None
-        self.net.eval()
+        """What a child keeps of a finished task."""
 
     # Answering
 

@@ -62,10 +62,6 @@ class Separate(DenseMethod):
     def competing(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return outputs, y
 
-    def abandon_task(self) -> None:
-        del self.net[len(self.classes) :]
-        super().abandon_task()
-
     def logits(self, x: Tensor, task: int) -> Tensor:
         self.net.eval()
         with torch.no_grad():

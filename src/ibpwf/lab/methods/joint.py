@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ class Joint(DenseMethod):
     summary: ClassVar[str] = "trained anew on the data of all tasks so far: the upper bound"
     stores: ClassVar[str] = "all examples"
     examples: tuple[tuple[Tensor, Tensor], ...] = ()  # a task each: x, and the output of each row's class
+
+    def fork(self) -> Self:
+        """Examples are shared: nothing writes to them."""
+        return copy.deepcopy(self, {id(tensor): tensor for pair in self.examples for tensor in pair})
 
     def prepare(self, data: TaskData) -> None:
         with seeded(self.seed):
