@@ -52,6 +52,7 @@ test-slow: $(STAMP)
 test-faults: $(STAMP)
 	rm -rf build/faults
 	IBPWF_TALLY=build/faults $(BIN)/python -m pytest -n auto -m faults
+	$(BIN)/python -m tools.reliability_page build/faults docs
 
 test-zoo: $(STAMP)
 	$(BIN)/python -m pytest tests/zoo
