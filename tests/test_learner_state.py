@@ -91,7 +91,7 @@ def test_settings_of_the_next_task_take_effect_and_those_of_the_model_are_refuse
     learner = fresh()
     learner.learn(*examples(0))
     learner.settings = learner.settings.replace(epochs=7, kappa=0.4)
-    with pytest.raises(InputError, match="ridge is 0.5, but this was built with 0.0001"):
+    with pytest.raises(InputError, match=r"ridge is 0\.5, but this was built with 0\.0001"):
         learner.settings = learner.settings.replace(ridge=0.5)
     with pytest.raises(InputError, match="heads is 'per-task', but this was built with 'shared'"):
         learner.settings = learner.settings.replace(heads="per-task")
@@ -190,7 +190,7 @@ def test_another_default_type_is_named() -> None:
     learner = fresh()
     torch.set_default_dtype(torch.float64)
     try:
-        with pytest.raises(InputError, match="torch's default dtype is torch.float64; training is in float32"):
+        with pytest.raises(InputError, match=r"torch.s default dtype is torch\.float64; training is in float32"):
             learner.learn(*examples(0))
     finally:
         torch.set_default_dtype(torch.float32)

@@ -1,5 +1,7 @@
-"""The counts in docs/reliability.md, from what `make test-faults` tried: `python -m tools.reliability_page build/faults
-docs`. The record goes to docs/results/reliability.json, its table into the page."""
+"""The counts in docs/reliability.md, from what `make test-faults` tried.
+
+`python -m tools.reliability_page build/faults docs`: the record goes to docs/results/reliability.json, its table into
+the page."""
 
 from __future__ import annotations
 
