@@ -22,7 +22,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
-from ibpwf.labels import LabelBook
+from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
 from ibpwf.models import mlp
 from ibpwf.preprocessing import Standardizer
@@ -49,7 +49,8 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Answers:
-    """What `ContinualClassifier.answers` says of each row. `entropy` and `mutual_information` are in nats."""
+    """What `ContinualClassifier.answers` says of each row. `tasks` has the task that each label was answered for,
+    which always has that label; `predict_task` has the likeliest. `entropy` and `mutual_information` are in nats."""
 
     labels: NDArray[Any]
     probability: NDArray[np.float64]
@@ -155,9 +156,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew)
+        X, y = validate_data(
+            self, X, before_scikit_learn(y), accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew
+        )
+        y = label_array(y)
         check_classification_targets(y)
-        y = np.asarray(y)
         present = np.unique(y)
         if len(present) < 2:
             raise InputError(
@@ -165,7 +168,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         labels = LabelBook() if anew else self._labels
         if classes is not None:
-            labels = labels.with_labels(np.asarray(classes))
+            labels = labels.with_labels(label_array(classes, "classes"))
         labels = labels.with_labels(y)
         standardizer = Standardizer.fit(X) if anew else self._standardizer
         learner = self._new_learner(len(present)) if anew else self.learner_
@@ -202,11 +205,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = self._labels.classes
         self.tasks_ = [task.name for task in self.learner_.tasks]
 
-    @property
-    def labels_(self) -> NDArray[Any]:
-        """Every label met, in the order of their numbers in `learner_` (`classes_` has them sorted)."""
-        assert self._labels.known is not None
-        return self._labels.known
+    def labels_of(self, task: str | int) -> list[Any]:
+        """The labels of a task, in the order of its network's outputs."""
+        return [self._labels.names[number] for number in self.learner_.tasks[self.learner_.task_number(task)].classes]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "learner_")
@@ -231,6 +232,14 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             out[:, columns[number]] += found[:, source]
         return out
 
+    def _task_of_label(self, prediction: Prediction, best: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The task that adds most to each row's label. The likeliest task need not even have that label, where
+        another's answer is the more certain one."""
+        columns = self._labels.columns()[[number for _, number in prediction.classes]]
+        shares = np.where(columns == best[:, None], prediction.probabilities.cpu().numpy(), -1.0)
+        tasks: NDArray[np.intp] = np.array([task for task, _ in prediction.classes])[shares.argmax(1)]
+        return tasks
+
     def answers(self, X: Any, task: Any = None, draws: int = 0) -> Answers:
         """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
         mutual information."""
@@ -241,7 +250,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Answers(
             self.classes_[best],
             probabilities[np.arange(len(best)), best],
-            np.array(self.tasks_)[prediction.task.cpu().numpy()],
+            np.array(self.tasks_)[self._task_of_label(prediction, best)],
             _entropy(probabilities),
             self.novelty(X),
             None if spread is None else spread.cpu().numpy(),
@@ -319,12 +328,14 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def forget(self, task: str | int) -> Forgotten:
         """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
-        task. Its classes keep their columns, with no probability left. The only task cannot be forgotten."""
+        task. Labels that no other task has go with it, and their columns. The only task cannot be forgotten."""
         check_is_fitted(self)
         number = self.learner_.task_number(task)
         if len(self.learner_.tasks) == 1:
             raise InputError(f"task '{self.tasks_[0]}' is the only one; call fit to start anew.")
+        gone = set(self.learner_.tasks[number].classes)
         forgotten = self.learner_.forget(number)
+        self._labels = self._labels.without(gone.difference(*(task.classes for task in self.learner_.tasks)))
         limits = [limit for place, limit in enumerate(self._novelty.limits) if place != number]
         self._novelty = Novelty(_gaussians(self.learner_), self._novelty.rate, limits)
         self._publish()

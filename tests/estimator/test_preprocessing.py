@@ -1,15 +1,12 @@
-"""Features on the first task's scale, whatever later tasks bring; labels of any kind and back."""
+"""Features on the first task's scale, whatever later tasks bring."""
 
 from __future__ import annotations
 
 import json
 
 import numpy as np
-import pytest
 from scipy import sparse
 
-from ibpwf.errors import InputError
-from ibpwf.labels import LabelBook
 from ibpwf.preprocessing import Standardizer
 
 
@@ -49,31 +46,3 @@ def test_many_rows_and_sparse_ones_give_the_same_and_json_keeps_every_bit() -> N
     np.testing.assert_allclose(made.mean, dense.mean(0))
     again = Standardizer.from_json(json.loads(json.dumps(made.to_json())))
     np.testing.assert_array_equal(again(dense), made(x))
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        np.array(["b", "a", "b"]),
-        np.array(["b", "a"], dtype=object),
-        np.array([3, -1]),
-        np.array([1.5, 2.0]),
-        np.array([True, False]),
-    ],
-)
-def test_labels_go_to_numbers_and_json_and_back(labels: np.ndarray) -> None:
-    book = LabelBook().with_labels(labels)
-    again = LabelBook.from_json(json.loads(json.dumps(book.to_json())))
-    assert again.classes.dtype == labels.dtype
-    np.testing.assert_array_equal(again.classes, np.unique(labels))
-    np.testing.assert_array_equal(again.classes[again.columns()[again.numbers(labels)]], labels)
-
-
-def test_a_labels_number_never_changes_and_longer_names_are_not_cut() -> None:
-    book = LabelBook().with_labels(np.array(["m", "z"]))
-    more = book.with_labels(np.array(["aardvark", "z"]))
-    assert more.numbers(np.array(["m", "z", "aardvark"])).tolist() == [0, 1, 2]
-    assert more.classes.tolist() == ["aardvark", "m", "z"]
-    assert book.classes.tolist() == ["m", "z"]
-    with pytest.raises(InputError, match="y holds numbers, earlier tasks had text"):
-        book.with_labels(np.array([1, 2]))

@@ -85,12 +85,9 @@ class Source:
             return list(self.classifier.classes_.tolist())
         if task is None:
             return sorted({label for one in self.learner.tasks for label in one.classes})
-        numbers = self.learner.tasks[task].classes
         if self.classifier is None:
-            return list(numbers)
-        known = self.classifier._labels.known
-        assert known is not None
-        return [known.tolist()[number] for number in numbers]
+            return list(self.learner.tasks[task].classes)
+        return self.classifier.labels_of(task)
 
     def network(self, task: int) -> nn.Module:
         """A task's own network, its outputs in the order of `labels(task)`."""
