@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
+import pytest
 from scipy import sparse
 
 from ibpwf.preprocessing import Standardizer
@@ -46,3 +48,34 @@ def test_many_rows_and_sparse_ones_give_the_same_and_json_keeps_every_bit() -> N
     np.testing.assert_allclose(made.mean, dense.mean(0))
     again = Standardizer.from_json(json.loads(json.dumps(made.to_json())))
     np.testing.assert_array_equal(again(dense), made(x))
+
+
+@pytest.mark.parametrize("factor", [2.0**517, 2.0**1000, 2.0**-540, 2.0**-1000])
+def test_features_whose_squares_no_float_holds_come_out_as_any_others(factor: float) -> None:
+    x = np.random.default_rng(0).normal([5, -3], [2, 1], (200, 2))
+    plain, extreme = Standardizer.fit(x), Standardizer.fit(x * [factor, 1])
+    np.testing.assert_array_equal(extreme(x * [factor, 1]), plain(x))
+    far = Standardizer(extreme.mean, extreme.scale)(np.array([[1.7e308, 1], [-1.7e308, 1]]))
+    assert np.isfinite(far).all()
+    assert far[0, 0] > far[1, 0]
+
+
+def test_inputs_on_another_scale_are_warned_of_and_ordinary_ones_are_not() -> None:
+    rng = np.random.default_rng(0)
+    bytes_ = np.where(rng.random((50, 64)) < 0.7, 0, rng.integers(0, 256, (50, 64)))  # mostly black
+    floats = bytes_ / 255
+    for learnt, other, words in ((floats, bytes_, "go to 3e\\+02, far beyond"), (bytes_, floats, "far below")):
+        made = Standardizer.fit(learnt)
+        with pytest.warns(UserWarning, match=f"on another scale than what was learnt: .*{words}"):
+            made(other)
+        stored = Standardizer.from_json(json.loads(json.dumps(made.to_json())))
+        with pytest.warns(UserWarning, match="on another scale"):
+            stored(other)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made(learnt)
+            made(learnt * 3 + 1)
+            made(np.zeros((1, 64)))
+            outlier = learnt.copy()
+            outlier[0, 0] = 1e9
+            made(outlier)
