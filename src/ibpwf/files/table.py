@@ -74,12 +74,21 @@ def _parts(table: Table, plan: _Plan, rows: int | None = None) -> Iterator[Any]:
     return table.parts([places[name] for name in plan.read], rows)
 
 
+def _counted(table: Table, plan: _Plan) -> Iterator[Any]:
+    """All rows, as long as they are not too many for memory."""
+    rows = 0
+    for part in _parts(table, plan):
+        rows += part.num_rows
+        check_room(table.path, (rows, len(plan.features)))
+        yield part
+
+
 def read_table(table: Table, options: ReadOptions) -> Examples:
     """The examples in a table: a row each, in the order of the file."""
     import pyarrow
 
     plan = _plan(table, options)
-    whole = pyarrow.concat_tables(_parts(table, plan))
+    whole = pyarrow.concat_tables(_counted(table, plan))
     cells = _cells(table, whole, 0, plan, options)
     layout = options.like
     if layout is None:
