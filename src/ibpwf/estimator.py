@@ -35,6 +35,8 @@ from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
 
 KIND = "continual-classifier"
+ROWS = "rows"
+"""Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
 ROWS_AT_ONCE = 4096
 
 DEFAULTS: dict[str, Any] = {
@@ -334,7 +336,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(self.learner_.tasks) == 1:
             raise InputError(f"task '{self.tasks_[0]}' is the only one; call fit to start anew.")
         gone = set(self.learner_.tasks[number].classes)
+        name = self.tasks_[number]
         forgotten = self.learner_.forget(number)
+        kept = getattr(self, "extra_", {})
+        if name in kept.get(ROWS, {}):
+            self.extra_ = {**kept, ROWS: {task: digest for task, digest in kept[ROWS].items() if task != name}}
         self._labels = self._labels.without(gone.difference(*(task.classes for task in self.learner_.tasks)))
         limits = [limit for place, limit in enumerate(self._novelty.limits) if place != number]
         self._novelty = Novelty(_gaussians(self.learner_), self._novelty.rate, limits)

@@ -158,7 +158,8 @@ def _read(path: Path, files: list[Path], y: list[str] | None, options: ReadOptio
         np.divide(pixels, np.float32(255), out=x[row], dtype=np.float32)
     assert x is not None  # there is at least one file
     assert shape is not None
-    layout = like or Layout("images", shape, resize=size is not None, convert=channels is not None)
+    layout = like or Layout("images", shape, resize=size is not None, convert=channels is not None, pixels="bytes")
+    layout.expect_pixels("bytes", 0, 1, shown(path))
     return Examples(str(path), x, y, layout, Origins([str(file) for file in files]))
 
 
