@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -24,7 +24,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.novelty import Novelty, checked_rate
 from ibpwf.inference.prediction import Prediction, rows_by_value
-from ibpwf.labels import LabelBook
+from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
 from ibpwf.method import BUILT_WITH
 from ibpwf.models import mlp
@@ -33,11 +33,13 @@ from ibpwf.settings import Settings, renamed
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
 from ibpwf.storage.model_folder import face_of
-from ibpwf.task_learner import whole_folder
+from ibpwf.task_learner import OneAtATime, run, whole_folder
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
 
 KIND = "continual-classifier"
+ROWS = "rows"
+"""Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
 ROWS_AT_ONCE = 4096
 
 DEFAULTS: dict[str, Any] = {
@@ -76,7 +78,8 @@ def at_one_moment(ask: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate
 
 @dataclass(frozen=True)
 class Answers:
-    """What `ContinualClassifier.answers` says of each row. `entropy` and `mutual_information` are in nats."""
+    """What `ContinualClassifier.answers` says of each row. `tasks` has the task that each label was answered for,
+    which always has that label; `predict_task` has the likeliest. `entropy` and `mutual_information` are in nats."""
 
     labels: NDArray[Any]
     probability: NDArray[np.float64]
@@ -173,7 +176,18 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         return self._learn(X, y, None, anew=not self.__sklearn_is_fitted__(), classes=classes)
 
-    def _learn(
+    def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
+        steps = self._learn_steps(X, y, task, **how)
+        self._changes().claim(steps, "learnt")
+        run(steps)
+        self.learner_.warn_if_hardly_learned()
+        return self
+
+    def _changes(self) -> OneAtATime:
+        changes: OneAtATime = self.__dict__.setdefault("_changing", OneAtATime())
+        return changes
+
+    def _learn_steps(
         self,
         X: Any,
         y: Any,
@@ -182,11 +196,13 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         anew: bool,
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
-    ) -> Self:
+    ) -> Generator[None, None, None]:
         seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
-        X, y = validate_data(seen, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew)
+        X, y = validate_data(
+            seen, X, before_scikit_learn(y), accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew
+        )
+        y = label_array(y)
         check_classification_targets(y)
-        y = np.asarray(y)
         present = np.unique(y)
         if len(present) < 2:
             raise InputError(
@@ -194,20 +210,19 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         labels = LabelBook() if anew else self._labels
         if classes is not None:
-            labels = labels.with_labels(np.asarray(classes))
+            labels = labels.with_labels(label_array(classes, "classes"))
         labels = labels.with_labels(y)
         standardizer = Standardizer.fit(X) if anew else self._standardizer
         rate = checked_rate(self.false_alarm_rate)
         learner = self._new_learner(len(present), X.shape[1]) if anew else self._next_learner()
         _gaussians(learner)
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
-        learner.learn(x, numbers, name=task, callbacks=callbacks)
+        yield from learner.learn_steps(x, numbers, name=task, callbacks=callbacks)
         gaussians = _gaussians(learner)
         novelty = Novelty(gaussians, rate) if anew else self._novelty.fork(gaussians, rate)
         local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
         novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
-        self._become(seen, learner, standardizer, labels, novelty)
-        return self
+        self._become(seen, learner, standardizer, labels, novelty, _parameters=self._plain_parameters(learner))
 
     def _become(
         self,
@@ -216,6 +231,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         standardizer: Standardizer,
         labels: LabelBook,
         novelty: Novelty,
+        **others: Any,
     ) -> None:
         """Know what these know, from one moment to the next: whoever is answering meanwhile goes on with what was
         (see `at_one_moment`). `seen` has what scikit-learn keeps of the columns."""
@@ -231,7 +247,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "_standardizer": standardizer,
             "_labels": labels,
             "_novelty": novelty,
-            "_parameters": self._plain_parameters(learner),
+            **others,
         }
 
     def _plain_parameters(self, learner: Learner) -> dict[str, Any]:
@@ -276,11 +292,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             net = mlp(inputs, list(self.hidden), outputs)
         return Learner(net, self.make_settings(), seed=int(seed), device=self.device)
 
-    @property
-    def labels_(self) -> NDArray[Any]:
-        """Every label met, in the order of their numbers in `learner_` (`classes_` has them sorted)."""
-        assert self._labels.known is not None
-        return self._labels.known
+    def labels_of(self, task: str | int) -> list[Any]:
+        """The labels of a task, in the order of its network's outputs."""
+        return [self._labels.names[number] for number in self.learner_.tasks[self.learner_.task_number(task)].classes]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "learner_")
@@ -305,6 +319,14 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             out[:, columns[number]] += found[:, source]
         return out
 
+    def _task_of_label(self, prediction: Prediction, best: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The task that adds most to each row's label. The likeliest task need not even have that label, where
+        another's answer is the more certain one."""
+        columns = self._labels.columns()[[number for _, number in prediction.classes]]
+        shares = np.where(columns == best[:, None], prediction.probabilities.cpu().numpy(), -1.0)
+        tasks: NDArray[np.intp] = np.array([task for task, _ in prediction.classes])[shares.argmax(1)]
+        return tasks
+
     @at_one_moment
     def answers(self, X: Any, task: Any = None, draws: int = 0) -> Answers:
         """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
@@ -316,7 +338,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Answers(
             self.classes_[best],
             probabilities[np.arange(len(best)), best],
-            np.array(self.tasks_)[prediction.task.cpu().numpy()],
+            np.array(self.tasks_)[self._task_of_label(prediction, best)],
             _entropy(probabilities),
             self.novelty(X),
             None if spread is None else spread.cpu().numpy(),
@@ -401,16 +423,22 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def forget(self, task: str | int) -> Forgotten:
         """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
-        task. Its classes keep their columns, with no probability left. The only task cannot be forgotten."""
+        task. Labels that no other task has go with it, and their columns. The only task cannot be forgotten."""
         check_is_fitted(self)
-        number = self.learner_.task_number(task)
-        if len(self.learner_.tasks) == 1:
-            raise InputError(f"task '{self.tasks_[0]}' is the only one; call fit to start anew.")
-        learner = self.learner_.fork()
+        self._changes().check("forgotten")
+        learner, name = self.learner_.fork(), self.tasks_[self.learner_.task_number(task)]
+        number = learner.task_number(name)
+        if len(learner.tasks) == 1:
+            raise InputError(f"task '{name}' is the only one; call fit to start anew.")
+        gone = set(learner.tasks[number].classes)
         forgotten = learner.forget(number)
+        labels = self._labels.without(gone.difference(*(one.classes for one in learner.tasks)))
         limits = [limit for place, limit in enumerate(self._novelty.limits) if place != number]
         novelty = Novelty(_gaussians(learner), self._novelty.rate, limits)
-        self._become(self, learner, self._standardizer, self._labels, novelty)
+        kept = getattr(self, "extra_", {})
+        if name in kept.get(ROWS, {}):
+            kept = {**kept, ROWS: {other: digest for other, digest in kept[ROWS].items() if other != name}}
+        self._become(self, learner, self._standardizer, labels, novelty, _parameters=self._parameters, extra_=kept)
         return forgotten
 
     # Storing
@@ -457,7 +485,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             standardizer = Standardizer.from_json(face["standardizer"])
             limits = [math.inf if limit is None else limit for limit in face["novelty"]["limits"]]
             novelty = Novelty(_gaussians(learner), face["novelty"]["rate"], limits)
-            loaded._become(loaded, learner, standardizer, labels, novelty)
+            parameters = loaded._plain_parameters(learner)
+            loaded._become(loaded, learner, standardizer, labels, novelty, _parameters=parameters)
         return loaded
 
 

@@ -131,10 +131,47 @@ def _gives_batches(x: Any, y: Data | None) -> bool:
     return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray))
 
 
-def _running(steps: weakref.ref[Generator[None, None, None]]) -> bool:
-    """Whether a task is still being learned: not if its steps came to an end, were broken off, or are nobody's."""
-    found = steps()
+class OneAtATime:
+    """Who is changing something: only one at a time may, and a second is refused at once.
+
+    A change is a generator. It is over when that has ended, was closed, or is nobody's any more, so nothing has to be
+    given back, and no interrupt can leave it taken. A copy has no changes under way.
+    """
+
+    def __init__(self) -> None:
+        self._changes: list[weakref.ref[Generator[None, None, None]]] = []
+
+    def __reduce__(self) -> tuple[type[OneAtATime], tuple[()]]:
+        return OneAtATime, ()
+
+    def claim(self, change: Generator[None, None, None], doing: str) -> None:
+        mine = weakref.ref(change)
+        self._changes.append(mine)  # several threads may: the first of them goes on
+        if next(one for one in list(self._changes) if one is mine or _under_way(one)) is not mine:
+            change.close()
+            self.check(doing)
+        for old in [one for one in self._changes if not _under_way(one)]:
+            self._changes.remove(old)
+
+    def check(self, doing: str) -> None:
+        """Refuse what must not be done meanwhile."""
+        if any(_under_way(change) for change in list(self._changes)):
+            raise InputError(
+                f"a task is being learnt; nothing else can be {doing} until that is done. Answers come from the "
+                "tasks before it meanwhile."
+            )
+
+
+def _under_way(change: weakref.ref[Generator[None, None, None]]) -> bool:
+    found = change()
     return found is not None and inspect.getgeneratorstate(found) != inspect.GEN_CLOSED
+
+
+def run(steps: Generator[None, None, None]) -> None:
+    """Take all steps of a training, wherever torch's gradients are switched off around it."""
+    with torch.inference_mode(False), torch.enable_grad():
+        for _ in steps:
+            pass
 
 
 def check_torch() -> None:
@@ -162,15 +199,12 @@ class TaskLearner:
         self.extra: dict[str, Any] = {}
         self.owner: str | None = None  # what stands around it and must be asked instead, such as a classifier
         self._saved = SavedParts()
-        self._learning: list[weakref.ref[Generator[None, None, None]]] = []
+        self._changing = OneAtATime()
 
     def __repr__(self) -> str:
         names = ", ".join(task.name for task in self.tasks[:6]) + (", …" if len(self.tasks) > 6 else "")
         tasks = f"{len(self.tasks)} task{'s' * (len(self.tasks) != 1)}" + (f": {names}" if names else "")
         return f"{type(self).__name__}({self.method.name}, {tasks}, seed={self.seed}, device='{self.device}')"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_learning": []}  # a copy is not learning
 
     @property
     def method(self) -> Method:
@@ -198,7 +232,7 @@ class TaskLearner:
     def fork(self) -> Self:
         """A learner that knows the same and goes on by itself; they share every tensor."""
         other = copy.copy(self)
-        other.owner = None
+        other.owner, other._changing = None, OneAtATime()
         return other
 
     def _check_free(self, doing: str) -> None:
@@ -208,14 +242,7 @@ class TaskLearner:
                 f"this learner is inside a {self.owner}, which would not know what it has {doing}; use the "
                 f"{self.owner}'s own method, or go on with a copy: learner.fork()."
             )
-        self._check_idle(doing)
-
-    def _check_idle(self, doing: str) -> None:
-        if any(_running(steps) for steps in list(self._learning)):
-            raise InputError(
-                f"this learner is learning a task; nothing else can be {doing} until that is done. It answers "
-                "meanwhile, with the tasks it has."
-            )
+        self._changing.check(doing)
 
     def learn(
         self,
@@ -231,9 +258,12 @@ class TaskLearner:
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        with torch.inference_mode(False), torch.enable_grad():
-            for _ in self.learn_steps(x, y, name, callbacks=callbacks):
-                pass
+        run(self.learn_steps(x, y, name, callbacks=callbacks))
+        self.warn_if_hardly_learned()
+        return self.tasks[-1]
+
+    def warn_if_hardly_learned(self) -> None:
+        """Say so where the last task was learned hardly better than guessing."""
         task, guessing = self.tasks[-1], self._learned.guessing
         if near_chance(task.training_accuracy, guessing):
             warnings.warn(
@@ -241,9 +271,8 @@ class TaskLearner:
                 f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train "
                 "longer (epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or "
                 "put the inputs on one scale.",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return task
 
     def learn_steps(
         self,
@@ -257,15 +286,8 @@ class TaskLearner:
         if it is broken off, the learner is as before; it answers whoever asks, in other threads too, and takes on no
         second task."""
         self._check_free("learnt")
-        check_torch()
         steps = self._steps(x, y, name, callbacks)
-        mine = weakref.ref(steps)
-        self._learning.append(mine)  # several threads may: the first of them learns
-        if next(one for one in list(self._learning) if one is mine or _running(one)) is not mine:
-            steps.close()
-            self._check_free("learnt")
-        for old in [one for one in self._learning if not _running(one)]:
-            self._learning.remove(old)
+        self._changing.claim(steps, "learnt")
         return steps
 
     def _steps(
@@ -275,6 +297,7 @@ class TaskLearner:
         name: str | None,
         callbacks: Sequence[Callback],
     ) -> Generator[None, None, None]:
+        check_torch()
         started = time.perf_counter()
         known = self._learned
         name = self._task_name(name)
@@ -345,7 +368,7 @@ class TaskLearner:
         """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""
         if not (isinstance(accuracy, (int, float, np.number)) and 0 <= float(accuracy) <= 100):
             raise InputError(f"accuracy is {accuracy!r}; give per cent, from 0 to 100.")
-        self._check_idle("noted")
+        self._changing.check("noted")
         known, number = self._learned, self.task_number(task)
         measured = replace(known.tasks[number], accuracy=float(accuracy))
         self._learned = replace(known, tasks=(*known.tasks[:number], measured, *known.tasks[number + 1 :]))

@@ -1,15 +1,14 @@
-"""Features on the first task's scale, whatever later tasks bring; labels of any kind and back."""
+"""Features on the first task's scale, whatever later tasks bring."""
 
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
 from scipy import sparse
 
-from ibpwf.errors import InputError
-from ibpwf.labels import LabelBook
 from ibpwf.preprocessing import Standardizer
 
 
@@ -51,29 +50,32 @@ def test_many_rows_and_sparse_ones_give_the_same_and_json_keeps_every_bit() -> N
     np.testing.assert_array_equal(again(dense), made(x))
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        np.array(["b", "a", "b"]),
-        np.array(["b", "a"], dtype=object),
-        np.array([3, -1]),
-        np.array([1.5, 2.0]),
-        np.array([True, False]),
-    ],
-)
-def test_labels_go_to_numbers_and_json_and_back(labels: np.ndarray) -> None:
-    book = LabelBook().with_labels(labels)
-    again = LabelBook.from_json(json.loads(json.dumps(book.to_json())))
-    assert again.classes.dtype == labels.dtype
-    np.testing.assert_array_equal(again.classes, np.unique(labels))
-    np.testing.assert_array_equal(again.classes[again.columns()[again.numbers(labels)]], labels)
+@pytest.mark.parametrize("factor", [2.0**517, 2.0**1000, 2.0**-540, 2.0**-1000])
+def test_features_whose_squares_no_float_holds_come_out_as_any_others(factor: float) -> None:
+    x = np.random.default_rng(0).normal([5, -3], [2, 1], (200, 2))
+    plain, extreme = Standardizer.fit(x), Standardizer.fit(x * [factor, 1])
+    np.testing.assert_array_equal(extreme(x * [factor, 1]), plain(x))
+    far = Standardizer(extreme.mean, extreme.scale)(np.array([[1.7e308, 1], [-1.7e308, 1]]))
+    assert np.isfinite(far).all()
+    assert far[0, 0] > far[1, 0]
 
 
-def test_a_labels_number_never_changes_and_longer_names_are_not_cut() -> None:
-    book = LabelBook().with_labels(np.array(["m", "z"]))
-    more = book.with_labels(np.array(["aardvark", "z"]))
-    assert more.numbers(np.array(["m", "z", "aardvark"])).tolist() == [0, 1, 2]
-    assert more.classes.tolist() == ["aardvark", "m", "z"]
-    assert book.classes.tolist() == ["m", "z"]
-    with pytest.raises(InputError, match="y holds numbers, earlier tasks had text"):
-        book.with_labels(np.array([1, 2]))
+def test_inputs_on_another_scale_are_warned_of_and_ordinary_ones_are_not() -> None:
+    rng = np.random.default_rng(0)
+    bytes_ = np.where(rng.random((50, 64)) < 0.7, 0, rng.integers(0, 256, (50, 64)))  # mostly black
+    floats = bytes_ / 255
+    for learnt, other, words in ((floats, bytes_, "go to 3e\\+02, far beyond"), (bytes_, floats, "far below")):
+        made = Standardizer.fit(learnt)
+        with pytest.warns(UserWarning, match=f"on another scale than what was learnt: .*{words}"):
+            made(other)
+        stored = Standardizer.from_json(json.loads(json.dumps(made.to_json())))
+        with pytest.warns(UserWarning, match="on another scale"):
+            stored(other)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made(learnt)
+            made(learnt * 3 + 1)
+            made(np.zeros((1, 64)))
+            outlier = learnt.copy()
+            outlier[0, 0] = 1e9
+            made(outlier)

@@ -180,7 +180,7 @@ def test_a_second_task_at_the_same_time_is_refused_at_once_and_the_first_is_lear
         lambda: learner.forget(0),
         lambda: setattr(learner, "settings", learner.settings.replace(epochs=3)),
     ):
-        with pytest.raises(InputError, match="this learner is learning a task"):
+        with pytest.raises(InputError, match="a task is being learnt; nothing else can be"):
             change()
     for _ in steps:
         pass

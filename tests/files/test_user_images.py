@@ -26,7 +26,7 @@ def test_folders_are_classes_and_images_are_read_by_name(channels: int, tmp_path
     examples = read_examples(tmp_path)
     np.testing.assert_array_equal(examples.x, [pixels(picture(channels, seed=seed)) for seed in range(4)])
     assert examples.y == ["cat", "cat", "dog", "dog"]
-    assert examples.layout == Layout("images", (channels, 4, 5))
+    assert examples.layout == Layout("images", (channels, 4, 5), pixels="bytes")
     assert examples.where(3).file == str(tmp_path / "dog" / "1.png")
     assert examples.feature_names is None
 
@@ -76,7 +76,7 @@ def test_images_are_resized_on_request_and_then_always(tmp_path: Path) -> None:
     examples = read_examples(folder, size=(4, 6))
     expected = np.asarray(image.fromarray(made).resize((6, 4), image.Resampling.BILINEAR))
     np.testing.assert_array_equal(examples.x[0], pixels(expected))
-    assert examples.layout == Layout("images", (3, 4, 6), resize=True)
+    assert examples.layout == Layout("images", (3, 4, 6), resize=True, pixels="bytes")
     later = read_examples(pictures(tmp_path / "later", cat=[png(made)]), like=examples.layout)
     np.testing.assert_array_equal(later.x[0], examples.x[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +124,35 @@ def test_interrupted_before_anything_was_kept_nothing_is_left(
     kept = (tmp_path / "m" / ".in-progress" / "manifest.json").exists()
     assert kept or not (tmp_path / "m").exists()
     assert ended.err.startswith("Interrupted. " + ("The task is kept" if kept else "Nothing of this task was kept"))
+
+
+def test_resuming_a_finished_task_with_other_rows_is_refused(here: Path, command: Callable[..., Finished]) -> None:
+    rows = (here / "trees.csv").read_text().splitlines()
+    same = command("learn", "model", "trees.csv", "--resume")
+    assert "had been learnt already" in same.out
+    first, rest = rows[1].split(",", 1)
+    for changed in (
+        rows[:-1],  # one fewer, of the same classes
+        [rows[0], *reversed(rows[1:])],
+        [rows[0], f"{first},{float(rest.split(',')[0]) + 1}," + rest.split(",", 1)[1], *rows[2:]],
+    ):
+        (here / "trees.csv").write_text("\n".join(changed) + "\n")
+        other = command("learn", "model", "trees.csv", "--resume")
+        assert other.code == 2
+        assert "a task named 'trees' has been learnt already, from other rows (80) than trees.csv holds" in other.err
+        assert "choose another name with --task to learn these." in other.err
+
+
+def test_forgetting_a_task_leaves_neither_its_labels_nor_a_digest_of_its_rows(
+    here: Path, command: Callable[..., Finished]
+) -> None:
+    manifest = (here / "model" / "manifest.json").read_text()
+    assert "oak" in manifest
+    assert len(json.loads(manifest)["content"]["extra"]["rows"]) == 2
+    assert command("forget", "model", "trees").code == 0
+    everything = b"".join(path.read_bytes() for path in (here / "model").rglob("*") if path.is_file())
+    for word in (b"trees", b"oak", b"elm"):
+        assert word not in everything
+    assert list(json.loads((here / "model" / "manifest.json").read_text())["content"]["extra"]["rows"]) == ["fruit"]
+    assert "oak" not in command("inspect", "model", "--json").out
+    assert "oak" not in command("predict", "model", "new.csv", "-o", "-").out

@@ -64,7 +64,7 @@ def option(name: str, value: object = None) -> str:
 def read_options(*, unknown: bool, missing: OnMissing | None, size: str | None, **others: Any) -> ReadOptions:
     """The options as the library takes them; `others` are called the same there."""
     return ReadOptions(
-        unknown="zeros" if unknown else "error",
+        unknown="zeros" if unknown else None,
         missing=None if missing is None else missing.value,
         size=pixels(size),
         naming=option,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.errors import InputError
+from ibpwf.files.layout import Layout
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
@@ -36,9 +37,40 @@ class _Standardize(nn.Module):
         return (z.clamp(-LINEAR_TO, LINEAR_TO) * beyond).float()
 
 
-def prepare(standardizer: Standardizer | None) -> nn.Module:
+class _Pixels(nn.Module):
+    """Images as files hold them, N×height×width×channels, as the reader of files makes rows of them: colours first,
+    bytes as 0 to 1, in float32."""
+
+    def __init__(self, are_bytes: bool) -> None:
+        super().__init__()
+        self.are_bytes = are_bytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 3, 1, 2).float()
+        return (x / 255 if self.are_bytes else x).flatten(1).double()
+
+
+class _FillIn(nn.Module):
+    """The first file's means for values that are missing."""
+
+    def __init__(self, means: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.tensor(means, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), self.get_buffer("means"), x)
+
+
+def prepare(standardizer: Standardizer | None, layout: Layout | None = None) -> nn.Module:
     """The preprocessing that belongs in the graph: none for a learner, whose inputs are its user's affair."""
-    return nn.Identity() if standardizer is None else _Standardize(standardizer)
+    if standardizer is None:
+        return nn.Identity()
+    steps: list[nn.Module] = [_Standardize(standardizer)]
+    if layout is not None and layout.kind == "images":
+        steps.insert(0, _Pixels(layout.pixels == "bytes"))
+    if layout is not None and layout.missing == "mean":
+        steps.insert(0, _FillIn(layout.means))
+    return nn.Sequential(*steps)
 
 
 class TaskGraph(nn.Module):

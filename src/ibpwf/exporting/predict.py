@@ -2,28 +2,77 @@
 
 import csv
 import json
+import re
 import sys
+import unicodedata
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
+
+def table(path: str, about: dict[str, Any]) -> Any:
+    """The rows of a table, columns by their names, words as the features they stand for."""
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file, delimiter="\t" if path.endswith(".tsv") else ",")
+        columns = about["features"] or [{"column": name} for name in rows.fieldnames or ()]
+        filled = (row for row in rows if any(text and text.strip() for text in row.values()))
+        return np.array([[number(row[column["column"]], column) for column in columns] for row in filled])
+
+
+def number(text: str, column: dict[str, Any]) -> float:
+    word = re.sub(r"^([+-]?\d+)\.0*$", r"\1", unicodedata.normalize("NFC", text.strip()))
+    if word.lower() in column.get("missing", ()):
+        return np.nan
+    if "equals" not in column:
+        return float(text)
+    if text.strip() not in column.get("words", [text.strip()]) and word not in column.get("words", [word]):
+        raise ValueError(f"'{text.strip()}' in column '{column['column']}' was never learnt")
+    return float(text.strip() in column["equals"] or word in column["equals"])
+
+
+def array(path: str, given: dict[str, Any]) -> Any:
+    """The array x of an .npz file. Images have their colours first or last; bytes are for models that learnt them."""
+    x = np.load(path)["x"]
+    images, dtype = len(given["shape"]) == 3 and x.ndim > 2, np.dtype(given["dtype"])
+    if images and (x.dtype == np.uint8) != (dtype == np.uint8):
+        raise ValueError(f"x holds {x.dtype}, the model takes images of {dtype}; convert x as what was learnt")
+    if images and x.ndim == 4 and not (x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)):
+        x = x.transpose(0, 2, 3, 1)
+    if (images and x[:1].size != np.prod(given["shape"])) or (x.ndim == 4 and list(x.shape[1:]) != given["shape"]):
+        raise ValueError(f"x has shape {x.shape}, the model takes images of {given['shape']}")
+    return x
+
+
+def check(x: Any, given: dict[str, Any]) -> Any:
+    """Refuse what is no number, and numbers on another scale than what was learnt."""
+    odd = np.isinf(x) if given["missing"] else ~np.isfinite(x)
+    if x.dtype.kind == "f" and odd.any():
+        raise ValueError("x has NaN or infinities")
+    low, high = given["range"] or (0, 0)
+    size, reach = np.nan_to_num(np.abs(x)), max(abs(low), abs(high))
+    if reach and (np.mean(size > 16 * reach) > 0.01 or (len(x) >= 8 and 0 < size.max(initial=0) < reach / 64)):
+        raise ValueError(f"x goes to {size.max():.4g}, what was learnt lay from {low:.4g} to {high:.4g}; convert x")
+    return x
+
+
+def cell(label: object) -> object:
+    """Text that a spreadsheet would run as a formula gets a quote before it."""
+    return f"'{label}" if re.match(r"[=+\-@\t\r\n](?![\d.]+$)", str(label)) else label
+
+
 try:
     model, data = sys.argv[1:] if len(sys.argv) == 3 else sys.exit(__doc__)
+    if not data.endswith((".csv", ".tsv", ".npz")):
+        sys.exit(f"error: {data} is no .csv, .tsv or .npz file")
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["ibpwf"])
-    if data.endswith(".npz"):
-        x = np.load(data)["x"]
-    else:
-        with open(data, newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file, delimiter="\t" if data.endswith(".tsv") else ",")
-            columns = about["features"] or [{"column": name} for name in table.fieldnames or ()]
-            rows = [[(row[c["column"]].strip(), c) for c in columns] for row in table]
-        for text, column in (cell for row in rows for cell in row):
-            if text not in column.get("words", [text]):
-                raise ValueError(f"'{text}' in column '{column['column']}' was never learnt")
-        x = np.array([[text in c["equals"] if "equals" in c else float(text) for text, c in row] for row in rows])
-    x = np.asarray(x, about["input"]["dtype"]).reshape(len(x), *about["input"]["shape"])
-    answers = session.run(None, {"x": x})[0] if np.isfinite(x).all() else sys.exit("error: x has NaN or infinities")
-    csv.writer(sys.stdout).writerows((about["labels"][row.argmax()], f"{row.max():.6f}") for row in answers)
+    given = about["input"]
+    x = array(data, given) if data.endswith(".npz") else table(data, about)
+    if not len(x):
+        sys.exit(f"error: {data} has no rows")
+    x = check(np.asarray(x, given["dtype"]).reshape(len(x), *given["shape"]), given)
+    answers = session.run(None, {"x": x})[0]
+    csv.writer(sys.stdout).writerows((cell(about["labels"][row.argmax()]), f"{row.max():.6f}") for row in answers)
 except Exception as error:
     sys.exit(f"error: no column or array {error}" if isinstance(error, KeyError) else f"error: {error}")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ibpwf import __version__
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.exporting.graph import TaskGraph, WholeGraph, prepare
+from ibpwf.files.arrays import array_numbers
+from ibpwf.files.columns import NO_NUMBER, NOTHING
 from ibpwf.files.layout import Layout
 from ibpwf.learner import load
 from ibpwf.method import IBPWF
@@ -85,19 +90,16 @@ class Source:
             return list(self.classifier.classes_.tolist())
         if task is None:
             return sorted({label for one in self.learner.tasks for label in one.classes})
-        numbers = self.learner.tasks[task].classes
         if self.classifier is None:
-            return list(numbers)
-        known = self.classifier._labels.known
-        assert known is not None
-        return [known.tolist()[number] for number in numbers]
+            return list(self.learner.tasks[task].classes)
+        return self.classifier.labels_of(task)
 
     def network(self, task: int) -> nn.Module:
         """A task's own network, its outputs in the order of `labels(task)`."""
         return self.method.model.merge(task).cpu()
 
     def graph(self, task: int | None) -> TaskGraph | WholeGraph:
-        first = prepare(self.classifier._standardizer if self.classifier else None)
+        first = prepare(self.classifier._standardizer if self.classifier else None, self.layout())
         if task is not None:
             return TaskGraph(first, self.network(task)).eval()
         labels = self.labels(None)
@@ -109,21 +111,48 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of one example as the graph takes it: an image as files hold it, height×width×channels."""
         assert self.learner.input_shape is not None
-        return self.learner.input_shape
+        layout = self.layout()
+        if layout is None or layout.kind != "images":
+            return self.learner.input_shape
+        channels, height, width = layout.shape
+        return height, width, channels
+
+    @property
+    def dtype(self) -> str:
+        layout = self.layout()
+        if self.classifier is None:
+            return "float32"
+        return "uint8" if layout is not None and layout.pixels == "bytes" else "float64"
 
     def examples(self, rows: int) -> Tensor:
         """Inputs to trace and to check with: about where the training data were, some of them far out."""
-        drawn = np.random.default_rng(0).standard_normal((rows, *self.shape))
         if self.classifier is None:
-            return torch.from_numpy(drawn).float()
-        scaler = self.classifier._standardizer
+            return torch.from_numpy(np.random.default_rng(0).standard_normal((rows, *self.shape))).float()
+        scaler, layout = self.classifier._standardizer, self.layout()
+        drawn = np.random.default_rng(0).standard_normal((rows, len(scaler.mean)))
         drawn[::4] *= 4
-        return torch.from_numpy(scaler.mean + scaler.scale * drawn)
+        drawn = scaler.mean + scaler.scale * drawn
+        if layout is not None and layout.kind == "images":
+            drawn = drawn.reshape(rows, *layout.shape).transpose(0, 2, 3, 1)
+        if layout is not None and layout.missing == "mean":
+            drawn[1::3, ::2] = np.nan
+        if self.dtype == "uint8":
+            drawn = np.clip(drawn * 255, 0, 255).astype(np.uint8)
+        return torch.from_numpy(np.ascontiguousarray(drawn))
+
+    def _rows(self, x: Tensor) -> NDArray[Any]:
+        """Inputs of the graph as the reader of files gives them to the classifier."""
+        given, layout = x.numpy(), self.layout()
+        if layout is not None and layout.kind == "images":
+            return array_numbers(given.transpose(0, 3, 1, 2)).reshape(len(x), -1)
+        means = layout.means if layout is not None and layout.missing == "mean" else 0.0
+        return np.where(np.isnan(given), means, given)
 
     def answers(self, x: Tensor, task: int | None) -> list[Tensor]:
         """What the model itself answers, column by column as its graph does."""
-        inputs = x if self.classifier is None else torch.from_numpy(self.classifier._standardizer(x.numpy()))
+        inputs = x if self.classifier is None else torch.from_numpy(self._standardized(self._rows(x)))
         told = self.learner.predict(inputs, task, marginal=True)
         labels = self.labels(task)
         out = torch.zeros(len(x), len(labels), dtype=torch.float64)
@@ -133,6 +162,12 @@ class Source:
                 out[:, labels.index(known[column])] += told.probabilities[:, column].cpu()
         return [out] if task is not None else [out, told.task_probabilities.cpu()]
 
+    def _standardized(self, rows: NDArray[Any]) -> NDArray[np.float32]:
+        assert self.classifier is not None
+        with warnings.catch_warnings():  # of inputs on another scale, which some of those to check with are
+            warnings.simplefilter("ignore")
+            return self.classifier._standardizer(rows)
+
     def features(self) -> list[dict[str, Any]] | None:
         """How each input is read from a table: a column's number, or whether it is one of some of its words."""
         if self.classifier is None:
@@ -140,13 +175,16 @@ class Source:
         layout = self.layout()
         if layout is not None and layout.kind == "table":
             found: list[dict[str, Any]] = []
+            fills = layout.missing == "mean"
             for column in layout.columns:
+                missing = {"missing": list(NO_NUMBER if column.kind == "number" else NOTHING)} if fills else {}
                 wanted = {"category": [[word] for word in column.categories], "boolean": [TRUE]}.get(column.kind)
                 if wanted is None:
-                    found.append({"column": column.name})
+                    found.append({"column": column.name, **missing})
                     continue
                 words = TRUE + FALSE if column.kind == "boolean" else list(column.categories)
-                found += [{"column": column.name, "equals": equals, "words": words} for equals in wanted]
+                known = {} if column.kind == "category" and layout.unknown == "zeros" else {"words": words}
+                found += [{"column": column.name, "equals": equals, **known, **missing} for equals in wanted]
             if len(found) == self.classifier.n_features_in_:
                 return found
         names = getattr(self.classifier, "feature_names_in_", None)
@@ -160,17 +198,31 @@ class Source:
     def preprocessing(self) -> dict[str, Any]:
         """What is done to inputs before the network, with its numbers where they are not in the graph."""
         if self.classifier is not None:
-            scaler = self.classifier._standardizer
-            return {"included": True, "words": INCLUDED, "linear_to": LINEAR_TO, **scaler.to_json()}
+            scaler, layout = self.classifier._standardizer, self.layout()
+            words = INCLUDED
+            if layout is not None and layout.kind == "images":
+                bytes_ = ", bytes become 0 to 1 (x / 255)" if layout.pixels == "bytes" else ""
+                words = words.replace("inputs are", f"channels are put first{bytes_}, then inputs are")
+            filled = {"fill_in": list(layout.means)} if layout is not None and layout.missing == "mean" else {}
+            if filled:
+                words = words.replace("inputs are", "missing values (NaN) become fill_in, then inputs are")
+            return {"included": True, "words": words, "linear_to": LINEAR_TO, **filled, **scaler.to_json()}
         kept = self.learner.extra.get(PREPROCESSING)
         noted: dict[str, Any] = dict(kept) if isinstance(kept, dict) else {}
         words = f"{NOT_INCLUDED}: {noted['words']}" if "words" in noted else NOT_INCLUDED
         return {**noted, "included": False, "words": words}
 
+    def _range(self) -> list[float] | None:
+        """The least and the largest number of the first task, as the graph takes them; None where not known."""
+        if self.classifier is None or self.dtype == "uint8":
+            return None
+        scaler = self.classifier._standardizer
+        return [scaler.low, scaler.high] if math.isfinite(scaler.low) and math.isfinite(scaler.high) else None
+
     def about(self, task: int | None, net: nn.Module | None = None) -> dict[str, Any]:
         """Everything one must know to use the exported file, as JSON; with `net`, its architecture too."""
         preprocessing = self.preprocessing()
-        inside = {"mean", "scale", "linear_to"} if preprocessing["included"] and net is None else set()
+        inside = {"mean", "scale", "linear_to", "fill_in"} if preprocessing["included"] and net is None else set()
         layout = self.layout()
         found: dict[str, Any] = {
             "schema": SCHEMA,
@@ -178,7 +230,12 @@ class Source:
             "task": None if task is None else self.learner.tasks[task].name,
             "tasks": [one.name for one in self.learner.tasks],
             "labels": self.labels(task),
-            "input": {"shape": list(self.shape), "dtype": "float64" if self.classifier else "float32"},
+            "input": {
+                "shape": list(self.shape),
+                "dtype": self.dtype,
+                "range": self._range(),
+                "missing": layout is not None and layout.missing == "mean",
+            },
             "features": self.features(),
             "preprocessing": {key: value for key, value in preprocessing.items() if key not in inside},
             "layout": None if layout is None else layout.to_json(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from ibpwf.errors import DataError, InputError
 from ibpwf.files.examples import Examples, Floats, Origins, finite
 from ibpwf.files.labels import clean_labels
-from ibpwf.files.layout import Kind, Layout
+from ibpwf.files.layout import Kind, Layout, Pixels
 from ibpwf.files.opening import check_room, quoted, shown
 from ibpwf.files.options import ReadOptions
 
@@ -47,15 +48,21 @@ def array_examples(
     if y is None and options.needs_labels:
         raise InputError(f"{file} has no labels; give one for each example.")
     check_room(path, x.shape)
-    numbers = finite(_numbers(x), origins)
-    if options.like is not None:
-        options.like.expect_shape(numbers.shape[1:], file)
+    numbers = finite(array_numbers(x), origins)
     layout = options.like or Layout(kind, numbers.shape[1:])
+    layout.expect_shape(numbers.shape[1:], file)
+    if kind == "images":
+        pixels: Pixels = "bytes" if x.dtype == np.uint8 else "floats"
+        low, high = float(numbers.min()), float(numbers.max())
+        layout.expect_pixels(pixels, low, high, file)
+        if options.like is None:
+            layout = replace(layout, pixels=pixels, range=None if pixels == "bytes" else (low, high))
     cleaned = None if y is None else clean_labels(_texts(y, file, labels), origins)
     return Examples(str(path), numbers, cleaned, layout, origins)
 
 
-def _numbers(x: Array) -> Floats:
+def array_numbers(x: Array) -> Floats:
+    """The numbers a model gets of an array: colours first, bytes of images as 0 to 1."""
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[1] not in _CHANNELS and x.shape[3] in _CHANNELS:

@@ -27,12 +27,17 @@ EXACT = 1 << 53
 """Whole numbers from here on are not all kept by a double; so long a number is a name."""
 
 _ABSENT = ("nan", "-nan", "+nan", "null")
-_NOTHING = ("", *_ABSENT)
-_NO_NUMBER = (*_NOTHING, "na", "n/a")  # what stands for a missing number, in any case
+NOTHING = ("", *_ABSENT)
+NO_NUMBER = (*NOTHING, "na", "n/a")  # what stands for a missing number, in any case
 _TRUTH = {"true": 1.0, "false": 0.0}
 _DIGITS = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_DATE = re.compile(
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]+\d{1,2}:\d{2}.*)?"
+    r"|\d{1,2}:\d{2}(:\d{2}.*)?",
+    re.ASCII,
+)
 _LONG_DIGITS = re.compile(r"\s*[+-]?\d{16,}\s*")
 
 
@@ -114,7 +119,7 @@ class Cells:
             pass  # blanks around a number, or no number at all
         texts = compute.ascii_trim_whitespace(texts)
         if missing:
-            absent = compute.is_in(compute.ascii_lower(texts), value_set=pyarrow.array(_NO_NUMBER))
+            absent = compute.is_in(compute.ascii_lower(texts), value_set=pyarrow.array(NO_NUMBER))
             texts = compute.if_else(absent, pyarrow.scalar(None, texts.type), texts)
         try:
             wide = np.asarray(texts.cast("float64").to_numpy())
@@ -140,7 +145,7 @@ class Cells:
 
     def not_a_number(self) -> DataError:
         """The first cell that is none, and why; there is one."""
-        absent = _NO_NUMBER if self.options.fills_in else ()
+        absent = NO_NUMBER if self.options.fills_in else ()
         meanings = [word.strip() for word in self.words]
         wrong = next(at for at, word in enumerate(meanings) if not is_number(word) and word.lower() not in absent)
         row, word = self.row_of(wrong), meanings[wrong]
@@ -183,7 +188,7 @@ def column_of(cells: Cells, as_category: bool) -> Column:
             return Column(cells.name, "number")
     meanings = [clean_label(word) for word in cells.words]
     missing = cells.options.fills_in
-    filled = [at for at, meaning in enumerate(meanings) if not (missing and meaning.lower() in _NOTHING)]
+    filled = [at for at, meaning in enumerate(meanings) if not (missing and meaning.lower() in NOTHING)]
     if not as_category:
         if all(meanings[at].lower() in _TRUTH for at in filled):
             return Column(cells.name, "boolean")
@@ -202,8 +207,15 @@ def column_of(cells: Cells, as_category: bool) -> Column:
 
 
 def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
-    """Refuses a column that mixes words and numbers. It is meant as text if half of its cells or more are no
-    numbers."""
+    """Refuses a column of dates, or one that mixes words and numbers. It is meant as text if half of its cells
+    or more are no numbers."""
+    if filled and all(_DATE.fullmatch(meanings[at]) for at in filled):
+        raise cells.fault(
+            cells.row_of(filled[0]),
+            f"{quoted(meanings[filled[0]])} is a date or a time, and so is all of that column, which the next file "
+            f"would not share; write it as numbers (year, month, weekday), name it in "
+            f"{cells.options.naming('ignore')} to leave it out, or in {cells.options.naming('categories')}",
+        )
     counts = np.bincount(cells.codes, minlength=len(meanings))
     numeric = {at for at in filled if is_number(meanings[at])}
     cells_there = sum(counts[at] for at in filled if meanings[at])
@@ -246,7 +258,7 @@ def _truths(cells: Cells) -> Floats:
     truths = np.empty(len(cells.words), dtype=np.float32)
     for at, word in enumerate(cells.words):
         text = word.strip().lower()
-        truth = np.nan if cells.options.fills_in and text in _NOTHING else _TRUTH.get(text, _DIGITS.get(text))
+        truth = np.nan if cells.options.fills_in and text in NOTHING else _TRUTH.get(text, _DIGITS.get(text))
         if truth is None:
             blank = f"the cell is blank; {cells.options.fill_in}"
             why = f"{quoted(word)} is neither true nor false, as that column was; correct it or remove the row"
@@ -263,11 +275,11 @@ def _encode_categories(into: Floats, column: Column, cells: Cells) -> None:
         text = clean_label(word)
         if text in places:
             features[at, places[text]] = 1.0
-        elif options.fills_in and text.lower() in _NOTHING:
+        elif options.fills_in and text.lower() in NOTHING:
             features[at] = np.nan
         elif not text:
             raise cells.fault(cells.row_of(at), f"the cell is blank; {options.fill_in}")
-        elif options.unknown == "error":
+        elif not options.takes_unknown:
             raise cells.fault(
                 cells.row_of(at),
                 f"{quoted(text)} is not among the categories of earlier files ({listed(column.categories)}); "

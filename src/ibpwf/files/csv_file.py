@@ -11,6 +11,7 @@ import codecs
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ import numpy as np
 from ibpwf.errors import DataError
 from ibpwf.files.columns import is_number
 from ibpwf.files.examples import Origins
-from ibpwf.files.opening import arrow, open_plain, shown
+from ibpwf.files.opening import arrow, check_columns, open_plain, shown
 
 _BLOCK = 1 << 22  # bytes read at a time,
 _ROWS = 1 << 12  # or rows
-_LONGEST = 1 << 17  # characters of a field, as in the csv module
+_LONGEST = 1 << 17  # characters of a field, as in the csv module,
+LONGEST_RECORD = 1 << 26  # and of a row, quoted line breaks included: a file without line breaks must not fill memory
 _SAMPLE = 20  # lines that decide the delimiter,
 _START = 1 << 16  # within so many bytes
 _OTHER_FORMATS = {
@@ -35,6 +37,13 @@ _OTHER_FORMATS = {
     codecs.BOM_UTF16_LE: "in UTF-16; save it as UTF-8",
     codecs.BOM_UTF16_BE: "in UTF-16; save it as UTF-8",
 }
+
+
+@dataclass
+class _Read:
+    """How much was read since the last record ended, quoted line breaks included."""
+
+    since_record: int = 0
 
 
 class CsvFile:
@@ -48,6 +57,7 @@ class CsvFile:
         self.names = [name.strip() for name in names]
         if not self.names:
             raise DataError(f"{shown(path)} is empty; give a table with a header line and rows.")
+        check_columns(path, len(self.names))
         self._lines: list[int] = []
 
     @property
@@ -138,14 +148,17 @@ class CsvFile:
         """The records that are not empty and the lines they start on, the header first; each must have as many fields
         as the header."""
         start = width = 0
+        read = _Read()
         with (
             open_plain(self.path) as raw,
             io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape", newline="") as text,
         ):
-            reader = csv.reader(self._whole_lines(text), delimiter=self.delimiter, skipinitialspace=True, strict=True)
+            lines = self._whole_lines(text, read)
+            reader = csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True, strict=True)
             try:
                 for row in reader:
                     start, line = reader.line_num, start + 1
+                    read.since_record = 0
                     if not any(row) or (len(row) == 1 and not row[0].strip()):  # spreadsheets leave such lines
                         continue
                     width = width or len(row)
@@ -158,10 +171,16 @@ class CsvFile:
             except csv.Error as error:
                 raise self._malformed(start + 1, str(error)) from None
 
-    def _whole_lines(self, text: io.TextIOWrapper) -> Iterator[str]:
-        """The lines, each checked to be text; bytes that are not UTF-8 come as surrogates."""
+    def _whole_lines(self, text: io.TextIOWrapper, read: _Read) -> Iterator[str]:
+        """The lines, each checked to be text and short enough; bytes that are not UTF-8 come as surrogates."""
         position = 0
-        for number, line in enumerate(text, start=1):
+        for number, line in enumerate(iter(lambda: text.readline(LONGEST_RECORD + 1), ""), start=1):
+            read.since_record += len(line)
+            if read.since_record > LONGEST_RECORD:
+                raise DataError(
+                    f"{shown(self.path)}, line {number}: the row is longer than {LONGEST_RECORD:,} characters; it is "
+                    "no table, or lacks line breaks. Wide tables are read from .parquet or .npz files."
+                )
             if "\0" in line:
                 raise DataError(f"{shown(self.path)}, line {number} holds a NUL byte; it is no text, or damaged.")
             try:
@@ -184,7 +203,8 @@ class CsvFile:
             return DataError(
                 f"{where}: a quote is opened and never closed; close it, or double a quote that is text."
             )
-        return DataError(f"{where} cannot be split into fields ({reason}); correct its quotes.")
+        plain = reason.replace("\t", "tab")
+        return DataError(f"{where} cannot be split into fields ({plain}); correct its quotes.")
 
     def _sniff(self) -> str:
         """Comma or semicolon: the one that cuts the header, and the lines below it alike."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import re
 import struct
 import zlib
@@ -73,16 +74,19 @@ def _read(path: Path) -> Array:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         try:
-            return _array(cast(IO[bytes], gzip.open(file)) if packed else file, shown(path))
+            if packed:
+                return _array(cast(IO[bytes], gzip.open(file)), shown(path))
+            return _array(file, shown(path), os.fstat(file.fileno()).st_size)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{shown(path)} is cut short or damaged ({short_reason(error)}); fetch it again."
             ) from error
 
 
-def _array(stream: IO[bytes], file: str) -> Array:
+def _array(stream: IO[bytes], file: str, size: int | None = None) -> Array:
     """The bytes that the header announces: two zero bytes, the type (8), the rank, each extent as a big-endian
-    uint32. A header that announces too much is refused before anything is read."""
+    uint32. A header that announces too much, or more than the `size` of the file, is refused before anything is
+    read."""
     header = stream.read(4)
     if len(header) < 4 or header[:3] != b"\x00\x00\x08":
         start = header.hex(" ") or "nothing"
@@ -94,9 +98,11 @@ def _array(stream: IO[bytes], file: str) -> Array:
     shape = struct.unpack(f">{rank}I", extents)
     check_room(Path(file), shape)
     count = math.prod(shape)
-    values = stream.read(count + 1)
+    there = None if size is None else max(size - 4 - 4 * rank, 0)
+    values = stream.read(count + 1) if there is None or there >= count else b""
     if len(values) != count:
-        holds = f"{len(values):,}" if len(values) < count else "more"
+        found = len(values) if there is None else there
+        holds = f"{found:,}" if found < count else "more"
         raise DataError(
             f"{file} announces {spelled(shape)} values but holds {holds}; it is cut short or no IDX file."
         )

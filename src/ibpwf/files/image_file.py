@@ -21,6 +21,9 @@ Bytes8 = npt.NDArray[np.uint8]
 MOST_PIXELS = 1 << 26
 """8,192 × 8,192. A larger picture is a scan or a bomb."""
 
+MOST_BYTES = 1 << 28
+"""Of an image file: more than so many pixels take, whatever the format."""
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 _PNG = b"\x89PNG\r\n\x1a\n"

@@ -14,7 +14,7 @@ import numpy as np
 
 from ibpwf.errors import DataError, InputError
 from ibpwf.files.examples import Examples, Origins
-from ibpwf.files.image_file import SUFFIXES, read_image
+from ibpwf.files.image_file import MOST_BYTES, SUFFIXES, read_image
 from ibpwf.files.labels import check_alike, clean_label
 from ibpwf.files.layout import Layout
 from ibpwf.files.opening import check_room, quoted, shown, spelled, whole_file
@@ -147,7 +147,7 @@ def _read(path: Path, files: list[Path], y: list[str] | None, options: ReadOptio
         channels = channels or (like.shape[0] if like.convert else None)
     x = None
     for row, file in enumerate(files):
-        pixels = read_image(whole_file(file), shown(file), size, channels)
+        pixels = read_image(whole_file(file, MOST_BYTES), shown(file), size, channels)
         shape = shape or pixels.shape
         if pixels.shape != shape:
             others = "earlier images are" if like else f"{shown(files[0])} is"
@@ -158,7 +158,8 @@ def _read(path: Path, files: list[Path], y: list[str] | None, options: ReadOptio
         np.divide(pixels, np.float32(255), out=x[row], dtype=np.float32)
     assert x is not None  # there is at least one file
     assert shape is not None
-    layout = like or Layout("images", shape, resize=size is not None, convert=channels is not None)
+    layout = like or Layout("images", shape, resize=size is not None, convert=channels is not None, pixels="bytes")
+    layout.expect_pixels("bytes", 0, 1, shown(path))
     return Examples(str(path), x, y, layout, Origins([str(file) for file in files]))
 
 

@@ -15,6 +15,7 @@ from ibpwf.files.opening import spelled
 
 ColumnKind = Literal["number", "boolean", "category"]
 Kind = Literal["table", "images", "arrays"]
+Pixels = Literal["bytes", "floats"]
 
 RESTORE = "Restore it from a copy, or train and save again."
 _WORDS: dict[Kind, str] = {"table": "tables", "images": "images", "arrays": "arrays"}
@@ -23,6 +24,7 @@ _REMEDY: dict[Kind, str] = {
     "images": "a folder of images, an IDX file, or an .npz file of images",
     "arrays": "an .npz file",
 }
+_LATER = ("unknown", "pixels", "range")  # fields that the first versions did not write
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -47,7 +49,9 @@ class Layout:
 
     `resize` and `convert` say that images of another size or colour were brought to `shape` when the first
     file was read, so that later ones are too. `means` are those of a table's features in the first file, which
-    `missing` values take if it says "mean".
+    `missing` values take if it says "mean"; `unknown` says what becomes of categories it did not have. `pixels` says
+    whether images came as bytes, which are read as 0 to 1, or as floats, which are taken as they are, and `range` has
+    the least and the largest of these; both are None for tables, and for models of versions that did not note it.
     """
 
     kind: Kind
@@ -59,6 +63,9 @@ class Layout:
     convert: StrictBool = False
     means: tuple[float, ...] = ()
     missing: Literal["error", "mean"] = "error"
+    unknown: Literal["error", "zeros"] = "error"
+    pixels: Pixels | None = None
+    range: tuple[float, float] | None = None
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
@@ -83,7 +90,7 @@ class Layout:
             ("the layout", values, Layout),
             *((f"column {n} of the layout", column, Column) for n, column in enumerate(values["columns"])),
         ]:
-            absent = [field.name for field in fields(kind) if field.name not in given]
+            absent = [field.name for field in fields(kind) if field.name not in (*given, *_LATER)]
             if absent:
                 raise StoreError(f"{where} has no field {absent[-1]!r}. {RESTORE}")
         features = layout.feature_names
@@ -105,6 +112,20 @@ class Layout:
             raise InputError(
                 f"{file} holds examples of shape {spelled(shape)}, but earlier files held {spelled(self.shape)}; "
                 f"give {math.prod(self.shape):,} numbers an example in that order."
+            )
+
+    def expect_pixels(self, pixels: Pixels, low: float, high: float, file: str) -> None:
+        """Refuses images on another scale than the first file's: bytes are read as 0 to 1, floats as they are."""
+        if self.pixels == "bytes" and pixels == "floats" and not 0 <= low <= high <= 1:
+            raise InputError(
+                f"{file} holds floats from {low:g} to {high:g}, but earlier images were bytes, which are read as "
+                "0 to 1; give bytes (uint8), or floats from 0 to 1."
+            )
+        learnt = self.range
+        if self.pixels == "floats" and pixels == "bytes" and learnt and not 0 <= learnt[0] <= learnt[1] <= 1:
+            raise InputError(
+                f"{file} holds bytes, which are read as 0 to 1, but earlier images were floats from {learnt[0]:g} to "
+                f"{learnt[1]:g}; convert it to those in an .npz file."
             )
 
 

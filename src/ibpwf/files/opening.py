@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +15,9 @@ from ibpwf.errors import DataError, InputError, StoreError
 
 LARGEST = 1 << 30
 """The most numbers one file may hold, 4 GiB as float32. A forged header may announce far more than there is."""
+
+MOST_COLUMNS = 100_000
+"""Of a table. Wider ones are arrays, and quicker read as such."""
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -91,10 +95,33 @@ def whole_file(path: Path, most: int = LARGEST) -> bytes:
     return data
 
 
-def check_room(path: Path, shape: Sequence[int]) -> None:
-    """Refuses an array that is too large, before anything is allocated for it."""
+def memory() -> int:
+    """The bytes of memory this machine has; without bounds where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
+
+
+def check_columns(path: Path, count: int) -> None:
+    """Refuses a table that is too wide."""
+    if count > MOST_COLUMNS:
+        raise DataError(
+            f"{shown(path)} has {count:,} columns, more than the {MOST_COLUMNS:,} that a table may have; give arrays "
+            "in an .npz file."
+        )
+
+
+def check_room(path: Path, shape: Sequence[int], each: int = 4) -> None:
+    """Refuses an array that is too large, before anything is allocated for it; `each` is the bytes of one number."""
+    needed = math.prod(map(int, shape)) * each
+    if LARGEST * each >= needed > memory():
+        raise DataError(
+            f"{shown(path)} needs {needed / 1e9:,.1f} GB of memory, this machine has {memory() / 1e9:,.1f}; split "
+            "it into smaller files."
+        )
     if math.prod(map(int, shape)) > LARGEST:
-        size = "×".join(f"{int(extent):,}" for extent in shape)
+        size = "×".join(f"{int(extent):,}" if extent < 1 << 64 else "more than 2^64" for extent in shape)
         raise DataError(
             f"{shown(path)} announces {size} numbers, more than the {LARGEST:,} that are read at once; "
             "split it into smaller files."

@@ -46,8 +46,9 @@ class ReadOptions:
     )
     ignore: tuple[str, ...] = field(default=(), metadata=_says("A column to leave out, such as an identifier."))
     categories: tuple[str, ...] = field(default=(), metadata=_says("A column of categories that look like numbers."))
-    unknown: Unknown = field(
-        default="error", metadata=_says("Let a category never seen before stand for none of the known ones.")
+    unknown: Unknown | None = field(
+        default=None,
+        metadata=_says("Let a category never seen before stand for none of the known ones, in later files too."),
     )
     size: tuple[int, int] | None = field(default=None, metadata=_says("Resize images to this height and width."))
     channels: int | None = field(default=None, metadata=_says("Make images grey (1) or coloured (3)."))
@@ -63,7 +64,7 @@ class ReadOptions:
             if isinstance(given, str):
                 raise InputError(f"{name} is {given!r}; give a list of column names, such as [{given!r}].")
             object.__setattr__(self, name, tuple(given or ()))
-        if self.unknown not in ("error", "zeros"):
+        if self.unknown not in (None, "error", "zeros"):
             raise InputError(f"unknown is {self.unknown!r}; give 'error' or 'zeros'.")
         if self.missing not in (None, "error", "mean"):
             raise InputError(f"missing is {self.missing!r}; give 'error' or 'mean'.")
@@ -94,6 +95,11 @@ class ReadOptions:
     def fills_in(self) -> bool:
         """Whether missing values take the first file's means: as asked, or as for the first file."""
         return (self.missing or (self.like.missing if self.like else "error")) == "mean"
+
+    @property
+    def takes_unknown(self) -> bool:
+        """Whether a category never seen stands for none of the known ones: as asked, or as for earlier files."""
+        return (self.unknown or (self.like.unknown if self.like else "error")) == "zeros"
 
     @property
     def fill_in(self) -> str:

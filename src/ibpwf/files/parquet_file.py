@@ -8,7 +8,7 @@ from typing import Any
 
 from ibpwf.errors import DataError
 from ibpwf.files.examples import Origins
-from ibpwf.files.opening import arrow, check_room, open_plain, quoted, short_reason, shown
+from ibpwf.files.opening import arrow, check_columns, check_room, open_plain, quoted, short_reason, shown
 from ibpwf.files.options import Naming
 
 
@@ -31,6 +31,7 @@ class ParquetFile:
         except Exception as error:  # pyarrow raises several kinds on a damaged file
             raise self._damaged(error) from error
         self.names = [name.strip() for name in self._schema.names]
+        check_columns(path, len(self.names))
 
     def parts(self, wanted: Sequence[int], rows: int | None = None) -> Iterator[Any]:
         """The columns with these numbers, all rows or so many at a time."""

@@ -39,6 +39,8 @@ def read_examples(path: str | os.PathLike[str], options: ReadOptions | None = No
         return _read(place, how)
     except OSError as error:
         raise unreadable(place, error) from error
+    except MemoryError:
+        raise DataError(f"{shown(place)} does not fit into memory; split it into smaller files.") from None
 
 
 def read_batches(
@@ -53,6 +55,8 @@ def read_batches(
         yield from _batches(place, how, rows)
     except OSError as error:
         raise unreadable(place, error) from error
+    except MemoryError:
+        raise DataError(f"{shown(place)} does not fit into memory; split it into smaller files.") from None
 
 
 def _checked(

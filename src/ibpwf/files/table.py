@@ -74,12 +74,21 @@ def _parts(table: Table, plan: _Plan, rows: int | None = None) -> Iterator[Any]:
     return table.parts([places[name] for name in plan.read], rows)
 
 
+def _counted(table: Table, plan: _Plan) -> Iterator[Any]:
+    """All rows, as long as they are not too many for memory."""
+    rows = 0
+    for part in _parts(table, plan):
+        rows += part.num_rows
+        check_room(table.path, (rows, len(plan.features)))
+        yield part
+
+
 def read_table(table: Table, options: ReadOptions) -> Examples:
     """The examples in a table: a row each, in the order of the file."""
     import pyarrow
 
     plan = _plan(table, options)
-    whole = pyarrow.concat_tables(_parts(table, plan))
+    whole = pyarrow.concat_tables(_counted(table, plan))
     cells = _cells(table, whole, 0, plan, options)
     layout = options.like
     if layout is None:
@@ -91,6 +100,7 @@ def read_table(table: Table, options: ReadOptions) -> Examples:
             plan.label,
             tuple(name for name in table.names if name in plan.ignored),
             missing=options.missing or "error",
+            unknown=options.unknown or "error",
         )
     return _examples(table, cells, layout, plan, options)
 
@@ -131,12 +141,15 @@ def _examples(table: Table, cells: dict[str, Cells], layout: Layout, plan: _Plan
     place = 0
     for column in layout.columns:
         width = len(column.feature_names)
-        encode(x[:, place : place + width], column, cells[column.name])
+        if column.name in cells:
+            encode(x[:, place : place + width], column, cells[column.name])
+        else:
+            x[:, place : place + width] = np.nan  # asked to be left out of a later file
         place += width
     if options.like is None:
         layout = replace(layout, means=_means(x, layout, path, options))
-    if options.fills_in:
-        absent = np.isnan(x)
+    absent = np.isnan(x)
+    if absent.any():
         x[absent] = np.broadcast_to(np.asarray(layout.means, dtype=np.float32), x.shape)[absent]
     return Examples(str(path), x, y, layout, origins)
 
@@ -212,7 +225,7 @@ def _no_column(file: str, what: str, name: str, names: Sequence[str]) -> InputEr
 
 
 def _check_columns(file: str, features: Sequence[str], like: Layout, options: ReadOptions) -> None:
-    there = set(features)
+    there = {*features, *options.ignore}  # one that is left out takes the first file's mean
     expected = {column.name for column in like.columns}
     missing = [column.name for column in like.columns if column.name not in there]
     extra = [name for name in features if name not in expected]

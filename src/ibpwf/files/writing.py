@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ibpwf.errors import InputError
+from ibpwf.files.columns import is_number
 from ibpwf.files.opening import arrow
 
 Rows = list[dict[str, Any]]
 Write = Callable[[Rows], None]
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
@@ -73,8 +75,12 @@ def _text_rows(file: BinaryIO, suffix: str) -> Write:
 
 
 def _cell(value: object) -> object:
+    """A cell of a CSV or TSV file. Spreadsheets run text that begins as a formula does; a quote before it keeps it
+    text. Numbers stay numbers."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str) and value.startswith(FORMULA) and not is_number(value):
+        return f"'{value}"
     return f"{value:.6f}" if isinstance(value, float) else value
 
 

@@ -39,8 +39,7 @@ def layout_of(classifier: ContinualClassifier) -> Layout:
 
 def classes_of(classifier: ContinualClassifier, task: str) -> list[str]:
     """The labels of a task."""
-    learner = classifier.learner_
-    return in_order(str(classifier.labels_[n]) for n in learner.tasks[learner.task_number(task)].classes)
+    return in_order(map(str, classifier.labels_of(task)))
 
 
 def read_like_before(classifier: ContinualClassifier, data: Path, options: ReadOptions) -> Iterator[Examples]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
-from ibpwf.estimator import ContinualClassifier
+from ibpwf.estimator import ROWS, ContinualClassifier
 from ibpwf.files import Examples, ReadOptions, read_examples
 from ibpwf.files.opening import shown
 from ibpwf.files.options import Naming
@@ -92,12 +92,15 @@ def learn_file(
         with lock_folder(model):
             classifier = load_classifier(model, options.device)
             _check_parameters(model, classifier, parameters, options.naming)
-            read = replace(options.read, like=layout_of(classifier))
+            layout = layout_of(classifier)
+            read = replace(options.read, like=layout)
             serial = classifier.learner_.method.serial(len(classifier.tasks_))
             discard_finished(model, serial)  # a process killed right after its last save has left it
             if task in classifier.tasks_:
                 return _already(classifier, task, data, replace(options, read=read))
             _check_unfinished(model, task, serial, options)
+            if read.takes_unknown:  # in this file, so in those to come
+                classifier.extra_ = {**classifier.extra_, "layout": replace(layout, unknown="zeros").to_json()}
             return _learn(model, classifier, read_examples(data, read), task, options)
     examples = read_examples(data, options.read)
     classifier = ContinualClassifier(**{**parameters, "device": options.device})
@@ -135,6 +138,8 @@ def _learn(
     truth = np.array(test.y)
     given, inferred = (100.0 * float(np.mean(predicted(classifier, test, which) == truth)) for which in (task, None))
     classifier.learner_.note_accuracy(task, given)
+    noted = {**classifier.extra_.get(ROWS, {}), task: examples.digest()}
+    classifier.extra_ = {**classifier.extra_, ROWS: noted}
     classifier.save(model)
     rest = 0 if options.validate is None else len(test)
     return LearnedTask(task, len(train), classes_of(classifier, task), list(classifier.tasks_), given, inferred, rest)
@@ -161,16 +166,24 @@ def held_out(examples: Examples, options: LearnOptions) -> tuple[Examples, Examp
 
 
 def _already(classifier: ContinualClassifier, task: str, data: Path, options: LearnOptions) -> LearnedTask:
-    """A task of that name is there: what was asked for is done if it is resumed and the classes are the same."""
+    """A task of that name is there: what was asked for is done if it is resumed and the rows are the same."""
+    another = f"choose another name with {options.naming('task')}"
+    if not options.resume:
+        raise InputError(f"a task named '{task}' has been learnt already; {another}.")
     info = classifier.learner_.tasks[classifier.tasks_.index(task)]
     classes = classes_of(classifier, task)
-    if options.resume and set(read_examples(data, options.read).y or ()) == set(classes):
-        return LearnedTask(
-            task, info.examples, classes, list(classifier.tasks_), info.accuracy, None, 0, already=True
+    examples = read_examples(data, options.read)
+    noted = classifier.extra_.get(ROWS, {}).get(task)
+    if noted is None:  # by a version that kept no digest: as far as can be told
+        same = set(examples.y or ()) == set(classes) and len(examples) >= info.examples
+    else:
+        same = examples.digest() == noted
+    if not same:
+        raise InputError(
+            f"a task named '{task}' has been learnt already, from other rows ({info.examples:,}) than {shown(data)} "
+            f"holds ({len(examples):,}); {another} to learn these."
         )
-    raise InputError(
-        f"a task named '{task}' has been learnt already; choose another name with {options.naming('task')}."
-    )
+    return LearnedTask(task, info.examples, classes, list(classifier.tasks_), info.accuracy, None, 0, already=True)
 
 
 def _check_place(model: Path) -> None:
