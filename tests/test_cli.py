@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import ibpwf
 from ibpwf import cli
 from ibpwf.lab.commands.run_display import Display
+from ibpwf.screen import Screen
 from ibpwf.training.callbacks import EpochEnd
 from processes import Finished
 
@@ -233,7 +233,7 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
         **dict.fromkeys(("task_inference", "forgetting", "backward_transfer", "parameters"), spread),
     }
     printed = io.StringIO()
-    summary(Console(file=printed, width=80), result)
+    summary(Screen(file=printed, width=80), result)
     lines = printed.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     row = next(line.split() for line in lines if line.startswith("task given"))
@@ -245,13 +245,13 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
 def drawn(display: Display) -> list[str]:
     """The bars as they stand on the terminal."""
     printed = io.StringIO()
-    display.console.file = printed
-    display.console.print(display.bar)
+    display.screen.file = printed
+    display.screen.print(display.bar)
     return [line.rstrip() for line in printed.getvalue().splitlines() if line.strip()]
 
 
-def terminal(width: int) -> Console:
-    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+def terminal(width: int) -> Screen:
+    return Screen(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
 
 
 @pytest.mark.parametrize(("width", "trainings"), [(80, 1), (80, 10), (60, 1), (60, 10)])

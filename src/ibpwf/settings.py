@@ -10,7 +10,6 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ibpwf.errors import InputError, unknown
@@ -48,7 +47,7 @@ class FrozenSettings(BaseModel):
         """NumPy's numbers and lists as plain ones and tuples; None where a choice is called 'none'."""
         plain = {}
         for name, value in values.items():
-            if isinstance(value, np.generic):  # a sweep over a NumPy array hands in NumPy's numbers
+            if type(value).__module__ == "numpy" and hasattr(value, "item"):  # from a sweep over a NumPy array
                 value = value.item()
             elif isinstance(value, list):
                 value = tuple(value)
