@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from ibpwf.commands import own_data as own
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable
 from ibpwf.files.opening import check_there, few
+from ibpwf.limits import check_layer, check_rate
 from ibpwf.terminal import print_json, say
 from ibpwf.training.callbacks import Callback
 
@@ -119,6 +121,9 @@ def learn_command(
         categories=categories,
     )
     parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
+    if read.size is not None:  # said now, and not after reading images of that size
+        inputs = math.prod(read.size) * (read.channels or 1)
+        check_layer(inputs, parameters.get("hidden", (400,))[0], own.option("size", read.size))
     check_device(device)
     import torch
 
@@ -159,8 +164,8 @@ def _parameters(
     asked: dict[str, Any] = {"epochs": epochs, "random_state": seed, "false_alarm_rate": false_alarm_rate}
     if seed is not None and not 0 <= seed < 1 << 32:
         raise InputError(f"--seed is {seed}; give a whole number from 0 to 4294967295.")
-    if false_alarm_rate is not None and not 0 < false_alarm_rate < 1:
-        raise InputError(f"--false-alarm-rate is {false_alarm_rate}; give a share between 0 and 1, such as 0.01.")
+    if false_alarm_rate is not None:
+        check_rate(false_alarm_rate, "--false-alarm-rate")
     if hidden is not None:
         words = hidden.replace(" ", "").split(",")
         if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 20 for word in words):

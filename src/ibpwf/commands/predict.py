@@ -12,6 +12,7 @@ import typer
 from ibpwf.commands import own_data as own
 from ibpwf.device import check_device
 from ibpwf.errors import printable
+from ibpwf.limits import check_draws
 
 if TYPE_CHECKING:
     from ibpwf.screen import Screen
@@ -54,6 +55,7 @@ def predict_command(
     """
     own.check_paths(model, data)
     check_device(device)
+    check_draws(draws, name="--draws")
     options = own.read_options(
         unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, with_labels=False
     )
