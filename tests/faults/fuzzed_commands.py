@@ -58,6 +58,12 @@ KNOWN = {
     "--only": ["step", "nothing"],
 }
 READ, WRITTEN = ("MODEL", "DATA", "DIR...", "--from"), ("--out", "-o", "--output", "--json", "--runs")
+RIGHT = {
+    "MODEL": ["model"],
+    "DATA": ["a.csv", "b.csv", "bytes-\udcff.csv"],
+    "TASK": ["a"],
+    "SCENARIO": ["split-digits"],
+}
 NEVER_ALONE = ("run", "compare", "reproduce", "bench", "data get")
 """Commands that take minutes, or the network, unless something is wrong with the request: that is seen to."""
 
@@ -135,16 +141,27 @@ def value(chance: random.Random, name: str, paths: list[str]) -> str:
 
 
 def line(chance: random.Random, commands: dict[str, Any], paths: list[str]) -> list[str]:
-    """One command line."""
-    name = chance.choice([*commands, "learn", "learn", "predict", "evaluate"])
+    """One command line: half of them right but for some options, so that they get far."""
+    name = chance.choice([*commands, *["learn"] * 6, "run", "run", "predict", "predict", "evaluate", "export"])
     arguments, known = commands[name]
+    right = chance.random() < 0.5
     words = name.split()
-    words += [value(chance, argument, paths) for argument in arguments if chance.random() < 0.95]
-    for option, takes in chance.sample(known, min(len(known), chance.randint(0, 4))):
+    for argument in arguments:
+        if right and argument in RIGHT:
+            words.append(chance.choice(RIGHT[argument]))
+        elif chance.random() < 0.95:
+            words.append(value(chance, argument, paths))
+    if name == "learn" and right:
+        words[1] = chance.choice(["model", f"new-{chance.random()}"])
+    for option, takes in chance.sample(known, min(len(known), chance.randint(0, 2 if right else 4))):
         words += [option, value(chance, option, paths)] if takes else [option]
     if name == "learn":
-        words += ["--epochs", "1", "--set", "random_features=5", "--checkpoint-minutes", "1000"]
-    if name in NEVER_ALONE:
+        quick = [] if "model" in words else ["--epochs", "1", "--set", "finetune_epochs=1", "--hidden", "4"]
+        words += quick if right else ["--epochs", "1"]
+    elif name == "run" and right and "--seeds" not in words:
+        words[1] = "split-digits"
+        words += ["--tasks", "2", "--examples", "3", "--set", "epochs=1", "--set", "finetune_epochs=1", "--overwrite"]
+    elif name in NEVER_ALONE:
         words += chance.choice([["--device", "mps"], ["--nonsense"], ["--only", "nothing"], ["one", "too", "many"]])
     return words
 

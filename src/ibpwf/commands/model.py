@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibpwf.errors import printable
+from ibpwf.errors import InputError, printable
 from ibpwf.files.opening import check_there
 from ibpwf.terminal import print_json, say
 
@@ -73,6 +73,8 @@ def forget_command(
 
     with open_model(model, device="cpu") as found:
         before = sum(path.stat().st_size for path in model.iterdir() if path.is_file())
+        if getattr(found, "tasks_", None) == [task]:
+            raise InputError(f"task '{task}' is the only one of {model}; remove the folder to start anew.")
         forgotten = found.forget(task)
         found.save(model)
         freed = before - sum(path.stat().st_size for path in model.iterdir() if path.is_file())
