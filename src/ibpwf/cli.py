@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from ibpwf.errors import IBPWFError, printable
+from ibpwf.errors import IBPWFError, InputError, printable
 from ibpwf.terminal import prepare_streams, say
 
 
@@ -74,6 +74,10 @@ class Commands(TyperGroup):
         return [name for group in COMMANDS.values() for name in group]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        try:
+            os.getcwd()
+        except FileNotFoundError:  # torch would end the process
+            raise InputError("the folder you are in has been removed; change to another one.") from None
         found = typer_of(cmd_name)
         return None if found is None else get_command(found)
 

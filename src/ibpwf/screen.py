@@ -25,6 +25,9 @@ class Screen(Console):
     def render_str(self, text: str, **options: Any) -> Text:  # of everything that is printed, cells of tables too
         return super().render_str(printable(text, keep="\n\t"), **options)
 
+    def on_broken_pipe(self) -> None:  # as of any other output: the program ends as it should
+        raise BrokenPipeError
+
     def say(self, text: str = "", style: str = "") -> None:
         """Print a line, as long as it is."""
         self.print(text, style=style, soft_wrap=True)

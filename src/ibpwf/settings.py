@@ -127,7 +127,7 @@ def _in_range(settings: type[BaseModel], name: str) -> str:
         return "it is a share from 0 to 1"
     none = ", or none" if type(None) in typing.get_args(field.annotation) else ""
     if high[0] is not None:
-        return f"give at least {low[0]:,} and at most {high[0]:,}{none}"
+        return f"give {'more than' if low[1] == 'gt' else 'at least'} {low[0]:,} and at most {high[0]:,}{none}"
     if low == (0, "ge"):
         return "it cannot be negative"
     if low[1] == "gt":
@@ -237,7 +237,9 @@ class Settings(Factorization):
         description="of a GPU's products in training: tfloat32 rounds their numbers to 10 bits; bfloat16 "
         "convolutions and layers to 8, weights composed from 10; parameters are kept, and answers given, in float32",
     )
-    clip: Positive | None = Field(None, description="gradients are cut to this value either way; none: not at all")
+    clip: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
+        None, description="gradients are cut to this value either way; none: not at all"
+    )
     temperature: Positive = Field(2 / 3, description="of the Concrete distribution")
     temperature_start: Positive | None = Field(
         None, description="where the temperature starts, to fall by temperature_decay a step; none: at temperature"
