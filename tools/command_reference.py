@@ -24,8 +24,8 @@ from ibpwf.storage.files import write_text
 HEAD = """\
 # The command line
 
-Made from the program by `make docs`. Every command also says this with `--help` or `-h`. `ibpwf --version` prints the \
-version; `--debug`, anywhere on the line, shows the traceback of an error.
+Made from the program by `make docs`. Every command also says this with `--help` or `-h`. `ibpwf --version` prints \
+the version; `--debug`, anywhere on the line, shows the traceback of an error.
 
 Exit codes: 0 done, 2 an error (one sentence on standard error), 130 interrupted with Ctrl-C, 141 whoever read \
 the output has closed it, 143 ended by SIGTERM; \
