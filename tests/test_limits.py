@@ -73,7 +73,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_gradient_is_cut_to_what_float32_can_hold() -> None:
-    with pytest.raises(InputError, match="clip is 1e\\+300; give more than 0 and at most 1e\\+30, or none"):
+    with pytest.raises(InputError, match="clip is 1e\\+300; it must be above 0 and at most 1e\\+30, or none"):
         Settings(clip=1e300)
 
 

@@ -127,7 +127,8 @@ def _in_range(settings: type[BaseModel], name: str) -> str:
         return "it is a share from 0 to 1"
     none = ", or none" if type(None) in typing.get_args(field.annotation) else ""
     if high[0] is not None:
-        return f"give {'more than' if low[1] == 'gt' else 'at least'} {low[0]:,} and at most {high[0]:,}{none}"
+        least = "it must be above" if low[1] == "gt" else "give at least"
+        return f"{least} {low[0]:,} and at most {high[0]:,}{none}"
     if low == (0, "ge"):
         return "it cannot be negative"
     if low[1] == "gt":

@@ -211,8 +211,8 @@ def complaint(words: list[str], done: tuple[int, str, str, str]) -> str | None:
         return "a traceback on standard error"
     if code == 2 and not err.strip():
         return "an error without a word"
-    if code == 2 and err.startswith("error: ") and len(err) > 3000:
-        return f"an error of {len(err)} characters"
+    if code == 2 and err.startswith("error: ") and len(err) > 12_000:
+        return f"an error of {len(err)} characters"  # a path of 5,000 may be named, twice
     if any(c in out + err for c in "\x1b\x07\u202e"):
         return "control characters"
     return None
