@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import ibpwf
 from ibpwf import cli
 from ibpwf.lab.commands.run_display import Display
+from ibpwf.screen import Screen
 from ibpwf.training.callbacks import EpochEnd
 from processes import Finished
 
@@ -91,6 +91,70 @@ def test_help_names_every_command_and_option(main: Main) -> None:
     for option in ("fallback", "tensorboard", "json"):
         assert f"--{option}" in out
     assert "SCENARIO" in out
+
+
+def test_dash_h_is_help_and_no_summary_is_cut(main: Main) -> None:
+    code, out, _ = main("-h")
+    assert code == 0
+    assert out == main("--help")[1]
+    for title, group in cli.COMMANDS.items():
+        assert f"\n{title}:\n" in out
+        for name, place in group.items():
+            assert re.search(rf"\n  {name} +{re.escape(place.summary)}\n", out)
+            assert main(name, "-h")[0] == 0
+
+
+HEAVY = ("torch", "sklearn", "scipy", "pyarrow", "matplotlib", "pandas", "jinja2", "pooch")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--help"], ""),
+        (["learn", "--help"], ""),
+        (["learn", "model", "nosuch.csv"], "cannot read 'nosuch.csv': there is no such file or folder."),
+        (["learn", "model", "here.csv", "--set", "kapa=1"], "unknown setting 'kapa'. Did you mean 'kappa'?"),
+        (["learn", "model", "here.csv", "--epochs", "3", "--set", "epochs=4"], "--epochs and --set epochs were both"),
+        (["learn", "model", "here.csv", "--device", "mps"], "device is 'mps'"),
+        (
+            ["learn", "model", "here.csv", "--size", "8000x8000"],
+            "--size 8000x8000 would have a layer",
+        ),
+        (["learn", "model", "here.csv", "--false-alarm-rate", "1e-17"], "--false-alarm-rate is 1e-17"),
+        (["predict", "nosuch", "here.csv"], "cannot read 'nosuch'"),
+        (["predict", ".", "here.csv", "--draws", "1000000000"], "--draws is 1000000000"),
+        (["evaluate", "nosuch", "here.csv"], "cannot read 'nosuch'"),
+        (["inspect", "nosuch"], "cannot read 'nosuch'"),
+        (["verify", "nosuch"], "cannot read 'nosuch'"),
+        (["forget", "nosuch", "a"], "cannot read 'nosuch'"),
+        (["export", "nosuch", "--to", "onnx"], "cannot read 'nosuch'"),
+        (["lern"], "No such command 'lern'. Did you mean 'learn'?"),
+        (["learn", "--hlp"], "No such option: --hlp"),
+        (["run", "split-mnsit"], "unknown scenario 'split-mnsit'. Did you mean 'split-mnist'?"),
+        (["run", "split-mnist", "--method", "ibpf"], "unknown method 'ibpf'. Did you mean 'ibpwf'?"),
+        (["run", "split-mnist", "--preset", "papier"], "unknown preset 'papier'"),
+        (["compare", "split-mnist", "--methods", "ewc,sg"], "unknown method 'sg'"),
+        (["reproduce", "table9"], "unknown experiment 'table9'"),
+        (["report", "nosuch"], "nosuch is not a folder"),
+        (["bench", "--only", "nothing"], "unknown measurement in --only 'nothing'"),
+        (["data", "get", "mnits"], "unknown data set 'mnits'. Did you mean 'mnist'?"),
+    ],
+)
+def test_help_and_mistakes_need_nothing_that_takes_seconds_to_import(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "here.csv").write_text("x,label\n1,a\n2,b\n")
+    program = f"""
+import atexit, sys
+atexit.register(lambda: print(*[name for name in {HEAVY} if name in sys.modules], file=open("imported", "w")))
+sys.argv = ["ibpwf", *{words}]
+from ibpwf.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (tmp_path / "imported").read_text().split() == []
+    assert done.returncode == (2 if said else 0)
+    assert said in done.stderr
 
 
 # What is typed wrong
@@ -233,7 +297,7 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
         **dict.fromkeys(("task_inference", "forgetting", "backward_transfer", "parameters"), spread),
     }
     printed = io.StringIO()
-    summary(Console(file=printed, width=80), result)
+    summary(Screen(file=printed, width=80), result)
     lines = printed.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     row = next(line.split() for line in lines if line.startswith("task given"))
@@ -245,13 +309,13 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
 def drawn(display: Display) -> list[str]:
     """The bars as they stand on the terminal."""
     printed = io.StringIO()
-    display.console.file = printed
-    display.console.print(display.bar)
+    display.screen.file = printed
+    display.screen.print(display.bar)
     return [line.rstrip() for line in printed.getvalue().splitlines() if line.strip()]
 
 
-def terminal(width: int) -> Console:
-    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+def terminal(width: int) -> Screen:
+    return Screen(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
 
 
 @pytest.mark.parametrize(("width", "trainings"), [(80, 1), (80, 10), (60, 1), (60, 10)])

@@ -71,7 +71,7 @@ def test_a_broken_manifest_is_damage_and_no_folder_at_all_is_an_error(folder: Pa
     assert command("verify", "model/manifest.json").code == 2
     missing = command("verify", "none")
     assert missing.code == 2
-    assert missing.err == "error: cannot open 'none': there is no such file or folder. Check the path.\n"
+    assert missing.err == "error: cannot read 'none': there is no such file or folder. Check the path.\n"
 
 
 # inspect
@@ -153,7 +153,7 @@ def test_old_folders_folders_with_a_forgotten_task_and_other_methods_can_be_insp
 def test_inspecting_what_is_no_model_is_an_error(tmp_path: Path, command: Command) -> None:
     done = command("inspect", "model")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: cannot open 'model': there is no such file or folder. Check the path.\n"
+    assert done.err == "error: cannot read 'model': there is no such file or folder. Check the path.\n"
 
 
 # forget

@@ -39,7 +39,7 @@ def test_kappa_is_strictly_between_0_and_1(value: float) -> None:
         ("epochs", 0, "at least 1"),
         ("batch_size", 0, "at least 1"),
         ("max_factors", 0, "at least 1, or none"),
-        ("kl_terms", 0, "at least 1, or none"),
+        ("kl_terms", 0, "at least 1 and at most 1,000, or none"),
         ("finetune_epochs", -1, "cannot be negative"),
         ("weight_decay", -1e-9, "cannot be negative"),
         ("kl_weight", -1, "cannot be negative"),

@@ -24,25 +24,32 @@ from ibpwf.storage.files import write_text
 HEAD = """\
 # The command line
 
-Made from the program by `make docs`. Every command also says this with `--help`. `ibpwf --version` prints the \
-version; `--debug`, anywhere on the line, shows the traceback of an error.
+Made from the program by `make docs`. Every command also says this with `--help` or `-h`. `ibpwf --version` prints \
+the version; `--debug`, anywhere on the line, shows the traceback of an error.
 
-Exit codes: 0 done, 2 an error (one sentence on standard error), 130 interrupted with Ctrl-C, 143 ended by SIGTERM; \
+Exit codes: 0 done, 2 an error (one sentence on standard error), 130 interrupted with Ctrl-C, 141 whoever read \
+the output has closed it, 143 ended by SIGTERM; \
 `verify` has 1 for a damaged folder.
 """
 TYPES: dict[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
+def all_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Every command of the program, in the order of its help."""
+    for group in cli.COMMANDS.values():
+        for name in group:
+            app = cli.typer_of(name)
+            assert app is not None
+            single = app.registered_commands[0].name == name
+            yield from commands(app, "ibpwf" if single else f"ibpwf {name}")
+
+
 def commands(app: typer.Typer, prefix: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every command's whole name and the function behind it, in the order they are registered."""
-    groups = {id(group.typer_instance): group for group in app.registered_groups}
     for command in app.registered_commands:
         assert command.callback is not None
         name = command.name or command.callback.__name__.replace("_", "-")
         yield f"{prefix} {name}", command.callback
-    for group in groups.values():
-        if isinstance(group.typer_instance, typer.Typer):
-            yield from commands(group.typer_instance, f"{prefix} {group.name}")
 
 
 def parameters(function: Callable[..., Any]) -> Iterator[tuple[str, object, object, ArgumentInfo | OptionInfo]]:
@@ -123,8 +130,7 @@ def section(name: str, function: Callable[..., Any]) -> str:
 
 def page() -> str:
     """The whole of docs/cli.md."""
-    cli.add_commands()
-    return "\n".join([HEAD, *(section(*command) for command in commands(cli.app, "ibpwf"))])
+    return "\n".join([HEAD, *(section(*command) for command in all_commands())])
 
 
 if __name__ == "__main__":

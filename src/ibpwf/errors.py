@@ -8,13 +8,23 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Text of unknown origin as it can be shown: what would steer a terminal, hide or break a line, and bytes of a
+    file name that are no UTF-8, as escapes such as \\x1b; but for the characters in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class IBPWFError(Exception):
     """Base of every error this library raises on purpose; the command line exits with code 2.
 
-    A `remedy` that is given apart from the `problem` can be put in other words by who knows better what was asked.
+    A message may hold names and paths of any origin, and can be shown all the same. A `remedy` that is given apart
+    from the `problem` can be put in other words by who knows better what was asked.
     """
 
     def __init__(self, problem: str = "", *, remedy: str = "") -> None:
+        problem = printable(problem, keep="\n")
         super().__init__(f"{problem} {remedy}" if remedy else problem)
         self.problem, self.remedy = problem, remedy
 
@@ -35,10 +45,16 @@ class TrainingError(IBPWFError):
     """Training had to stop; what was learnt before is kept."""
 
 
+LONGEST = 80
+"""Characters of a mistyped name that are repeated to who typed it."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     """An `InputError` for an unknown name, with the nearest known one suggested."""
-    names = list(known)
-    near = difflib.get_close_matches(str(given).lower(), [name.lower() for name in names], n=1, cutoff=0.5)
+    names = [printable(name) for name in known]
+    given = printable(str(given))
+    given = given if len(given) <= LONGEST else given[: LONGEST - 1] + "…"
+    near = difflib.get_close_matches(given.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
     closest = next((name for name in names if near and name.lower() == near[0]), None)
     hint = f" Did you mean '{closest}'?" if closest else ""
     return InputError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(names)}.")

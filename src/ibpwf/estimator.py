@@ -22,10 +22,11 @@ from torch import Tensor
 
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.inference.novelty import Novelty, checked_rate
+from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
+from ibpwf.limits import check_rate
 from ibpwf.method import BUILT_WITH
 from ibpwf.models import mlp
 from ibpwf.preprocessing import Standardizer
@@ -213,7 +214,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels = labels.with_labels(label_array(classes, "classes"))
         labels = labels.with_labels(y)
         standardizer = Standardizer.fit(X) if anew else self._standardizer
-        rate = checked_rate(self.false_alarm_rate)
+        rate = self.false_alarm_rate
+        check_rate(rate)
         learner = self._new_learner(len(present), X.shape[1]) if anew else self._next_learner()
         _gaussians(learner)
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))

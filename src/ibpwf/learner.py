@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ibpwf.core.factorize import factorize
 from ibpwf.core.model import FactorModel
 from ibpwf.core.weights import load_tensors
+from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.method import IBPWF, Parts
@@ -23,7 +24,7 @@ from ibpwf.storage.checkpoint_folder import discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of
 from ibpwf.storage.network_json import build, check_same, describe, signature
-from ibpwf.task_learner import TaskInfo, TaskLearner, choose_device, whole_folder
+from ibpwf.task_learner import TaskInfo, TaskLearner, whole_folder
 from ibpwf.training.method import Method
 
 if TYPE_CHECKING:

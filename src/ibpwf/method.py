@@ -31,6 +31,7 @@ from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
+from ibpwf.limits import check_draws
 from ibpwf.settings import Factorization, Settings
 from ibpwf.storage.network_json import build, describe
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
@@ -296,6 +297,7 @@ class IBPWF(Method):
     def class_probabilities(self, x: Tensor, task: int, draws: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
         """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
         if draws:
+            check_draws(draws, sum(one.inputs * one.outputs for one in self.model.layers.values()))
             generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + self.serials[task])
             stacked = self.model.drawn_states(task, draws, generator)
             with self.model.shell() as net:

@@ -6,6 +6,7 @@ model that uses one is loaded without naming its network again. Any other torch 
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.errors import InputError, unknown
+from ibpwf.limits import check_layer
 from ibpwf.storage.network_json import builder
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -44,6 +46,8 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for before, width in itertools.pairwise([inputs, *hidden, outputs]):
+        check_layer(before, width, "mlp")
     before = inputs
     for index, width in enumerate(hidden, start=1):
         layers[f"hidden{index}"] = nn.Linear(before, width)

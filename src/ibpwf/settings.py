@@ -10,10 +10,10 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ibpwf.errors import InputError, unknown
+from ibpwf.limits import MOST_FEATURES
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -48,7 +48,7 @@ class FrozenSettings(BaseModel):
         """NumPy's numbers and lists as plain ones and tuples; None where a choice is called 'none'."""
         plain = {}
         for name, value in values.items():
-            if isinstance(value, np.generic):  # a sweep over a NumPy array hands in NumPy's numbers
+            if type(value).__module__ == "numpy" and hasattr(value, "item"):  # from a sweep over a NumPy array
                 value = value.item()
             elif isinstance(value, list):
                 value = tuple(value)
@@ -126,6 +126,9 @@ def _in_range(settings: type[BaseModel], name: str) -> str:
     if low == (0, "ge") and high == (1, "le"):
         return "it is a share from 0 to 1"
     none = ", or none" if type(None) in typing.get_args(field.annotation) else ""
+    if high[0] is not None:
+        least = "it must be above" if low[1] == "gt" else "give at least"
+        return f"{least} {low[0]:,} and at most {high[0]:,}{none}"
     if low == (0, "ge"):
         return "it cannot be negative"
     if low[1] == "gt":
@@ -235,14 +238,16 @@ class Settings(Factorization):
         description="of a GPU's products in training: tfloat32 rounds their numbers to 10 bits; bfloat16 "
         "convolutions and layers to 8, weights composed from 10; parameters are kept, and answers given, in float32",
     )
-    clip: Positive | None = Field(None, description="gradients are cut to this value either way; none: not at all")
+    clip: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
+        None, description="gradients are cut to this value either way; none: not at all"
+    )
     temperature: Positive = Field(2 / 3, description="of the Concrete distribution")
     temperature_start: Positive | None = Field(
         None, description="where the temperature starts, to fall by temperature_decay a step; none: at temperature"
     )
     temperature_decay: Annotated[float, Field(gt=0, le=1)] = Field(0.99, description="see temperature_start")
     kl_weight: NotNegative = Field(1.0, description="factor of the KL in the loss; the paper's is 1")
-    kl_terms: Count | None = Field(
+    kl_terms: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="terms of the series in appendix B (the paper takes 10); none sums it exactly"
     )
     kappa: Probability = Field(0.5, description="factors with π̄ ≥ κ are locked when a task ends, and read by it")
@@ -261,10 +266,10 @@ class Settings(Factorization):
     inference_layers: Auto | tuple[str, ...] = Field(
         "auto", description="which layers φ reads, by name; 'auto': the first one with a weight"
     )
-    random_features: Count | Auto = Field(
+    random_features: Annotated[int, Field(ge=1, le=MOST_FEATURES)] | Auto = Field(
         "auto",
-        description="units of the random layer; 'auto': 2,000 where the first task has 1,000 rows or more, else "
-        "1,000; a task stores 8 bytes times the square",
+        description="units of the random layer, at most 20,000; 'auto': 2,000 where the first task has 1,000 rows or "
+        "more, else 1,000; a task stores 8 bytes times the square",
     )
     ridge: Positive = Field(
         1e-4,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ibpwf import __version__, registry
+from ibpwf.device import choose_device
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
@@ -94,19 +95,6 @@ class Learned:
         if not self.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         return check_inputs(x, self.input_shape, empty_ok=True).to(self.method.device)
-
-
-def choose_device(device: str | torch.device) -> torch.device:
-    """'auto' is the GPU where there is one, else the CPU."""
-    if str(device) == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"device is '{device}'; give 'auto', 'cpu' or 'cuda'.") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device is '{device}' but this machine has no CUDA GPU; use 'auto' or 'cpu'.")
-    return chosen
 
 
 def _whole(field: str, value: int) -> int:

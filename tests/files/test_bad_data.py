@@ -57,8 +57,7 @@ def test_on_the_command_line_it_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = text("a,y\n1,u\n2,\n")(tmp_path)
-    monkeypatch.setattr(cli, "add_commands", lambda: None)
-    monkeypatch.setattr(cli, "app", lambda prog_name: read_examples(path))
+    monkeypatch.setattr(cli, "call", lambda words: read_examples(path))
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2

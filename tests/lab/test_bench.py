@@ -73,7 +73,6 @@ def test_optimiser_bytes_count_two_averages_and_a_counter_per_parameter() -> Non
 
 
 def test_the_command_writes_json_and_the_page_made_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli.add_commands()
     monkeypatch.setattr("sys.argv", ["ibpwf", "bench", "--only", "memory", "--only", "step-gpu"])
     arguments = ["bench", "--quick", "--device", "cpu", "--only", "memory", "--only", "step-gpu"]
     result = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "bench")])

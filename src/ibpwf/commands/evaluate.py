@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ibpwf.commands import own_data as own
+from ibpwf.device import check_device
+from ibpwf.errors import printable
+from ibpwf.terminal import json_text, print_json
+
+if TYPE_CHECKING:
+    from ibpwf.screen import Screen
 
 
 def evaluate_command(
@@ -35,6 +37,7 @@ def evaluate_command(
 ) -> None:
     """Compare the answers with a file's labels: accuracy with the task given and inferred, class by class."""
     own.check_paths(model, data)
+    check_device(device)
     options = own.read_options(
         unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, label=label, with_labels=True
     )
@@ -47,27 +50,28 @@ def evaluate_command(
         classifier.learner_.task_number(task)  # an unknown name is refused with the nearest one
     scores = score_rows(classifier, read_like_before(classifier, data, options), task, own.option)
     found = {"model": str(model), "data": str(data), "task": task, **scores.to_json()}
-    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     if json_ is not None and str(json_) == "-":
-        typer.echo(text, nl=False)
+        print_json(found)
         return
     if json_ is not None:
-        write_text(json_, text)
-    show(Console(), found, data, classifier.false_alarm_rate)
+        write_text(json_, json_text(found) + "\n")
+    from ibpwf.screen import Screen
+
+    show(Screen(), found, data, classifier.false_alarm_rate)
 
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f} %"
 
 
-def show(console: Console, found: dict[str, Any], data: Path, rate: float) -> None:
-    def say(text: str = "", style: str = "") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+def show(screen: Screen, found: dict[str, Any], data: Path, rate: float) -> None:
+    from rich.table import Table
 
-    say(f"{data}: {found['rows']:,} rows, {len(found['classes'])} classes", "bold")
+    say = screen.say
+    say(f"{printable(str(data))}: {found['rows']:,} rows, {len(found['classes'])} classes", "bold")
     never = found["never_learned"]
     if never["rows"]:
-        names = ", ".join(list(never["labels"])[:5]) + (", …" if len(never["labels"]) > 5 else "")
+        names = printable(", ".join(list(never["labels"])[:5])) + (", …" if len(never["labels"]) > 5 else "")
         say(
             f"and {never['rows']:,} rows with labels never learnt ({names}), not counted below; "
             f"{_percent(never['novel'])} of them are flagged as novel"
@@ -88,7 +92,7 @@ def show(console: Console, found: dict[str, Any], data: Path, rate: float) -> No
         "flagged as novel", _percent(found["novel"]), f"{100 * rate:g} % is usual for rows like those learnt"
     )
     say()
-    console.print(table)
+    screen.print(table)
     table = Table(box=None, pad_edge=False)
     for head in ("class", "task"):
         table.add_column(head)
@@ -102,6 +106,7 @@ def show(console: Console, found: dict[str, Any], data: Path, rate: float) -> No
         taken = ", ".join(f"{name} ({count})" for name, count in mistakes[:2])
         shares = [_percent(entry[key]).removesuffix(" %") for key in ("task_given", "task_inferred", "precision")]
         tasks = ", ".join(entry["tasks"])
-        table.add_row(escape(entry["label"]), escape(tasks), f"{entry['rows']:,}", *shares, escape(taken))
+        label, tasks, taken = map(printable, (entry["label"], tasks, taken))
+        table.add_row(label, tasks, f"{entry['rows']:,}", *shares, taken)
     say()
-    console.print(table)
+    screen.print(table)

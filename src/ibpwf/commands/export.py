@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ibpwf.commands.model import AsJson, Model, size
+from ibpwf.commands.model import AsJson, Model, counted, size
+from ibpwf.errors import printable
+from ibpwf.files.opening import check_there
+from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:
     from ibpwf.exporting.writing import Exported, Format
@@ -41,12 +43,13 @@ def export_command(
     probabilities; it is compared with the model's answers before it is written. Beside an ONNX model lies a small
     predict.py that needs only onnxruntime and numpy.
     """
+    check_there(model)
     from ibpwf.exporting.writing import export
 
     done = export(model, task, cast("Format", to), output, overwrite=overwrite)
     if json_:
         told = {"files": [str(file) for file in done.files], "difference": done.difference, "about": done.about}
-        typer.echo(json.dumps(told, indent=2))
+        print_json(told)
         return
     show(done, to)
 
@@ -55,24 +58,24 @@ def show(done: Exported, to: str) -> None:
     target, *beside = done.files
     about = done.about
     if about["task"] is not None or len(about["tasks"]) == 1:
-        what = f"task '{about['task'] or about['tasks'][0]}'"
+        what = f"task '{printable(about['task'] or about['tasks'][0])}'"
     else:
-        what = f"all {len(about['tasks'])} tasks"
-    labels = ", ".join(map(str, about["labels"][:6])) + (", …" if len(about["labels"]) > 6 else "")
-    typer.echo(f"Wrote {target} ({size(target.stat().st_size)}): {what}, labels {labels}.")
+        what = f"all {counted(len(about['tasks']), 'task')}"
+    labels = printable(", ".join(map(str, about["labels"][:6]))) + (", …" if len(about["labels"]) > 6 else "")
+    say(f"Wrote {printable(str(target))} ({size(target.stat().st_size)}): {what}, labels {labels}.")
     shape = "×".join(map(str, about["input"]["shape"]))
     kind = {"safetensors": "The network takes", "onnx": "It takes", "pt2": "It takes"}[to]
     included = about["preprocessing"]["included"] and to != "safetensors"
     how = "as they are: standardised inside" if included else f"prepared as {_notes(target, to)} says"
-    typer.echo(f"{kind} {shape} numbers a row, {how}.")
+    say(f"{kind} {shape} numbers a row, {how}.")
     if to != "safetensors":
         runner = "ONNX Runtime" if to == "onnx" else "torch"
         if done.difference is None:
-            typer.echo("Not checked: onnxruntime is not installed here (pip install 'ibpwf[export]').")
+            say("Not checked: onnxruntime is not installed here (pip install 'ibpwf[export]').")
         else:
-            typer.echo(f"Checked in {runner}: at most {done.difference:.1g} from the model's own answers.")
+            say(f"Checked in {runner}: at most {done.difference:.1g} from the model's own answers.")
     if to == "onnx":
-        typer.echo(f"Beside it {beside[0].name}: python {beside[0]} {target} DATA.csv")
+        say(printable(f"Beside it {beside[0].name}: python {beside[0]} {target} DATA.csv"))
 
 
 def _notes(target: Path, to: str) -> str:

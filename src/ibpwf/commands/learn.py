@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
+import math
 import shlex
 import signal
 import sys
@@ -14,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ibpwf.commands import own_data as own
-from ibpwf.errors import InputError
+from ibpwf.device import check_device
+from ibpwf.errors import InputError, printable
 from ibpwf.files.opening import check_there, few
-from ibpwf.settings import parse_assignment
+from ibpwf.limits import check_layer, check_rate
+from ibpwf.terminal import print_json, say
 from ibpwf.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from ibpwf.own_data.learning import LearnedTask
+    from ibpwf.screen import Screen
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
 
 
@@ -122,15 +121,20 @@ def learn_command(
         categories=categories,
     )
     parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
+    if read.size is not None:  # said now, and not after reading images of that size
+        inputs = math.prod(read.size) * (read.channels or 1)
+        check_layer(inputs, parameters.get("hidden", (400,))[0], own.option("size", read.size))
+    check_device(device)
     import torch
 
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
     from ibpwf.own_data.learning import LearnOptions, learn_file
+    from ibpwf.screen import Screen
     from ibpwf.storage.checkpoint_folder import task_in_progress
 
-    console = Console(stderr=json_)
-    bar = Bar(console)
+    screen = Screen(stderr=json_)
+    bar = Bar(screen)
     caught: list[int] = []
     try:
         with bar.shown, stopping(caught) as stop:
@@ -138,14 +142,12 @@ def learn_command(
             learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
     except KeyboardInterrupt:
         kept = task_in_progress(model) if model.is_dir() else None
-        typer.echo(_interrupted(model, kept is not None), err=True)
+        say(_interrupted(model, kept is not None), err=True)
         raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
     if json_:
-        typer.echo(
-            json.dumps({"model": str(model), "data": str(data), **asdict(learned)}, indent=2, ensure_ascii=False)
-        )
+        print_json({"model": str(model), "data": str(data), **asdict(learned)})
     else:
-        say(console, model, data, learned)
+        show(screen, model, data, learned)
     if caught:  # too late to stop the task, but not what the shell would do next
         raise typer.Exit(128 + caught[0])
 
@@ -162,8 +164,8 @@ def _parameters(
     asked: dict[str, Any] = {"epochs": epochs, "random_state": seed, "false_alarm_rate": false_alarm_rate}
     if seed is not None and not 0 <= seed < 1 << 32:
         raise InputError(f"--seed is {seed}; give a whole number from 0 to 4294967295.")
-    if false_alarm_rate is not None and not 0 < false_alarm_rate < 1:
-        raise InputError(f"--false-alarm-rate is {false_alarm_rate}; give a share between 0 and 1, such as 0.01.")
+    if false_alarm_rate is not None:
+        check_rate(false_alarm_rate, "--false-alarm-rate")
     if hidden is not None:
         words = hidden.replace(" ", "").split(",")
         if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 20 for word in words):
@@ -174,7 +176,14 @@ def _parameters(
             asked["alpha"] = "auto" if alpha == "auto" else float(alpha)
         except ValueError:
             raise InputError(f"--alpha is '{alpha}'; give a number above 0, or auto.") from None
+    from ibpwf.settings import Settings, parse_assignment, renamed
+
     chosen = dict(parse_assignment(text) for text in settings or [])
+    for name in chosen:
+        if name in asked and asked[name] is not None:
+            raise InputError(f"{own.option(name)} and --set {name} were both given; choose one.")
+    fields = {name: value for name, value in asked.items() if name in Settings.model_fields and value is not None}
+    Settings(**fields, **renamed(chosen))  # a wrong one is named before the data are read
     if chosen:
         asked["settings"] = chosen
     return {name: value for name, value in asked.items() if value is not None}
@@ -209,26 +218,29 @@ def _interrupted(model: Path, kept: bool) -> str:
 class Bar(Callback):
     """One line while a task is learnt: passes over the data, the loss, the factors in use."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, screen: Screen) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         self.shown = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=console,
+            console=screen,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not screen.is_terminal,
         )
         self.bar = self.shown.add_task("reading", total=None, detail="", visible=False)
         self.done = 0
 
     def task_start(self, task: TaskStart) -> None:
-        name = task.task if len(task.task) <= 20 else task.task[:19] + "…"
+        name = printable(task.task)
+        name = name if len(name) <= 20 else name[:19] + "…"
         detail = f"{task.rows:,} rows"
         self.done = 0
-        self.shown.update(self.bar, description=escape(name), total=task.epochs, detail=detail, visible=True)
+        self.shown.update(self.bar, description=name, total=task.epochs, detail=detail, visible=True)
 
     def step_end(self, step: StepEnd) -> None:
         if step.steps:
@@ -240,18 +252,16 @@ class Bar(Callback):
         self.shown.update(self.bar, completed=self.done, detail=detail)
 
 
-def say(console: Console, model: Path, data: Path, learned: LearnedTask) -> None:
-    def line(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    shown = few(learned.classes)
+def show(screen: Screen, model: Path, data: Path, learned: LearnedTask) -> None:
+    shown, name = printable(few(learned.classes)), printable(learned.task)
     if learned.already:
-        line(f"Task '{learned.task}' had been learnt already: {learned.rows:,} rows, classes {shown}. Nothing to do.")
+        screen.say(f"Task '{name}' had been learnt already: {learned.rows:,} rows, classes {shown}. Nothing to do.")
         return
-    line(f"Learnt task '{learned.task}' from {os.fspath(data)}: {learned.rows:,} rows, classes {shown}.")
+    screen.say(f"Learnt task '{name}' from {printable(str(data))}: {learned.rows:,} rows, classes {shown}.")
     where = f"{learned.held_out:,} rows held out" if learned.held_out else "its own rows"
-    line(
+    screen.say(
         f"Accuracy on {where}: {learned.accuracy:.2f} % with the task given, {learned.accuracy_inferred:.2f} % with "
         "the task inferred."
     )
-    line(f"{model} has {len(learned.tasks)} task{'s' * (len(learned.tasks) > 1)}: {', '.join(learned.tasks)}.")
+    tasks = printable(", ".join(learned.tasks))
+    screen.say(f"{printable(str(model))} has {len(learned.tasks)} task{'s' * (len(learned.tasks) > 1)}: {tasks}.")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+
+from ibpwf.errors import InputError, printable
+from ibpwf.files.opening import check_there
+from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:
+    from ibpwf.screen import Screen
     from ibpwf.storage.inspection import ModelReport
 
 DAMAGED = 1
@@ -23,6 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 
 def verify_command(model: Model, json_: AsJson = False) -> None:
     """Check every file of a model folder against its digest. Exit code 0: whole, 1: damaged, 2: cannot be checked."""
+    check_there(model)
     from ibpwf.storage.folder import open_folder
     from ibpwf.storage.model_folder import verify_model
 
@@ -32,29 +34,32 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
     if json_:
         problems = [problem._asdict() for problem in checked.problems]
         found = {"model": str(model), "whole": not problems, "problems": problems, "foreign": checked.foreign}
-        typer.echo(json.dumps({**found, "files": checked.files, "bytes": checked.bytes}, indent=2))
+        print_json({**found, "files": checked.files, "bytes": checked.bytes})
     else:
         for problem in checked.problems:
-            typer.echo(f"{problem.kind}: {problem.file}: {problem.message}")
+            say(printable(f"{problem.kind}: {problem.file}: {problem.message}"))
         for name in checked.foreign:
-            typer.echo(f"foreign: {name}: not part of the model and never read.")
+            say(f"foreign: {printable(name)}: not part of the model and never read.")
         if checked.problems:
-            typer.echo(f"{model} is damaged: {counted(len(checked.problems), 'problem')}.")
+            say(f"{printable(str(model))} is damaged: {counted(len(checked.problems), 'problem')}.")
         else:
-            typer.echo(f"{model} is whole: {counted(checked.files, 'file')}, {size(checked.bytes)}.")
+            say(f"{printable(str(model))} is whole: {counted(checked.files, 'file')}, {size(checked.bytes)}.")
     if checked.problems:
         raise typer.Exit(DAMAGED)
 
 
 def inspect_command(model: Model, json_: AsJson = False) -> None:
     """Show what a model folder holds: tasks, factors per layer, numbers stored, bytes and history."""
+    check_there(model)
     from ibpwf.storage.inspection import inspect_model
 
     report = inspect_model(model)
     if json_:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        print_json(report.to_json())
         return
-    show(Console(), report)
+    from ibpwf.screen import Screen
+
+    show(Screen(), report)
 
 
 def forget_command(
@@ -63,25 +68,26 @@ def forget_command(
     json_: AsJson = False,
 ) -> None:
     """Remove a task and every factor that only it used. All other tasks answer with the same bits as before."""
+    check_there(model)
     from ibpwf.learner import open_model
 
     with open_model(model, device="cpu") as found:
         before = sum(path.stat().st_size for path in model.iterdir() if path.is_file())
+        if getattr(found, "tasks_", None) == [task]:
+            raise InputError(f"task '{task}' is the only one of {model}; remove the folder to start anew.")
         forgotten = found.forget(task)
         found.save(model)
         freed = before - sum(path.stat().st_size for path in model.iterdir() if path.is_file())
     left = [known.name for known in getattr(found, "learner_", found).tasks]
     if json_:
         counts = {"removed": forgotten.removed, "kept": forgotten.kept}
-        typer.echo(
-            json.dumps({"model": str(model), "forgot": task, **counts, "bytes": freed, "tasks": left}, indent=2)
-        )
+        print_json({"model": str(model), "forgot": task, **counts, "bytes": freed, "tasks": left})
         return
-    typer.echo(f"Forgot task '{task}' of {model}: {size(max(freed, 0))} freed.")
+    say(f"Forgot task '{printable(task)}' of {printable(str(model))}: {size(max(freed, 0))} freed.")
     for layer, count in forgotten.removed.items():
         kept = forgotten.kept[layer]
-        typer.echo(f"  {layer}: {counted(count, 'factor')} removed, {kept} kept because other tasks use them")
-    typer.echo(f"Tasks that remain: {', '.join(left) or 'none'}.")
+        say(f"  {layer}: {counted(count, 'factor')} removed, {kept} kept because other tasks use them")
+    say(f"Tasks that remain: {printable(', '.join(left)) or 'none'}.")
 
 
 def counted(count: int, what: str) -> str:
@@ -103,17 +109,17 @@ BAR = 24
 """Columns for the bar of the layer with the most factors."""
 
 
-def show(console: Console, report: ModelReport) -> None:
+def show(screen: Screen, report: ModelReport) -> None:
     """Tables and bars for a terminal; one bar is one layer's factors of one task: reused, then new ones."""
+    from rich.table import Table
 
-    def say(text: str = "", style: str = "") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
+    say = screen.say
     shape = "none yet" if report.input_shape is None else " × ".join(map(str, report.input_shape))
-    say(f"{report.path}: {report.method}, {counted(len(report.tasks), 'task')}, {size(report.bytes)}", "bold")
+    tasks = counted(len(report.tasks), "task")
+    say(f"{printable(str(report.path))}: {report.method}, {tasks}, {size(report.bytes)}", "bold")
     say(f"schema {report.schema}, seed {report.seed}, inputs of shape {shape}")
     if report.in_progress is not None:
-        say(f"in progress: task '{report.in_progress}', broken off; learn it again with resume to go on")
+        say(f"in progress: task '{printable(report.in_progress)}', broken off; learn it again with resume to go on")
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.numbers.items())
     say(f"{counted(sum(report.numbers.values()), 'number')} stored: {kinds}")
     if not report.tasks:
@@ -125,21 +131,20 @@ def show(console: Console, report: ModelReport) -> None:
         table.add_column(head, justify="right")
     for task in report.tasks:
         accuracy = "–" if task.accuracy is None else f"{task.accuracy:.2f} %"
-        table.add_row(
-            escape(task.name), escape(_classes(task.labels)), str(task.examples), accuracy, size(task.bytes)
-        )
+        named = printable(task.name), printable(_classes(task.labels))
+        table.add_row(*named, str(task.examples), accuracy, size(task.bytes))
     say()
-    console.print(table)
+    screen.print(table)
     widest = max((use.active for task in report.tasks for use in task.factors.values()), default=0)
-    names = max((len(task.name) for task in report.tasks), default=0)
+    names = max((len(printable(task.name)) for task in report.tasks), default=0)
     for layer, total in report.layers.items():
         say(f"\n{layer}: {counted(total, 'factor')}", "bold")
         for task in report.tasks:
             use = task.factors[layer]
             reused, new = (round(BAR * count / max(widest, 1)) for count in (use.reused, use.new))
             bar = ("█" * reused + "░" * new).ljust(BAR)
-            say(f"  {task.name:<{names}}  {bar} {use.active} used: {use.reused} reused, {use.new} new")
-    names_of = {task.serial: f" '{task.name}'" for task in report.tasks}
+            say(f"  {printable(task.name):<{names}}  {bar} {use.active} used: {use.reused} reused, {use.new} new")
+    names_of = {task.serial: f" '{printable(task.name)}'" for task in report.tasks}
     say("\nhistory", "bold")
     for line in report.history:
         version = f" (ibpwf {line['version']})" if line.get("version") else ""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ibpwf.commands import own_data as own
+from ibpwf.device import check_device
+from ibpwf.errors import printable
+from ibpwf.limits import check_draws
+
+if TYPE_CHECKING:
+    from ibpwf.screen import Screen
 
 SHOWN = 10
 """Rows that are shown where no file is asked for."""
@@ -51,6 +54,8 @@ def predict_command(
     A label column is not needed, and not looked at. The entropy and the mutual information are in nats.
     """
     own.check_paths(model, data)
+    check_device(device)
+    check_draws(draws, name="--draws")
     options = own.read_options(
         unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, with_labels=False
     )
@@ -71,7 +76,9 @@ def predict_command(
                 write(rows)
             seen.add(rows)
     if out is None or str(out) != "-":
-        seen.show(Console(), out)
+        from ibpwf.screen import Screen
+
+        seen.show(Screen(), out)
 
 
 class Seen:
@@ -90,35 +97,35 @@ class Seen:
         self.novel += sum(row["novel"] for row in rows)
         self.count += len(rows)
 
-    def show(self, console: Console, out: Path | None) -> None:
-        def say(text: str) -> None:
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    def show(self, screen: Screen, out: Path | None) -> None:
+        say = screen.say
         if out is None:
-            self._table(console)
+            self._table(screen)
             if self.count > len(self.first):
                 say(f"… and {self.count - len(self.first):,} rows more; -o FILE.csv writes them all.\n")
         else:
-            say(f"{self.count:,} rows written to {out}.")
+            say(f"{self.count:,} rows written to {printable(str(out))}.")
         say(f"labels: {_counts(self.labels)}")
         say(f"tasks: {_counts(self.tasks)}")
         say(f"novel: {self.novel:,} of {self.count:,} look like nothing learnt")
 
-    def _table(self, console: Console) -> None:
+    def _table(self, screen: Screen) -> None:
+        from rich.table import Table
+
         table = Table(box=None, pad_edge=False)
         for name in self.first[0]:
             table.add_column(name.replace("_", " "), justify="left" if name in ("file", "label", "task") else "right")
         for row in self.first:
-            table.add_row(*(escape(_shown(value)) for value in row.values()))
-        console.print(table)
+            table.add_row(*(_shown(value) for value in row.values()))
+        screen.print(table)
 
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
 
 
 def _counts(counter: Counter[str]) -> str:
-    shown = ", ".join(f"{name} {count:,}" for name, count in counter.most_common(8))
+    shown = ", ".join(f"{printable(name)} {count:,}" for name, count in counter.most_common(8))
     return shown if len(counter) <= 8 else f"{shown}, … ({len(counter)})"

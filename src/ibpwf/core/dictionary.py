@@ -31,6 +31,10 @@ class FactorBlock:
         return FactorBlock(fn(self.a), fn(self.b), fn(self.positions))
 
 
+MOST_FACTORS = 10_000
+"""The largest α of any layer, unless its weight has a tenth of that rank or more: ten times the rank then."""
+
+
 class Dictionary:
     """The locked factors of one layer.
 
@@ -41,6 +45,12 @@ class Dictionary:
     def __init__(self, inputs: int, outputs: int, alpha: float, max_factors: int | None = None) -> None:
         if not (alpha > 0 and math.isfinite(alpha)):
             raise InputError(f"alpha is {alpha}; it is the expected number of factors per task and must be above 0.")
+        most = max(MOST_FACTORS, 10 * min(inputs, outputs))
+        if alpha > most:
+            raise InputError(
+                f"alpha is {alpha:g}; a task cannot use so many factors in a layer of {inputs}×{outputs}. Give at "
+                f"most {most:,}; half of the layer's rank is usual."
+            )
         if max_factors is not None and max_factors < 1:
             raise InputError(
                 f"max_factors is {max_factors}; give at least 1, or None for a dictionary that grows freely."

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, State, TaskInference
+from ibpwf.limits import check_features
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class MomentAccumulator:
             return
         phi = phi.double()
         if self.shift is None or self.first is None or self.second is None:
+            check_features(phi.shape[1])
             self.shift = phi.mean(0)
             self.first = torch.zeros_like(self.shift)
             self.second = phi.new_zeros(phi.shape[1], phi.shape[1])

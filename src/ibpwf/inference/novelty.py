@@ -17,8 +17,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from ibpwf.errors import InputError
 from ibpwf.inference.gaussian import GaussianTaskInference, Moments, whitening
+from ibpwf.limits import check_rate
 
 
 def leave_one_out(distance: Tensor, count: Tensor, rows: Tensor) -> Tensor:
@@ -52,17 +52,12 @@ def usual_limit(distances: Tensor, rate: float) -> float:
     return max(fitted, float(known[-1]))
 
 
-def checked_rate(rate: float) -> float:
-    if not 0 < rate < 1:
-        raise InputError(f"false_alarm_rate is {rate!r}; give a share between 0 and 1, such as 0.01.")
-    return rate
-
-
 class Novelty:
     """How far inputs are from all tasks' Gaussians, in units of each task's usual limit."""
 
     def __init__(self, inference: GaussianTaskInference, rate: float, limits: Sequence[float] = ()) -> None:
-        self.inference, self.rate = inference, checked_rate(rate)
+        check_rate(rate)
+        self.inference, self.rate = inference, rate
         self.limits = list(limits)
         self._whitened: dict[int, list[tuple[Tensor, Tensor, list[int]]]] = {}
 

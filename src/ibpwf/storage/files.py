@@ -73,6 +73,8 @@ def replacing(path: StrPath) -> Iterator[BinaryIO]:
     # The start of the name only, so that a name which just fits does not fail because of the suffix.
     aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
     with plain_errors("write", target):
+        if os.path.lexists(target) and not _may_be_replaced(os.lstat(target).st_mode):
+            raise StoreError(f"cannot write {os.fspath(path)!r}: it is a pipe or a device. Give the path of a file.")
         try:
             handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
             with os.fdopen(handle, "wb") as file:
@@ -85,6 +87,11 @@ def replacing(path: StrPath) -> Iterator[BinaryIO]:
                 os.unlink(aside)
             raise
         sync_folder(target.parent)
+
+
+def _may_be_replaced(mode: int) -> bool:
+    """Whether a new file may take its place: that of /dev/null would be the end of more than one program."""
+    return stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)
 
 
 def write_bytes(path: StrPath, data: bytes) -> None:

@@ -18,8 +18,6 @@ from ibpwf.storage.files import read_json
 
 @pytest.fixture(scope="module")
 def reproduce() -> Callable[..., object]:
-    if not cli.app.registered_commands:
-        cli.add_commands()
     return lambda *words: CliRunner().invoke(cli.app, ["reproduce", *words])
 
 

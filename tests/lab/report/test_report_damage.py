@@ -161,3 +161,33 @@ def test_both_records_damaged_leaves_the_folder_out(finished: Path, copied: Copi
     page = make_page([folder, finished])
     assert len(page.runs) == 1
     assert "is left out" in page.problems[0]
+
+
+@pytest.mark.parametrize("number", [1e308, -1e308, 10**400])
+@pytest.mark.parametrize("place", ["loss", "new", "mean", "alpha"])
+def test_a_number_that_nothing_measured_has_is_left_out(copied: Copied, place: str, number: float) -> None:
+    folder = copied()
+    if place == "loss":
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        first = {**json.loads(lines[0]), "loss": number}
+        (folder / "metrics.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]))
+    else:
+        result = json.loads((folder / "result.json").read_text())
+        use = result["factors"][0]["per_task"][0]
+        holder = {"new": next(iter(use.values())), "mean": result["accuracy"]["task"], "alpha": result["settings"]}
+        holder[place][place] = number
+        (folder / "result.json").write_text(json.dumps(result))
+    page = make_page([folder])
+    assert len(page.problems) == 1
+    assert "run1-accuracy" in titles(page.html)
+
+
+def test_a_task_name_cannot_steer_a_page_or_a_terminal(copied: Copied) -> None:
+    folder = copied()
+    hostile = '"><script>alert(1)</script>\x1b[2J'
+    rewrite(
+        folder / "result.json", lambda result: {**result, "tasks": [{**t, "name": hostile} for t in result["tasks"]]}
+    )
+    html = make_page([folder]).html
+    assert "<script>alert" not in html
+    assert "\x1b" not in html

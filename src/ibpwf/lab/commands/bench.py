@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from ibpwf.device import check_device
+from ibpwf.errors import printable, unknown
 from ibpwf.lab.bench import NAMES
 from ibpwf.lab.bench.page import joined, mark, markdown, number, spread, target
 from ibpwf.lab.commands.options import command_typed, command_with, of_run
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from ibpwf.lab.bench.measure import Setup
+    from ibpwf.screen import Screen
 
 
 @dataclass
@@ -47,22 +49,29 @@ class BenchOptions:
 @command_with(BenchOptions)
 def bench_command(asked: BenchOptions) -> None:
     """Measure speed and memory side by side, in turns, and show the ratios beside their targets."""
+    for name in asked.only or []:
+        if name not in NAMES:
+            raise unknown("measurement in --only", name, NAMES)
+    check_device(asked.device)
     from ibpwf.lab.bench.measure import Setup
     from ibpwf.lab.bench.registry import chosen, measured, runs_on
     from ibpwf.learner import choose_device
+    from ibpwf.screen import Screen
     from ibpwf.storage.files import read_json, write_json, write_text
 
-    console, out = Console(), asked.out
+    # Measurements train for seconds, on purpose: that their tasks are hardly learned is no news.
+    warnings.filterwarnings("ignore", message="task .* was hardly learned")
+    screen, out = Screen(), asked.out
     setup, wanted = Setup(choose_device(asked.device), asked.quick, asked.runs), chosen(asked.only)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had should not show after minutes
     content = conditions(setup)
     before = read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
     joined(before, content)  # a folder of another machine is refused before anything is measured
-    console.print(content["machine"]["words"], style="dim", highlight=False, markup=False)
+    screen.print(content["machine"]["words"], style="dim")
     for measurement in wanted:
         if runs_on(measurement, setup.device):
-            console.print(f"measuring {measurement.name}: {measurement.summary}", style="dim", highlight=False)
+            screen.print(f"measuring {measurement.name}: {measurement.summary}", style="dim")
         stamp = {key: content[key] for key in ("command", "commit")}
         content["measurements"].append({**measured(measurement, setup), **stamp})
         if out is not None:  # each as it comes: whole runs take minutes
@@ -72,11 +81,11 @@ def bench_command(asked: BenchOptions) -> None:
 
         content["profile"] = step_profile(setup)
     content = joined(before, content)
-    show(console, content)
+    show(screen, content)
     if out is not None:
         write_json(out / "bench.json", content)
         write_text(out / "README.md", markdown(content))
-        console.print(f"Written: {out / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
+        screen.say(f"Written: {printable(str(out / 'README.md'))}")
 
 
 def conditions(setup: Setup) -> dict[str, Any]:
@@ -111,7 +120,9 @@ def machine_in_words(device: torch.device) -> str:
     return name
 
 
-def show(console: Console, content: dict[str, Any]) -> None:
+def show(screen: Screen, content: dict[str, Any]) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for head in ("measurement", "what"):
         table.add_column(head, overflow="fold")
@@ -124,8 +135,8 @@ def show(console: Console, content: dict[str, Any]) -> None:
             table.add_row(
                 row["name"], row["what"], number(row["value"], row["unit"]), spread(row), target(row), mark(row)
             )
-    console.print()
-    console.print(table)
+    screen.print()
+    screen.print(table)
     found = content.get("profile")
     if found:
         for title, numbers in (
@@ -137,5 +148,5 @@ def show(console: Console, content: dict[str, Any]) -> None:
             parts.add_column("ms", justify="right")
             for name, spent in found[numbers].items():
                 parts.add_row(name, f"{spent:.3f}")
-            console.print()
-            console.print(parts)
+            screen.print()
+            screen.print(parts)

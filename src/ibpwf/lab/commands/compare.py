@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, printable
 from ibpwf.lab.commands.options import RunChoices, at_least_one, command_with, flush_denormals, interrupted
 from ibpwf.lab.experiments.run_config import RunConfig
 
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.compare import Outcome
+    from ibpwf.screen import Screen
 
 
 def methods_command() -> None:
     """List every method: what it does, what it keeps between tasks, which settings it answers."""
-    from ibpwf.lab.methods import methods
+    from rich.table import Table
 
-    console = Console()
+    from ibpwf.lab.methods import methods
+    from ibpwf.screen import Screen
+
+    screen = Screen()
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True, style="bold")
     table.add_column("what it does")
@@ -31,7 +32,7 @@ def methods_command() -> None:
     table.add_column("answers", no_wrap=True)
     for name, method in methods().items():
         table.add_row(name, method.summary, method.stores, ", ".join(method.answers))
-    console.print(table, highlight=False)
+    screen.print(table)
 
 
 @dataclass
@@ -51,10 +52,11 @@ class CompareOptions(RunChoices):
 
     def configs(self) -> list[RunConfig]:
         """One for each method, with those changes that it has a setting for."""
+        at_least_one(seeds=self.seeds, jobs=self.jobs)
+        self.check(*(name.strip() for name in self.methods.split(",") if self.methods != "all"))
         from ibpwf.lab.experiments.compare import chosen_methods
         from ibpwf.lab.experiments.presets import settings_type
 
-        at_least_one(seeds=self.seeds, jobs=self.jobs)
         known = {name: settings_type(name).model_fields for name in chosen_methods(self.methods, self.scenario)}
         changes = self.changes()
         for change in changes:
@@ -77,24 +79,27 @@ def compare_command(asked: CompareOptions) -> None:
 
     Runs that have finished are not run again. A run that fails is reported and does not stop the others.
     """
+    configs = asked.configs()
     flush_denormals()
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     from ibpwf.lab.experiments.compare import compare, write_tables
     from ibpwf.lab.experiments.seed_training import RunCallback
+    from ibpwf.screen import Screen
 
-    configs = asked.configs()
     folder = asked.out or Path("runs") / f"compare-{asked.scenario.replace(':', '.')}"
-    console = Console()
+    screen = Screen()
     if configs[0].preset == "none":
-        console.print(f"Preset: {'; '.join(one.note() for one in configs)}.", highlight=False, soft_wrap=True)
+        screen.print(f"Preset: {'; '.join(one.note() for one in configs)}.", soft_wrap=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[detail]}"),
         TimeElapsedColumn(),
-        console=console,
+        console=screen,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not screen.is_terminal,
     )
     whole = bar.add_task("methods", total=len(configs), detail="")
 
@@ -103,29 +108,29 @@ def compare_command(asked: CompareOptions) -> None:
             self.method = method
 
         def task_start(self, training: str, task: str, epochs: int) -> None:
-            bar.update(whole, detail=f"{self.method} {training}: {task}")
+            bar.update(whole, detail=printable(f"{self.method} {training}: {task}"))
 
         def step_end(self, training: str, epochs: float, loss: float) -> None:
             bar.update(whole, detail=f"{self.method} {training}: epoch {epochs:.0f} loss {loss:.3g}")
 
     def told(outcome: Outcome, done: int, total: int) -> None:
         bar.update(whole, completed=done)
-        _line(console, outcome)
+        _line(screen, outcome)
 
     try:
         with bar:
             outcomes = compare(configs, folder, jobs=asked.jobs, resume=asked.resume, told=told, watch=Newest)
     except KeyboardInterrupt:
         raise interrupted(folder) from None
-    show(console, write_tables(folder, outcomes), outcomes)
-    console.print(f"Tables: {folder}/comparison.md, .csv, .json", highlight=False, markup=False, soft_wrap=True)
+    show(screen, write_tables(folder, outcomes), outcomes)
+    screen.say(f"Tables: {printable(str(folder))}/comparison.md, .csv, .json")
     if all(outcome.result is None for outcome in outcomes):
         raise InputError("every run failed; see the lines above.")
 
 
-def _line(console: Console, outcome: Outcome) -> None:
+def _line(screen: Screen, outcome: Outcome) -> None:
     if outcome.result is None:
-        console.print(f"{outcome.method}: failed: {outcome.error}", style="red", highlight=False, markup=False)
+        screen.print(f"{outcome.method}: failed: {outcome.error}", style="red")
         return
     from ibpwf.lab.experiments.compare import number
 
@@ -134,11 +139,13 @@ def _line(console: Console, outcome: Outcome) -> None:
         entry = outcome.result["accuracy"][setting]
         if entry:
             parts.append(f"{words} {number(entry['mean'], entry['std'])}")
-    console.print(f"{outcome.method}: {', '.join(parts)}", highlight=False, markup=False)
+    screen.print(f"{outcome.method}: {', '.join(parts)}")
 
 
-def show(console: Console, table: list[dict[str, Any]], outcomes: list[Outcome]) -> None:
+def show(screen: Screen, table: list[dict[str, Any]], outcomes: list[Outcome]) -> None:
     """The final table."""
+    from rich.table import Table
+
     from ibpwf.lab.experiments.compare import floor_lines, mark, number, size
 
     shown = Table(box=None, pad_edge=False)
@@ -158,7 +165,7 @@ def show(console: Console, table: list[dict[str, Any]], outcomes: list[Outcome])
                 mark(row[f"{setting}_reproduces"]),
             ]
         shown.add_row(row["method"], *cells, size(row["kept_bytes"]), f"{row['seconds']:.0f} s")
-    console.print()
-    console.print(shown, highlight=False)
+    screen.print()
+    screen.print(shown)
     for line in floor_lines(outcomes):
-        console.print(line, style="dim", highlight=False, markup=False)
+        screen.print(line, style="dim")

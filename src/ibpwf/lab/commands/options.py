@@ -13,9 +13,12 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ibpwf.errors import InputError
+from ibpwf.device import check_device
+from ibpwf.errors import InputError, printable
+from ibpwf.lab import names
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.settings import parse_assignment
+from ibpwf.terminal import say
 
 T = TypeVar("T")
 
@@ -65,6 +68,17 @@ class RunChoices:
         bool, typer.Option("--no-models", help="Store results only: saves disk, but an interrupted seed starts anew.")
     ] = False
 
+    def check(self, *methods: str, fallback: str | None = None) -> None:
+        """Refuse mistyped names now, before seconds are spent on importing torch."""
+        for scenario in (self.scenario, fallback):
+            if scenario is not None:
+                names.check_scenario(scenario)
+        for method in methods:
+            names.check_method(method)
+        names.check_preset(self.preset)
+        check_device(self.device)
+        self.changes()
+
     def changes(self) -> dict[str, Any]:
         return dict(parse_assignment(text) for text in self.set_ or [])
 
@@ -95,5 +109,6 @@ def flush_denormals() -> None:
 
 def interrupted(folder: Path, what: str = "runs", how: str = "--resume") -> typer.Exit:
     """Say what Ctrl-C has left, and end with its exit code."""
-    typer.echo(f"Interrupted. Finished {what} are kept in {folder}; the same command with {how} goes on.", err=True)
+    where = printable(str(folder))
+    say(f"Interrupted. Finished {what} are kept in {where}; the same command with {how} goes on.", err=True)
     return typer.Exit(130)

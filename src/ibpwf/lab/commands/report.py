@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, printable
+from ibpwf.terminal import say
 
 
 def report_command(
@@ -21,20 +22,25 @@ def report_command(
     pdf: Annotated[bool, typer.Option("--pdf", help="Print it to a PDF beside it too (needs Chromium).")] = False,
 ) -> None:
     """Write one HTML page with the results, figures and settings of runs, comparisons and reproductions."""
-    from ibpwf.lab.report.page import make_page
-    from ibpwf.lab.report.pdf import write_pdf
-    from ibpwf.storage.files import write_text
-
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; give the file to write, such as {out / 'report.html'}.")
     if pdf and out.suffix.lower() == ".pdf":
         raise InputError(f"--out is {out}; give the HTML file, --pdf writes the PDF beside it.")
+    if not any(folder.is_dir() for folder in folders):
+        named = ", ".join(map(str, folders))
+        raise InputError(
+            f"there is nothing to report: {named} is not a folder. Give the --out folder of `ibpwf run`."
+        )
+    from ibpwf.lab.report.page import make_page
+    from ibpwf.lab.report.pdf import write_pdf
+    from ibpwf.storage.files import write_text
+
     page = make_page(folders)
     for problem in page.problems:
-        typer.echo(f"warning: {problem}", err=True)
+        say(printable(f"warning: {problem}"), err=True)
     write_text(out, page.html)
     counts = [(len(page.experiments), "experiment"), (len(page.comparisons), "comparison"), (len(page.runs), "run")]
     shown = ", ".join(f"{count} {word}{'s' * (count != 1)}" for count, word in counts if count)
-    typer.echo(f"Report of {shown}: {out}")
+    say(f"Report of {shown}: {printable(str(out))}")
     if pdf:
-        typer.echo(f"PDF: {write_pdf(out, out.with_suffix('.pdf'))}")
+        say(printable(f"PDF: {write_pdf(out, out.with_suffix('.pdf'))}"))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from ibpwf.errors import IBPWFError, InputError
+from ibpwf.device import check_device
+from ibpwf.errors import IBPWFError, InputError, printable, unknown
+from ibpwf.lab import names
 from ibpwf.lab.commands.options import (
     at_least_one,
     command_typed,
@@ -25,6 +25,7 @@ from ibpwf.lab.commands.options import (
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request
     from ibpwf.lab.experiments.reproduction.reproduce import Job
+    from ibpwf.screen import Screen
 
 
 @dataclass
@@ -35,8 +36,7 @@ class ReproduceOptions:
         str,
         typer.Argument(
             metavar="NAME",
-            help="table1 to table4, figure-uncertainty-class, figure-uncertainty-task, figure-factors, "
-            "figure-filters, figure-const-wf, figure-alpha, figure-kappa, figure-tsne, or all.",
+            help=f"One of {', '.join(names.EXPERIMENTS)}, or all.",
         ),
     ]
     seeds: Annotated[
@@ -61,58 +61,60 @@ def reproduce_command(options: ReproduceOptions) -> None:
 
     Runs are shared between experiments and finished ones are not run again.
     """
+    if options.name not in (*names.EXPERIMENTS, "all"):
+        raise unknown("experiment", options.name, [*names.EXPERIMENTS, "all"])
+    check_device(options.device)
+    at_least_one(seeds=options.seeds)
     flush_denormals()
     from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
     from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
     from ibpwf.lab.experiments.reproduction.reproduce import plan
     from ibpwf.lab.report import write_report
     from ibpwf.learner import choose_device
+    from ibpwf.screen import Screen
 
     chosen, budget = chosen_experiments(options.name), checked_budget(options.budget)
     choose_device(options.device)
-    at_least_one(seeds=options.seeds)
     folder = options.out or Path("runs") / f"reproduce-{budget}"
     asked = Request(folder, budget, options.seeds, options.device, command_typed(), options.resume)
-    console = Console()
+    screen = Screen()
     if budget == "quick":
-        _say(console, f"{QUICK_NOTE}.", "yellow")
+        screen.say(f"{QUICK_NOTE}.", "yellow")
     if options.plan:
-        show_plan(console, plan(chosen, asked))
+        show_plan(screen, plan(chosen, asked))
         return
     try:
-        failed = _reproduce_all(chosen, asked, console)
+        failed = _reproduce_all(chosen, asked, screen)
     except KeyboardInterrupt:
         raise interrupted(folder) from None
     if len(failed) < len(chosen):
-        _say(console, f"Report: {write_report([folder], folder / 'report.html')}", "")
+        screen.say(printable(f"Report: {write_report([folder], folder / 'report.html')}"))
     if failed:
         raise InputError(
             f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}; see the lines above."
         )
 
 
-def _say(console: Console, text: str, style: str = "dim") -> None:
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
-
-def _reproduce_all(chosen: Sequence[Experiment], asked: Request, console: Console) -> list[str]:
+def _reproduce_all(chosen: Sequence[Experiment], asked: Request, screen: Screen) -> list[str]:
     """All of them, each shown as it comes; the names of those that failed."""
     from ibpwf.lab.experiments.reproduction.reproduce import reproduce
 
     failed = []
     for experiment in chosen:
         try:
-            show(console, reproduce(experiment, asked, told=partial(_say, console)))
+            show(screen, reproduce(experiment, asked, told=partial(screen.say, style="dim")))
         except IBPWFError as error:
             if len(chosen) == 1:
                 raise
             failed.append(experiment.name)
-            _say(console, f"{experiment.name} failed: {error}", "red")
+            screen.say(f"{experiment.name} failed: {error}", "red")
     return failed
 
 
-def show_plan(console: Console, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> None:
+def show_plan(screen: Screen, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> None:
     """One line per run: how long it is, and who wants it."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for head in ("run", "seeds", "trainings", "length", "state"):
         table.add_column(head, overflow="fold", justify="right" if head in ("seeds", "trainings") else "left")
@@ -120,19 +122,21 @@ def show_plan(console: Console, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> 
     for job, experiments in runs:
         numbers = str(len(job.config.seeds)), str(job.trainings)
         table.add_row(job.spec.name, *numbers, job.length, job.state, ", ".join(experiments))
-    console.print(table, highlight=False, markup=False)
+    screen.print(table)
     left = [job for job, _ in runs if job.state != "finished"]
-    console.print(
+    screen.print(
         f"{len(runs)} runs, {len(left)} of them not finished ({sum(job.trainings for job in left)} trainings)."
     )
 
 
-def show(console: Console, result: dict[str, Any]) -> None:
+def show(screen: Screen, result: dict[str, Any]) -> None:
     """An experiment's numbers beside the paper's, and its claims."""
+    from rich.table import Table
+
     from ibpwf.lab.experiments.compare import mark, number
 
     label = " (quick, not the paper's size)" if result["budget"] == "quick" else ""
-    console.print(f"\n{result['title']}{label}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    screen.print(f"\n{result['title']}{label}", style="bold", soft_wrap=True)
     if result["shows"] == "table":
         table = Table(box=None, pad_edge=False)
         for head in ("benchmark", "method", "setting"):
@@ -149,9 +153,9 @@ def show(console: Console, result: dict[str, Any]) -> None:
                 number(paper["mean"], paper["std"]),
                 mark(row["reproduces"]),
             )
-        console.print(table, highlight=False)
+        screen.print(table)
     for claim in result["claims"]:
         sign = "–" if result["budget"] == "quick" and result["shows"] == "table" else mark(claim["held"])
-        console.print(f"{sign} {claim['statement']}", highlight=False, markup=False, soft_wrap=True)
+        screen.print(f"{sign} {claim['statement']}", soft_wrap=True)
     for run in result["failed"]:
-        console.print(f"{run['name']} failed: {run['error']}", style="red", highlight=False, markup=False)
+        screen.print(f"{run['name']} failed: {run['error']}", style="red")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ibpwf.errors import DataError, InputError
+from ibpwf.errors import DataError, InputError, printable
 from ibpwf.lab.commands.options import (
     RunChoices,
     at_least_one,
@@ -21,6 +19,10 @@ from ibpwf.lab.commands.options import (
     of_run,
 )
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.terminal import print_json, say
+
+if TYPE_CHECKING:
+    from ibpwf.screen import Screen
 
 
 @dataclass
@@ -43,11 +45,12 @@ class RunOptions(RunChoices):
 
     def configs(self) -> list[RunConfig]:
         """Of the scenario and, checked now rather than when it is needed, of the fallback."""
-        from ibpwf.lab.experiments.network import parse_network
-
         if self.seed is not None and self.seeds is not None:
             raise InputError("--seed and --seeds were both given; choose one.")
         at_least_one(seeds=self.seeds)
+        self.check(self.method, fallback=self.fallback)
+        from ibpwf.lab.experiments.network import parse_network
+
         chosen = tuple(range(self.seeds)) if self.seeds is not None else (self.seed or 0,)
         network = None if self.network is None else parse_network(self.network)
         more = {"method": self.method, "seeds": chosen, "changes": self.changes(), "network": network}
@@ -62,36 +65,38 @@ class RunOptions(RunChoices):
 @command_with(RunOptions)
 def run_command(asked: RunOptions) -> None:
     """Learn a scenario task by task and print the accuracies beside the paper's."""
-    flush_denormals()
-    console = Console(stderr=asked.json_)
     config, *others = asked.configs()
+    flush_denormals()
+    from ibpwf.screen import Screen
+
+    screen = Screen(stderr=asked.json_)
     try:
         try:
-            result = _run(config, asked, console)
+            result = _run(config, asked, screen)
         except DataError as error:
             if not others:
                 raise
-            console.print(f"{error}\n", style="dim", highlight=False, markup=False, soft_wrap=True)
-            console.print(f"{asked.scenario} cannot be had here; running {asked.fallback} instead.", style="yellow")
+            screen.say(f"{error}\n", "dim")
+            screen.say(f"{asked.scenario} cannot be had here; running {asked.fallback} instead.", "yellow")
             config = others[0]
-            result = _run(config, asked, console)
+            result = _run(config, asked, screen)
     except KeyboardInterrupt:
         folder = asked.folder(config)
         if (folder / "config.json").exists():
             how = "--resume instead of --overwrite" if asked.overwrite else "--resume"
             raise interrupted(folder, "tasks", how) from None
-        typer.echo("Interrupted. Nothing has been written yet.", err=True)
+        say("Interrupted. Nothing has been written yet.", err=True)
         raise typer.Exit(130) from None
     if asked.json_:
-        typer.echo(json.dumps(result, indent=2))
+        print_json(result)
 
 
-def _run(config: RunConfig, asked: RunOptions, console: Console) -> dict[str, Any]:
+def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]:
     from ibpwf.lab.commands.run_display import Display, summary
     from ibpwf.lab.experiments.run import run
     from ibpwf.lab.report import write_report
 
-    display, folder = Display(console, len(config.seeds) * len(config.trainings())), asked.folder(config)
+    display, folder = Display(screen, len(config.seeds) * len(config.trainings())), asked.folder(config)
     display.say_preset(config)
     with display.bar:
         result = run(
@@ -103,8 +108,8 @@ def _run(config: RunConfig, asked: RunOptions, console: Console) -> dict[str, An
             overwrite=asked.overwrite,
             tensorboard=asked.tensorboard,
         )
-    summary(console, result)
+    summary(screen, result)
     page = write_report([folder], folder / "report.html")
     for line in (f"Run folder: {folder}", f"Report: {page}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        screen.say(printable(line))
     return result

@@ -6,15 +6,15 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ibpwf.errors import printable
 from ibpwf.lab.experiments.seed_training import RunCallback
 
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.run_config import RunConfig
+    from ibpwf.screen import Screen
     from ibpwf.training.callbacks import EpochEnd
 
 NAME = 13
@@ -22,6 +22,7 @@ NAME = 13
 
 
 def _cut(name: str) -> str:
+    name = printable(name)
     return name if len(name) <= NAME else name[: NAME - 1] + "…"
 
 
@@ -29,18 +30,18 @@ class Display(RunCallback):
     """A progress bar for each task that is being learned and a line per finished task. Fits 80 columns, and leaves
     the less important columns out where there are fewer than that."""
 
-    def __init__(self, console: Console, trainings: int = 1) -> None:
-        self.console, self.several = console, trainings > 1
-        self.wide = console.width >= 80
+    def __init__(self, screen: Screen, trainings: int = 1) -> None:
+        self.screen, self.several = screen, trainings > 1
+        self.wide = screen.width >= 80
         columns: list[ProgressColumn] = [
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TextColumn("{task.fields[unit]} {task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[detail]}"),
             TimeRemainingColumn(),
         ]
         if self.wide and not self.several:
             columns.insert(1, BarColumn(bar_width=6))
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
         self.bars: dict[str, TaskID] = {}  # one per training: on a GPU they take turns
         self.done: dict[str, int] = {}  # epochs of its task
         self.factors: dict[str, str] = {}  # what the last epoch's end said of them
@@ -48,27 +49,28 @@ class Display(RunCallback):
         self.head_printed = False
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="dim", highlight=False, markup=False)
+        self.screen.print(text, style="dim")
 
     def say_preset(self, config: RunConfig) -> None:
         """A scenario without a preset runs all the same; that is said in one line."""
         if config.preset == "none":
-            self.console.print(f"Preset: {config.note()}.", highlight=False, markup=False, soft_wrap=True)
+            self.screen.print(f"Preset: {config.note()}.", soft_wrap=True)
 
     def fetched(self, label: str, done: int, total: int | None) -> None:
         """Megabytes, or a handful of steps."""
         unit = 1e6 if total is None or total >= 1000 else 1
         if self.fetching is None:
             self.fetching = self.bar.add_task("", total=1, unit="", detail="")
+        label = printable(label[:50])
         name, whole = "MB" if unit > 1 else "", max(total or done, 1) / unit
-        self.bar.update(self.fetching, description=escape(label[:50]), completed=done / unit, total=whole, unit=name)
+        self.bar.update(self.fetching, description=label, completed=done / unit, total=whole, unit=name)
 
     def task_start(self, training: str, task: str, epochs: int) -> None:
         if self.fetching is not None:
             self.bar.remove_task(self.fetching)
             self.fetching = None
         named = _cut(task) + (f" {training}" if self.several else "")
-        self.bars[training] = self.bar.add_task(escape(named), total=epochs, unit="epoch", detail="")
+        self.bars[training] = self.bar.add_task(named, total=epochs, unit="epoch", detail="")
         self.done[training], self.factors[training] = 0, ""
 
     def step_end(self, training: str, epochs: float, loss: float) -> None:
@@ -104,7 +106,7 @@ class Display(RunCallback):
     def _line(self, training: str, task: str, numbers: str, factors: str, style: str = "") -> None:
         first = f"{training.removeprefix('seed-'):<9}" if self.several else ""
         text = f"{first}{task:<{NAME}}{numbers}{factors:>{14 if self.wide else 8}}"
-        self.console.print(text, style=style, highlight=False, markup=False)
+        self.screen.print(text, style=style)
 
 
 def _with_spread(entry: dict[str, Any] | None) -> str:
@@ -120,7 +122,7 @@ def _mean_entry(result: dict[str, Any], setting: str, row: int, column: int) -> 
     return None if None in matrices else fmean(matrix[row][column] for matrix in matrices)
 
 
-def per_task(console: Console, result: dict[str, Any]) -> None:
+def per_task(screen: Screen, result: dict[str, Any]) -> None:
     """Every task's accuracy, right after it was learnt and after the last task, as a mean over seeds."""
     shown = Table(box=None, pad_edge=False)
     shown.add_column("accuracy, %")
@@ -134,19 +136,19 @@ def per_task(console: Console, result: dict[str, Any]) -> None:
     ]
     for number, values in enumerate(zip(*columns, strict=True)):
         cells = ("–" if value is None else f"{value:.2f}" for value in values)
-        shown.add_row(escape(result["tasks"][number]["name"]), *cells)
+        shown.add_row(printable(result["tasks"][number]["name"]), *cells)
     means = ("–" if None in column else f"{fmean(v for v in column if v is not None):.2f}" for column in columns)
     shown.add_row("mean", *means, style="bold")
-    console.print()
-    console.print(shown)
+    screen.print()
+    screen.print(shown)
 
 
-def summary(console: Console, result: dict[str, Any]) -> None:
+def summary(screen: Screen, result: dict[str, Any]) -> None:
     """The final tables: every task's accuracy, and the averages beside the paper's where it has any."""
-    per_task(console, result)
+    per_task(screen, result)
     seeds = len(result["seeds"])
     title = f"{result['scenario']}, {result['method']}, preset {result['preset']}, {seeds} seed{'s' * (seeds > 1)}"
-    console.print(f"\n{title}", style="bold", highlight=False)
+    screen.print(f"\n{title}", style="bold")
     compared = any(result["paper"].values())
     shown = Table(box=None, pad_edge=False)
     shown.add_column("average over tasks, %")
@@ -164,14 +166,12 @@ def summary(console: Console, result: dict[str, Any]) -> None:
         paper = result["paper"].get(key) if key else None
         difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper and ours else ""
         shown.add_row(label, _with_spread(ours), *([_with_spread(paper), difference] if compared else []))
-    console.print(shown)
+    screen.print(shown)
     seconds, rate = result["seconds"], result["samples_per_second"]
-    console.print(
+    screen.print(
         f"\n{result['parameters']['mean']:,.0f} parameters stored; {seconds['train']:.1f} s training"
         + (f" ({rate:,.0f} samples/s)" if rate else "")
         + f", {seconds['eval']:.1f} s evaluation on {result['environment']['device']}.",
-        highlight=False,
-        markup=False,
     )
     if result["note"]:
-        console.print(f"Preset: {result['note']}.", style="dim", highlight=False, markup=False)
+        screen.print(f"Preset: {result['note']}.", style="dim")

@@ -18,10 +18,9 @@ from ibpwf.lab.data.scenarios import scenario_names
 from ibpwf.lab.experiments.baselines import COMMON, baseline_settings
 from ibpwf.lab.experiments.network import network_text
 from ibpwf.lab.methods import method_named, methods
+from ibpwf.lab.names import NO_PRESET, PRESETS
 from ibpwf.method import IBPWF
 from ibpwf.settings import FrozenSettings, Settings
-
-PRESETS = ("paper", "default", "quick")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ def _read() -> dict[str, dict[str, Preset]]:
 
 
 BY_SCENARIO = _read()
-NO_PRESET = "none"
 
 
 def preset_name(scenario: str, asked: str) -> str:

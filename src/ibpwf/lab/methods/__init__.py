@@ -15,26 +15,20 @@ from typing import Any
 
 from ibpwf import registry
 from ibpwf.errors import InputError
+from ibpwf.lab.names import METHODS
 from ibpwf.method import IBPWF
 from ibpwf.training.method import Method
-
-# The order of the paper's tables; anything else follows by name.
-_ORDER = (
-    *("sgd", "adam", "adagrad", "l2", "ewc", "online-ewc", "si", "mas", "lwf", "vcl", "ibnn"),
-    *("rehearsal", "vcl-coreset", "gem", "dgr", "rtf"),
-    *("pnn", "side-tuning", "separate", "joint", "slda", "ridge", "gen-classifier", "const-wf", "ibpwf"),
-)
 
 
 @cache
 def own_methods() -> dict[str, type[Method]]:
-    """The methods of this package by name, in the order of the tables."""
+    """The methods of this package by name, in the order of the tables; anything else follows by name."""
     found: dict[str, type[Method]] = {IBPWF.name: IBPWF}
     for module in pkgutil.iter_modules(__path__):
         for _, thing in inspect.getmembers(importlib.import_module(f"{__name__}.{module.name}"), inspect.isclass):
             if issubclass(thing, Method) and not inspect.isabstract(thing) and "name" in vars(thing):
                 found[thing.name] = thing
-    rank = {name: place for place, name in enumerate(_ORDER)}
+    rank = {name: place for place, name in enumerate(METHODS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (rank.get(name, len(rank)), name))}
 
 

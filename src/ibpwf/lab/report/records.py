@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ibpwf.errors import StoreError
 from ibpwf.lab.evaluation.metrics import Matrix
@@ -13,9 +13,29 @@ from ibpwf.lab.experiments.paper import tolerance
 
 class Record(BaseModel):
     """An object of a JSON file that someone else may have written. Fields that this ibpwf does not know are passed
-    over; a number is never taken from text, and is finite."""
+    over; a number is never taken from text, is finite, and no larger than anything that is measured."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _measurable(cls, content: Any) -> Any:
+        for name, value in content.items() if isinstance(content, dict) else ():
+            if _largest(value) > LARGEST:
+                raise ValueError(f"'{name}' holds a number beyond {LARGEST:g}, which nothing measured is")
+        return content
+
+
+LARGEST = 1e30
+"""Beyond it sums and squares overflow, and axes with them."""
+
+
+def _largest(value: object) -> float:
+    """The largest number inside JSON, without its sign."""
+    if isinstance(value, (int, float)):
+        return abs(value)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max(map(_largest, inside), default=0.0)
 
 
 R = TypeVar("R", bound=Record)

@@ -1,0 +1,54 @@
+"""How much may be asked for: what would take more memory or time than anybody has is refused before it is begun."""
+
+from __future__ import annotations
+
+from ibpwf.errors import InputError
+
+MOST_WEIGHTS = 1 << 29
+"""Of one layer that is built from a user's numbers: 2 GiB, and several times that in training."""
+
+MOST_FEATURES = 20_000
+"""Of φ: the covariance of so many takes 3.2 GB."""
+
+MOST_DRAWS = 10_000
+MOST_DRAWN_NUMBERS = 1 << 32
+"""Weights of all posterior draws together: 16 GiB."""
+
+SMALLEST_RATE = 1e-9
+"""Of false alarms: less cannot be told from none."""
+
+
+def check_layer(inputs: int, width: int, where: str = "the network") -> None:
+    """Refuses a layer that is too large to be built."""
+    if inputs * width > MOST_WEIGHTS:
+        raise InputError(
+            f"{where} would have a layer from {inputs:,} inputs to {width:,}: {inputs * width:,} weights, "
+            f"{inputs * width * 4 / 1e9:,.0f} GB. At most {MOST_WEIGHTS:,} are built; use fewer inputs or a narrower "
+            "layer."
+        )
+
+
+def check_features(count: int) -> None:
+    """Refuses features whose covariance would be too large to be kept."""
+    if count > MOST_FEATURES:
+        raise InputError(
+            f"tasks would be inferred from {count:,} features, whose covariance takes {8 * count**2 / 1e9:,.0f} GB; "
+            f"at most {MOST_FEATURES:,} can be used. Choose a narrower layer, or features='random'."
+        )
+
+
+def check_draws(draws: int, weights: int = 0, name: str = "draws") -> None:
+    """Refuses more posterior draws of so many weights than can be held."""
+    if not 0 <= draws <= MOST_DRAWS:
+        raise InputError(f"{name} is {draws}; give how many to average over, at most {MOST_DRAWS:,}, such as 100.")
+    if draws * weights > MOST_DRAWN_NUMBERS:
+        raise InputError(
+            f"{name} is {draws}, and so many draws of {weights:,} weights take {4 * draws * weights / 1e9:,.0f} GB; "
+            f"give at most {MOST_DRAWN_NUMBERS // weights:,}."
+        )
+
+
+def check_rate(rate: float, name: str = "false_alarm_rate") -> None:
+    """Refuses what is no share of false alarms."""
+    if not SMALLEST_RATE <= rate < 1:
+        raise InputError(f"{name} is {rate!r}; give a share between {SMALLEST_RATE:g} and 1, such as 0.01.")
