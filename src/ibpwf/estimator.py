@@ -332,11 +332,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # Storing
 
-    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None, overwrite: bool = False) -> None:
         """Write the model folder, with class and feature names, scales and parameters; nothing is pickled.
 
-        `extra` is JSON of your own to keep beside it. A loaded classifier has it as `extra_`, and keeps it in later
-        saves that give none.
+        A folder that holds another model is refused unless `overwrite` is True. `extra` is JSON of your own to keep
+        beside it. A loaded classifier has it as `extra_`, and keeps it in later saves that give none.
         """
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
@@ -355,7 +355,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "novelty": {"rate": self._novelty.rate, "limits": _finite(self._novelty.limits)},
         }
         self.extra_ = dict(getattr(self, "extra_", {}) if extra is None else extra)
-        self.learner_.save(path, extra=self.extra_)
+        self.learner_.save(path, extra=self.extra_, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:

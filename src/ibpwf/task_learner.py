@@ -20,7 +20,7 @@ from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.settings import FrozenSettings
-from ibpwf.storage.checkpoint_folder import Identity, digest_of, discard_finished
+from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
 from ibpwf.storage.model_folder import KIND, SavedParts, face_of
 from ibpwf.training.callbacks import Callback, TaskEnd
@@ -305,11 +305,12 @@ class TaskLearner:
         inputs = check_inputs(x, self._input_shape, empty_ok=True).to(self.device)
         return self.method.logits(inputs, self.task_number(task))
 
-    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None, overwrite: bool = False) -> None:
         """Write the model folder; what an earlier save wrote of older tasks is left as it is.
 
-        `extra` is JSON of your own (class names, how inputs are prepared) to keep beside the model; a loaded
-        learner has it as `extra`, and keeps it in later saves that give none.
+        A folder that holds another model, one that this learner was neither loaded from nor saved to, is refused
+        unless `overwrite` is True. `extra` is JSON of your own (class names, how inputs are prepared) to keep beside
+        the model; a loaded learner has it as `extra`, and keeps it in later saves that give none.
         """
         configuration, fixed = self._configuration()
         state, files = self.method.state()
@@ -335,7 +336,9 @@ class TaskLearner:
             "extra": self.extra if extra is None else dict(extra),
         }
         with lock_folder(path):
-            self._saved.check_unchanged_by_others(path)
+            check_place(path)
+            if not overwrite:
+                self._saved.check_own(path)
             unchanged = self._saved.unchanged(path, files) if self.method.locks else {}
             opened = save_folder(path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged)
             discard_finished(path, self.method.serial(len(self.tasks)))
