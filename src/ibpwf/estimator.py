@@ -30,6 +30,8 @@ from ibpwf.settings import Settings, renamed
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
 from ibpwf.storage.model_folder import face_of
+from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
+from ibpwf.storage.records import read_record
 from ibpwf.task_learner import whole_folder
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
@@ -364,6 +366,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         face = face_of(opened.content)
         if face is None or face.get("kind") != KIND:
             raise StoreError(f"{path} holds no ContinualClassifier; read it with ibpwf.load(path).")
+        with whole_folder(path):
+            read_record(ClassifierFace, face, f"{manifest_of(opened)} content.face").check_fits(read_content(opened))
         learner = Learner.restored(opened, None, device)
         with whole_folder(path):
             loaded = cls(**{**face["parameters"], "hidden": tuple(face["parameters"]["hidden"]), "device": device})

@@ -23,6 +23,9 @@ from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
 from ibpwf.storage.model_folder import KIND, SavedParts, face_of
+from ibpwf.storage.model_record import read_content
+from ibpwf.storage.network_json import NeedsParts
+from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, NotWhole, at_most, buffer_rules, check_numbers
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
@@ -340,10 +343,24 @@ class TaskLearner:
             if not overwrite:
                 self._saved.check_own(path)
             unchanged = self._saved.unchanged(path, files) if self.method.locks else {}
+            self._check_storable(path, {name: part for name, part in files.items() if name not in unchanged})
             opened = save_folder(path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged)
             discard_finished(path, self.method.serial(len(self.tasks)))
         self._saved.remember(opened, files if self.method.locks else {})
         self.extra = opened.content["extra"]
+
+    def _check_storable(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuse to write what would not be read again."""
+        rules = {f"own/{name}": rule for name, rule in buffer_rules(self.method.template).items()}
+        rules |= {name: NOT_NAN for name, _ in self.method.template.named_buffers()}  # in the template itself
+        usual = BOUNDED if self.method.locks else FINITE
+        try:
+            for part, tensors in files.items():
+                for name, tensor in tensors.items():
+                    check_numbers(part, name, tensor, rules.get(name, usual))
+        except NotWhole as error:
+            remedy = "Forget the last task, put its inputs on one scale, and learn it anew with a lower learning_rate"
+            raise StoreError(f"cannot save to {str(path)!r}: {error}. {remedy}; nothing was written.") from None
 
     def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """What makes the untrained method again: JSON, and tensors."""
@@ -354,35 +371,52 @@ class TaskLearner:
         """Read a model folder of any method but IBP-WF (see `Learner.load`). A method from another package is found
         if that has registered it."""
         opened = open_folder(path, kind=KIND)
-        kind = registry.find(registry.METHODS, str(opened.content.get("method")), {}, imports=False)
+        content = read_content(opened)
+        try:
+            kind = registry.find(registry.METHODS, content.method, {}, imports=False)
+        except InputError as error:
+            raise NeedsParts(f"{path} holds a model of an {error}") from None
+        device = choose_device(device)
+        stored = sum(entry.bytes for entry in opened.files.values())
         with whole_folder(path):
-            method = kind.create(opened.content["configuration"], choose_device(device))
-            return cls(method, seed=opened.content["seed"]).restore(opened)
+            with at_most(MOST_UNSTORED + 4 * stored):
+                method = kind.create(content.configuration, device)
+            return cls(method, seed=content.seed).restore(opened)
 
-    def restore(self, opened: OpenedFolder) -> Self:
-        """Take up the state of an opened folder."""
-        content = opened.content
-        parts = {name: opened.tensors(name) for name in opened.files}
-        self.method.load_state(content["state"], parts)
-        shape = content["input_shape"]
-        self._input_shape = None if shape is None else tuple(shape)
+    def restore(self, opened: OpenedFolder, parts: Mapping[str, Mapping[str, Tensor]] | None = None) -> Self:
+        """Take up the state of an opened folder, whose `parts` may have been read already."""
+        content = read_content(opened)
+        parts = opened.all_tensors() if parts is None else parts
+        if not self.method.locks:  # a method that locks knows each of its tensors
+            rules = {name: NOT_NAN for name, _ in self.method.template.named_buffers()}
+            for part, tensors in parts.items():
+                for name, tensor in tensors.items():
+                    check_numbers(part, name, tensor, rules.get(name, FINITE))
+        self.method.load_state(content.state, parts)
+        self._input_shape = None if content.input_shape is None else tuple(content.input_shape)
         self.tasks = [
-            TaskInfo(
-                t["name"],
-                number,
-                tuple(t["classes"]),
-                t["examples"],
-                t.get("accuracy"),
-                t.get("training_accuracy"),
-            )
-            for number, t in enumerate(content["tasks"])
+            TaskInfo(task.name, number, tuple(task.classes), task.examples, task.accuracy, task.training_accuracy)
+            for number, task in enumerate(content.tasks)
         ]
+        known = getattr(self.method, "classes", None)
+        if known is not None and [tuple(classes) for classes in known] != [task.classes for task in self.tasks]:
+            raise NotWhole("the tasks' classes are not those of the method's state")
         learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(self.tasks))]
-        self.history = list(content.get("history", learned))
-        self.extra, self.face = dict(content.get("extra", {})), face_of(content)
+        self.history = learned if content.history is None else [event.model_dump() for event in content.history]
+        self.extra, self.face = dict(content.extra), face_of(opened.content)
         same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
         self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})
         return self
+
+
+MOST_UNSTORED = 1 << 26
+"""Numbers that an untrained method may make beyond a few times those that are stored."""
+DAMAGE: tuple[type[Exception], ...] = (
+    IBPWFError,
+    *(LookupError, TypeError, AttributeError, ValueError, RuntimeError),
+    *(ArithmeticError, AssertionError, MemoryError),
+)
+"""What content of the right form but of a wrong kind runs into."""
 
 
 @contextlib.contextmanager
@@ -392,7 +426,7 @@ def whole_folder(path: str | Path) -> Iterator[None]:
         yield
     except StoreError:
         raise
-    except (IBPWFError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise StoreError(
-            f"{path} is not a whole model folder ({type(error).__name__}: {error}); restore it from a copy."
-        ) from None
+    except DAMAGE as error:
+        what = str(error) if isinstance(error, NotWhole) else f"{type(error).__name__}: {error}"
+        what = " ".join(what.split())
+        raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from ibpwf.storage.folder import Problem
     from ibpwf.storage.inspection import ModelReport
 
 DAMAGED = 1
@@ -22,13 +24,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 
 
 def verify_command(model: Model, json_: AsJson = False) -> None:
-    """Check every file of a model folder against its digest. Exit code 0: whole, 1: damaged, 2: cannot be checked."""
+    """Check every file of a model folder against its digest, and that they fit together.
+
+    Exit code 0: whole, 1: damaged, 2: cannot be checked."""
     from ibpwf.storage.folder import open_folder
     from ibpwf.storage.model_folder import verify_model
 
     if not model.is_dir():
         open_folder(model)  # says so
     checked = verify_model(model)
+    if not checked.problems:
+        checked = replace(checked, problems=content_problems(model))
     if json_:
         problems = [problem._asdict() for problem in checked.problems]
         found = {"model": str(model), "whole": not problems, "problems": problems, "foreign": checked.foreign}
@@ -44,6 +50,25 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
             typer.echo(f"{model} is whole: {counted(checked.files, 'file')}, {size(checked.bytes)}.")
     if checked.problems:
         raise typer.Exit(DAMAGED)
+
+
+def content_problems(model: Path) -> list[Problem]:
+    """Whether what the files hold fits together, seen by loading it; not where that takes a network or parts of the
+    user's own."""
+    from ibpwf.errors import IBPWFError, StoreError
+    from ibpwf.learner import load
+    from ibpwf.storage.folder import MANIFEST, Problem
+    from ibpwf.storage.network_json import NeedsParts
+
+    try:
+        load(model, device="cpu")
+    except NeedsParts:
+        pass
+    except StoreError as error:
+        return [Problem(MANIFEST, str(error))]
+    except IBPWFError:  # of a part that this installation lacks
+        pass
+    return []
 
 
 def inspect_command(model: Model, json_: AsJson = False) -> None:

@@ -18,6 +18,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -126,6 +127,11 @@ class OpenedFolder:
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise StoreError(f"{str(path)!r} is damaged: its SHA-256 is not the manifest's. {RESTORE}")
         return decode_tensors(data, path, device)
+
+    def all_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Every part, a few at a time: a digest takes longer than reading."""
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            return dict(zip(self.files, pool.map(self.tensors, self.files), strict=True))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ The format itself is described in docs/model-format.md, its files are written by
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from ibpwf.errors import StoreError
 from ibpwf.storage.checkpoint_folder import IN_PROGRESS
 from ibpwf.storage.directory import FOLDER, Directory
+from ibpwf.storage.files import RESTORE
 from ibpwf.storage.folder import (
     MANIFEST,
     FileEntry,
@@ -33,10 +35,11 @@ KIND = "ibpwf-model"
 
 def face_of(content: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a folder's learner stands inside of; schema 2 and before kept it among the user's own JSON."""
-    found = content.get("face")
-    extra = content.get("extra", {})
-    if found is None and extra.get("kind") == "continual-classifier":
+    found, extra = content.get("face"), content.get("extra")
+    if found is None and isinstance(extra, dict) and extra.get("kind") == "continual-classifier":
         found = dict(extra)
+    if found is not None and not isinstance(found, dict):
+        raise StoreError(f"field 'face' of {MANIFEST} is {reprlib.repr(found)}; it should be an object. {RESTORE}")
     return found
 
 
