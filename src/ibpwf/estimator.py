@@ -34,6 +34,8 @@ from ibpwf.settings import Settings, renamed
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
 from ibpwf.storage.model_folder import face_of
+from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
+from ibpwf.storage.records import read_record
 from ibpwf.task_learner import OneAtATime, run, whole_folder
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
@@ -445,16 +447,16 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # Storing
 
-    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None, overwrite: bool = False) -> None:
         """Write the model folder, with class and feature names, scales and parameters; nothing is pickled.
 
-        `extra` is JSON of your own to keep beside it. A loaded classifier has it as `extra_`, and keeps it in later
-        saves that give none.
+        A folder that holds another model is refused unless `overwrite` is True. `extra` is JSON of your own to keep
+        beside it. A loaded classifier has it as `extra_`, and keeps it in later saves that give none.
         """
         check_is_fitted(self)
         kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
         now = _moment(self)
-        now.learner_.store(path, extra=kept, face=now._face())
+        now.learner_.store(path, extra=kept, face=now._face(), overwrite=overwrite)
         self.extra_ = kept
 
     def _face(self) -> dict[str, Any]:
@@ -476,6 +478,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         face = face_of(opened.content)
         if face is None or face.get("kind") != KIND:
             raise StoreError(f"{path} holds no ContinualClassifier; read it with ibpwf.load(path).")
+        with whole_folder(path):
+            read_record(ClassifierFace, face, f"{manifest_of(opened)} content.face").check_fits(read_content(opened))
         learner = Learner.restored(opened, None, device)
         with whole_folder(path):
             loaded = cls(**{**face["parameters"], "hidden": tuple(face["parameters"]["hidden"]), "device": device})

@@ -19,11 +19,15 @@ from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.method import IBPWF, Parts
+from ibpwf.method_state import check_inputs
 from ibpwf.settings import Factorization, Settings
 from ibpwf.storage.checkpoint_folder import discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of
-from ibpwf.storage.network_json import build, check_same, describe, signature
+from ibpwf.storage.model_record import Configuration, manifest_of, read_content
+from ibpwf.storage.network_json import NeedsParts, build, check_same, describe, signature
+from ibpwf.storage.records import read_record
+from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at_most, check_numbers, check_part
 from ibpwf.task_learner import TaskInfo, TaskLearner, whole_folder
 from ibpwf.training.method import Method
 
@@ -157,30 +161,68 @@ class Learner(TaskLearner):
     ) -> Learner:
         """The learner of an opened folder, whatever stands around it there."""
         path = opened.path
+        content = read_content(opened)
         with whole_folder(path):
-            configuration = opened.content["configuration"]
+            where = f"{manifest_of(opened)} content.configuration"
+            configuration = read_record(Configuration, content.configuration, where)
+            files = opened.all_tensors()
+            template = files.get("template", {})
+            check_part("template", template, template_shapes(configuration))
+            described = net is None
             if net is None:
-                if configuration["network"] is None:
-                    raise StoreError(
+                if configuration.network is None:
+                    raise NeedsParts(
                         f"{path} holds a network of your own class; pass it again: Learner.load(path, net=MyNet())."
                     )
-                net = build(configuration["network"])
-            check_same(net, configuration["signature"])
-            load_tensors(net, opened.tensors("template"))
-            settings = Settings.from_json(configuration["settings"])
-            wanted = [name for name in configuration.get("parts", []) if parts.get(name) is None]
+                with at_most(SPARE + 4 * sum(tensor.numel() for tensor in template.values())):
+                    net = build(configuration.network)
+            check_same(net, [list(line) for line in configuration.signature])
+            buffers = {name for name, _ in net.named_buffers()}
+            for name, tensor in template.items():
+                check_numbers("template", name, tensor, NOT_NAN if name in buffers else BOUNDED)
+            load_tensors(net, template)
+            settings = Settings.from_json(configuration.settings)
+            wanted = [name for name in configuration.parts if parts.get(name) is None]
             for name in ("features", "inference"):
                 if name in wanted or (":" in getattr(settings, name) and parts.get(name) is None):
-                    raise StoreError(
+                    raise NeedsParts(
                         f"{path} was taught with {name} of your own; pass it again: Learner.load(path, {name}=...)."
                     )
-            model = factorize(
-                net, **settings.factorization, head=configuration["head"], include=list(configuration["layers"])
-            )
-            model.frozen = frozenset(configuration.get("frozen", ()))  # as it was, whatever the given network has
-            learner = cls(model, settings, seed=opened.content["seed"], device=device, **parts)
+            model = factorize(net, **settings.factorization, head=configuration.head, include=[*configuration.layers])
+            check_layers(configuration, model)
+            model.frozen = frozenset(configuration.frozen)  # as it was, whatever the given network has
+            learner = cls(model, settings, seed=content.seed, device=device, **parts)
             learner._needs = wanted
-            return learner.restore(opened)
+            learner.restore(opened, files)
+            if described and learner.input_shape is not None:
+                check_inputs(learner.method, learner.input_shape)
+            return learner
+
+
+SPARE = 1 << 22
+"""Numbers that building a network may make beyond a few times those it has."""
+
+
+def template_shapes(configuration: Configuration) -> dict[str, Expected]:
+    """What the network's own tensors must be like, by its signature."""
+    shapes = {}
+    for name, shape, kind in configuration.signature:
+        dtype = getattr(torch, kind, None)
+        if not isinstance(dtype, torch.dtype) or name in shapes:
+            raise NotWhole(f"the signature says '{kind}' of '{name}'")
+        shapes[name] = Expected(tuple(shape), dtype, numbers=None)
+    return shapes
+
+
+def check_layers(configuration: Configuration, model: FactorModel) -> None:
+    """Patterns in the place of names, or a name too few, would make another model."""
+    if [*model.layers] != configuration.layers:
+        raise NotWhole(f"field 'layers' is {configuration.layers}; the network has {[*model.layers]}")
+    for name in configuration.frozen:
+        if name not in dict(model.net.named_parameters(remove_duplicate=False)):
+            raise NotWhole(f"field 'frozen' has '{name}', which is no parameter of the network")
+    if {*configuration.parts} - {*Parts.__annotations__}:
+        raise NotWhole(f"field 'parts' is {configuration.parts}; known are {', '.join(Parts.__annotations__)}")
 
 
 def _check_factorization(model: FactorModel, settings: Settings) -> None:

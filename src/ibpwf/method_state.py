@@ -3,15 +3,26 @@ by a later task. docs/model-format.md lists every tensor."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.core.posterior import LayerVectors
+from ibpwf.inference.features.layer import FactorFeatures
+from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.shared import SharedGaussianInference
+from ibpwf.storage.model_record import FactorState
+from ibpwf.storage.network_json import check_runs
+from ibpwf.storage.records import first_problem
+from ibpwf.storage.tensor_checks import BOUNDED, Expected, NotWhole, buffer_rules, check_numbers, check_part
 
 if TYPE_CHECKING:
     from ibpwf.method import IBPWF
@@ -84,37 +95,185 @@ def _reference_part(method: IBPWF) -> Tensors:
 
 
 def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """The inverse of `state_of`, on a fresh method, of earlier schemas too."""
-    model = method.model
+    """The inverse of `state_of`, on a fresh method, of earlier schemas too. Everything is checked against the network
+    before it is taken."""
+    if len(content["tasks"]) > len(files):  # before so many are looked at
+        raise NotWhole(f"{len(content['tasks'])} tasks are declared, and {len(files)} parts are there")
     content, files = _upgraded(content, files)
+    try:
+        state = FactorState.model_validate(content)
+    except ValidationError as error:
+        raise NotWhole(f"in content.state, {first_problem(error)}") from None
+    _check_parts(state, files)
+    model = method.model
 
     def part(name: str) -> Tensors:
-        return {key: tensor.to(method.device) for key, tensor in files[name].items()}
+        return {key: tensor.to(method.device) for key, tensor in files[name].items()} if name in files else {}
 
-    def part_if_any(name: str) -> Tensors:
-        return part(name) if name in files else {}
-
-    method.features.load_state(content["features"], part_if_any("features"))
-    if content["reference"]:
-        _take_reference(method, part(REFERENCE))
+    for name in ("features", "inference"):
+        for key, tensor in part(name).items():
+            check_numbers(name, key, tensor, BOUNDED)
+    method.features.load_state(state.features, part("features"))
+    if state.reference:
+        tensors = part(REFERENCE)
+        check_part(REFERENCE, tensors, _reference_shapes(method, tensors))
+        _take_reference(method, tensors)
     learned = []
-    for entry in content["tasks"]:
-        serial = int(entry["serial"])
-        tensors = part(f"task-{serial:04d}")
-        factors = tensors
-        if "factors" in entry:
-            factors = part(f"factors-{serial:04d}") if entry["factors"] else {}
+    for entry in state.tasks:
+        place = f"task-{entry.serial:04d}"
+        tensors, inference = part(place), {}
+        for name in [name for name in tensors if name.startswith("inference/")]:  # checked by who reads them
+            inference[name.removeprefix("inference/")] = tensors.pop(name)
+        block_place = place if entry.factors is None else f"factors-{entry.serial:04d}"
+        factors = tensors if entry.factors is None else part(block_place)
+        shapes, block_shapes = _task_shapes(method, place, tensors, entry.outputs), _block_shapes(method, factors)
+        if entry.factors is None:
+            shapes |= block_shapes
+        else:
+            check_part(block_place, factors, block_shapes)
+        check_part(place, tensors, shapes)
         vectors, selected = {}, {}
         for name in model.layers:
             vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
             selected[name] = tensors[f"posterior/{name}/selected"]
-        task = LearnedTask(int(entry["outputs"]), vectors, selected, _within(tensors, "own/"))
-        model.add_task(task, {name: _block(method, name, factors) for name in model.layers})
-        method.classes.append(tuple(entry["classes"]))
-        method.serials.append(serial)
-        learned.append((entry["inference"], _within(tensors, "inference/")))
-    method.inference.load_state((content["inference"], part_if_any("inference")), learned)
+            _check_vectors(place, name, vectors[name])
+        task = LearnedTask(entry.outputs, vectors, selected, _within(tensors, "own/"))
+        blocks = {name: _block(method, name, factors) for name in model.layers}
+        _check_positions(block_place, blocks, {name: len(chosen) for name, chosen in selected.items()}, entry.factors)
+        model.add_task(task, blocks)
+        method.classes.append(tuple(entry.classes))
+        method.serials.append(entry.serial)
+        learned.append((entry.inference, inference))
+    method.inference.load_state((state.inference, part("inference")), learned)
     _check_read(method)
+    _check_groups(method, state)
+
+
+def _check_parts(state: FactorState, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """The parts that are declared are there, and no others."""
+    wanted = {f"task-{task.serial:04d}" for task in state.tasks}
+    wanted |= {f"factors-{task.serial:04d}" for task in state.tasks if task.factors}
+    wanted |= {REFERENCE} if state.reference else set()
+    for name in sorted({*files} ^ wanted):
+        if name not in files:
+            raise NotWhole(f"part '{name}' is not there")
+        if name not in ("template", "features", "inference"):
+            raise NotWhole(f"part '{name}' is there, and nothing reads it")
+
+
+def _own_shapes(method: IBPWF, outputs: int) -> dict[str, Expected]:
+    """A task's own parameters and buffers: all of the network but factorized weights; a dense head has a row per
+    class of the task."""
+    model = method.model
+    factorized = {model.weights[name].parameter for name in model.layers}
+    buffers = buffer_rules(model.net)
+    shapes = {}
+    for name, value in model.net.state_dict().items():
+        if name not in factorized and isinstance(value, Tensor):
+            shape = tuple(value.shape)
+            if model.heads == "per-task" and name.rpartition(".")[0] == model.head and name not in buffers:
+                shape = (outputs, *shape[1:])
+            shapes[name] = Expected(shape, value.dtype, buffers.get(name, BOUNDED))
+    return shapes
+
+
+def _task_shapes(method: IBPWF, part: str, tensors: Tensors, outputs: int) -> dict[str, Expected]:
+    """What a task's part must hold: its own tensors, and vectors as long as its strengths are."""
+    model = method.model
+    if model.heads == "shared" and outputs > model.head_width:
+        raise NotWhole(f"part '{part}' has {outputs} classes, and the network {model.head_width} outputs")
+    shapes = {f"own/{name}": shape for name, shape in _own_shapes(method, outputs).items()}
+    for name in model.layers:
+        width = _length(tensors, f"posterior/{name}/strength")
+        shapes |= {f"posterior/{name}/{key}": Expected((width,)) for key in VECTORS}
+        shapes[f"posterior/{name}/selected"] = Expected((width,), torch.bool)
+    return shapes
+
+
+def _block_shapes(method: IBPWF, tensors: Tensors) -> dict[str, Expected]:
+    """What the factors of the layers named in a part must be like."""
+    shapes = {}
+    for name, dictionary in method.model.layers.items():
+        if any(f"factors/{name}/{key}" in tensors for key in BLOCK):
+            count = _length(tensors, f"factors/{name}/positions")
+            shapes[f"factors/{name}/a"] = Expected((dictionary.inputs, count))
+            shapes[f"factors/{name}/b"] = Expected((count, dictionary.outputs))
+            shapes[f"factors/{name}/positions"] = Expected((count,), torch.int64)
+    return shapes
+
+
+def _reference_shapes(method: IBPWF, tensors: Tensors) -> dict[str, Expected]:
+    """What is kept of a forgotten first task must be like: all that φ reads, and what else of it is there."""
+    model, unread = method.model, tuple(method.features.unread())
+    shapes = _block_shapes(method, tensors)
+    head = f"{model.head}."
+    for name, shape in _own_shapes(method, 0).items():
+        if f"own/{name}" in tensors or not name.startswith(unread):
+            if name.startswith(head) and shape.shape[:1] == (0,):  # a row per class of the task, which is forgotten
+                shape = replace(shape, shape=(_length(tensors, f"own/{name}"), *shape.shape[1:]))
+            shapes[f"own/{name}"] = shape
+    for name in model.layers:
+        if f"posterior/{name}/selected" in tensors or not model.weights[name].parameter.startswith(unread):
+            width = _length(tensors, f"posterior/{name}/strength")
+            shapes[f"posterior/{name}/strength"] = Expected((width,))
+            shapes[f"posterior/{name}/selected"] = Expected((width,), torch.bool)
+    return shapes
+
+
+def _length(tensors: Tensors, name: str) -> int:
+    """How many a tensor has, if it is there: what else must be as many is compared with it."""
+    return len(tensors[name]) if name in tensors and tensors[name].ndim else 0
+
+
+def _check_vectors(part: str, layer: str, vectors: LayerVectors) -> None:
+    for key in ("c", "d"):
+        values = getattr(vectors, key)
+        if len(values) and not float(values.min()) > 0:
+            raise NotWhole(f"tensor 'posterior/{layer}/{key}' of part '{part}' is not above 0")
+
+
+def _check_positions(
+    part: str, blocks: Mapping[str, FactorBlock], widths: Mapping[str, int], declared: int | None
+) -> None:
+    """Every factor has a place of its own among its task's sticks."""
+    for name, block in blocks.items():
+        at = block.positions
+        inside = not len(at) or (int(at[0]) >= 0 and int(at[-1]) < widths[name])
+        if not inside or not bool((at[1:] > at[:-1]).all()):
+            where = f"tensor 'factors/{name}/positions' of part '{part}'"
+            raise NotWhole(f"{where} does not rise between 0 and {widths[name]}")
+    found = sum(len(block.positions) for block in blocks.values())
+    if declared is not None and found != declared:
+        raise NotWhole(f"part '{part}' holds {found} factors instead of {declared}")
+
+
+def _check_groups(method: IBPWF, state: FactorState) -> None:
+    """Gaussians of ours: one per task, or per class."""
+    inference = method.inference
+    if not isinstance(inference, GaussianTaskInference):
+        return
+    if (inference.absolute_ridge is None) != (not state.tasks):
+        raise NotWhole(f"absolute_ridge is {inference.absolute_ridge} with {len(state.tasks)} tasks")
+    each = inference.per_class or isinstance(inference, SharedGaussianInference)
+    for number, task in enumerate(state.tasks):
+        if inference.owner.count(number) != (len(task.classes) if each else 1):
+            raise NotWhole(f"task {task.serial} has {inference.owner.count(number)} Gaussians, which are not its own")
+
+
+def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
+    """Refuse inputs that the network and φ were not made for."""
+    check_runs(method.model.net, shape)
+    features, inference = method.features, method.inference
+    width: int | None = None
+    if isinstance(features, RandomFeatures):
+        width = len(features.bias)
+        if len(features.weight) != math.prod(shape):
+            raise NotWhole(f"random features take {len(features.weight)} numbers, inputs have shape {list(shape)}")
+    elif isinstance(features, FactorFeatures):
+        kept, layer = method.model.reference or method.model.tasks[0], features.layers[0]
+        width = int(kept.selected[layer].sum())
+    if isinstance(inference, GaussianTaskInference) and width not in (None, len(inference.groups[0].mean)):
+        raise NotWhole(f"the Gaussians are of {len(inference.groups[0].mean)} features, and φ has {width}")
 
 
 def _upgraded(
@@ -131,8 +290,9 @@ def _upgraded(
     if "random-features" in renamed:
         renamed["features"] = renamed.pop("random-features")
     tasks = [
-        {"serial": number, **entry, "inference": {"groups": entry["groups"]}}
+        {"serial": number, **{key: value for key, value in entry.items() if key != "groups"}, "inference": groups}
         for number, entry in enumerate(content["tasks"])
+        for groups in ({"groups": entry["groups"]},)
     ]
     features = {"layers": content["inference_layers"]}
     inference = {"absolute_ridge": content["absolute_ridge"]}
@@ -150,7 +310,7 @@ def _check_read(method: IBPWF) -> None:
         locked = [block.positions for block in dictionary.all_blocks]
         for selected in readers:
             if not bool(torch.isin(selected.nonzero().flatten(), torch.cat(locked)).all()):
-                raise ValueError(f"a task reads factors of layer '{name}' that are not there")
+                raise NotWhole(f"a task reads factors of layer '{name}' that are not there")
 
 
 def _take_reference(method: IBPWF, tensors: Tensors) -> None:
@@ -161,6 +321,7 @@ def _take_reference(method: IBPWF, tensors: Tensors) -> None:
             strength[name] = tensors[f"posterior/{name}/strength"]
             selected[name] = tensors[f"posterior/{name}/selected"]
             dictionary.reference = _block(method, name, tensors)
+            _check_positions(REFERENCE, {name: dictionary.reference}, {name: len(selected[name])}, None)
     model.reference = Reference(strength, selected, _within(tensors, "own/"))
 
 

@@ -24,9 +24,12 @@ from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.settings import FrozenSettings
-from ibpwf.storage.checkpoint_folder import Identity, digest_of, discard_finished
+from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
 from ibpwf.storage.model_folder import KIND, SavedParts
+from ibpwf.storage.model_record import read_content
+from ibpwf.storage.network_json import NeedsParts
+from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, NotWhole, at_most, buffer_rules, check_numbers
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
@@ -225,12 +228,15 @@ class TaskLearner:
 
     def _check_free(self, doing: str) -> None:
         """Refuse a change that what stands around the learner would not know of, and one while a task is learned."""
+        self._check_owner(doing)
+        self._changing.check(doing)
+
+    def _check_owner(self, doing: str) -> None:
         if self.owner is not None:
             raise InputError(
                 f"this learner is inside a {self.owner}, which would not know what it has {doing}; use the "
                 f"{self.owner}'s own method, or go on with a copy: learner.fork()."
             )
-        self._changing.check(doing)
 
     def learn(
         self,
@@ -427,17 +433,23 @@ class TaskLearner:
         known = self._learned
         return known.method.logits(known.inputs(x), known.task_number(task))
 
-    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None, overwrite: bool = False) -> None:
         """Write the model folder; what an earlier save wrote of older tasks is left as it is.
 
-        `extra` is JSON of your own (class names, how inputs are prepared) to keep beside the model; a loaded
-        learner has it as `extra`, and keeps it in later saves that give none.
+        A folder that holds another model, one that this learner was neither loaded from nor saved to, is refused
+        unless `overwrite` is True. `extra` is JSON of your own (class names, how inputs are prepared) to keep beside
+        the model; a loaded learner has it as `extra`, and keeps it in later saves that give none.
         """
-        self._check_free("saved")
-        self.store(path, extra=extra)
+        self._check_owner("saved")
+        self.store(path, extra=extra, overwrite=overwrite)
 
     def store(
-        self, path: str | Path, *, extra: Mapping[str, Any] | None = None, face: Mapping[str, Any] | None = None
+        self,
+        path: str | Path,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        face: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
     ) -> None:
         """`save`, with what the object around the learner needs to know of itself."""
         known = self._learned
@@ -465,8 +477,12 @@ class TaskLearner:
             "extra": self.extra if extra is None else dict(extra),
         }
         with lock_folder(path):
-            self._saved.check_unchanged_by_others(path)
+            check_place(path)
+            if not overwrite:
+                self._saved.check_own(path)
             unchanged = self._saved.unchanged(path, files) if known.method.locks else {}
+            fresh = {name: part for name, part in files.items() if name not in unchanged}
+            _check_storable(known.method, path, fresh)
             opened = save_folder(path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged)
             discard_finished(path, known.method.serial(len(known.tasks)))
         self._saved.remember(opened, files if known.method.locks else {})
@@ -481,36 +497,67 @@ class TaskLearner:
         """Read a model folder of any method but IBP-WF (see `Learner.load`). A method from another package is found
         if that has registered it."""
         opened = open_folder(path, kind=KIND)
-        kind = registry.find(registry.METHODS, str(opened.content.get("method")), {}, imports=False)
+        content = read_content(opened)
+        try:
+            kind = registry.find(registry.METHODS, content.method, {}, imports=False)
+        except InputError as error:
+            raise NeedsParts(f"{path} holds a model of an {error}") from None
+        device = choose_device(device)
+        stored = sum(entry.bytes for entry in opened.files.values())
         with whole_folder(path):
-            method = kind.create(opened.content["configuration"], choose_device(device))
-            return cls(method, seed=opened.content["seed"]).restore(opened)
+            with at_most(MOST_UNSTORED + 4 * stored):
+                method = kind.create(content.configuration, device)
+            return cls(method, seed=content.seed).restore(opened)
 
-    def restore(self, opened: OpenedFolder) -> Self:
-        """Take up the state of an opened folder."""
-        content = opened.content
-        parts = {name: opened.tensors(name) for name in opened.files}
-        method = self.method
-        method.load_state(content["state"], parts)
-        shape = content["input_shape"]
+    def restore(self, opened: OpenedFolder, parts: Mapping[str, Mapping[str, Tensor]] | None = None) -> Self:
+        """Take up the state of an opened folder, whose `parts` may have been read already."""
+        content, method = read_content(opened), self.method
+        parts = opened.all_tensors() if parts is None else parts
+        if not method.locks:  # a method that locks knows each of its tensors
+            rules = {name: NOT_NAN for name, _ in method.template.named_buffers()}
+            for part, tensors in parts.items():
+                for name, tensor in tensors.items():
+                    check_numbers(part, name, tensor, rules.get(name, FINITE))
+        method.load_state(content.state, parts)
         tasks = tuple(
-            TaskInfo(
-                t["name"],
-                number,
-                tuple(t["classes"]),
-                t["examples"],
-                t.get("accuracy"),
-                t.get("training_accuracy"),
-            )
-            for number, t in enumerate(content["tasks"])
+            TaskInfo(task.name, number, tuple(task.classes), task.examples, task.accuracy, task.training_accuracy)
+            for number, task in enumerate(content.tasks)
         )
+        known = getattr(method, "classes", None)
+        if known is not None and [tuple(classes) for classes in known] != [task.classes for task in tasks]:
+            raise NotWhole("the tasks' classes are not those of the method's state")
         learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(tasks))]
-        history = tuple(content.get("history", learned))
-        self._learned = Learned(method, tasks, history, None if shape is None else tuple(shape))
-        self.extra = dict(content.get("extra", {}))
+        history = learned if content.history is None else [event.model_dump() for event in content.history]
+        shape = None if content.input_shape is None else tuple(content.input_shape)
+        self._learned = Learned(method, tasks, tuple(history), shape)
+        self.extra = dict(content.extra)
         same_layout = opened.schema == SCHEMA and method.locks  # an older folder is written anew when saved
         self._saved.remember(opened, {**self._configuration(method)[1], **method.state()[1]} if same_layout else {})
         return self
+
+
+MOST_UNSTORED = 1 << 26
+"""Numbers that an untrained method may make beyond a few times those that are stored."""
+DAMAGE: tuple[type[Exception], ...] = (
+    IBPWFError,
+    *(LookupError, TypeError, AttributeError, ValueError, RuntimeError),
+    *(ArithmeticError, AssertionError, MemoryError),
+)
+"""What content of the right form but of a wrong kind runs into."""
+
+
+def _check_storable(method: Method, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Refuse to write what would not be read again."""
+    rules = {f"own/{name}": rule for name, rule in buffer_rules(method.template).items()}
+    rules |= {name: NOT_NAN for name, _ in method.template.named_buffers()}  # in the template itself
+    usual = BOUNDED if method.locks else FINITE
+    try:
+        for part, tensors in files.items():
+            for name, tensor in tensors.items():
+                check_numbers(part, name, tensor, rules.get(name, usual))
+    except NotWhole as error:
+        remedy = "Forget the last task, put its inputs on one scale, and learn it anew with a lower learning_rate"
+        raise StoreError(f"cannot save to {str(path)!r}: {error}. {remedy}; nothing was written.") from None
 
 
 @contextlib.contextmanager
@@ -520,7 +567,7 @@ def whole_folder(path: str | Path) -> Iterator[None]:
         yield
     except StoreError:
         raise
-    except (IBPWFError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise StoreError(
-            f"{path} is not a whole model folder ({type(error).__name__}: {error}); restore it from a copy."
-        ) from None
+    except DAMAGE as error:
+        what = str(error) if isinstance(error, NotWhole) else f"{type(error).__name__}: {error}"
+        what = " ".join(what.split())
+        raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None

@@ -157,15 +157,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "factors that are not there": (
         lambda f: rewrite(f, lambda m: m["content"]["state"]["tasks"][0].update(factors=0)),
-        r"a task reads factors of layer '.*' that are not there\); restore it from a copy",
+        r"\(part 'factors-0000' is there, and nothing reads it\); restore it from a copy",
     ),
     "a field too few": (
         lambda f: rewrite(f, lambda m: m["content"].pop("tasks")),
-        r"is not a whole model folder \(KeyError: 'tasks'\); restore it from a copy",
+        r"manifest\.json': field 'tasks' is missing.*Restore it from a copy",
     ),
     "tasks that are none": (
         lambda f: rewrite(f, lambda m: m["content"].update(tasks=[1, 2])),
-        "is not a whole model folder .*restore it from a copy",
+        r"manifest\.json': field 'tasks\.0' is 1; it should be an object.*Restore it from a copy",
     ),
     "settings that are none": (
         lambda f: rewrite(f, lambda m: configuration(m)["settings"].update(kappa=7)),

@@ -17,6 +17,7 @@ from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.storage import files
+from ibpwf.storage.directory import Directory
 from ibpwf.storage.files import read_jsonl
 from ibpwf.storage.folder import MANIFEST
 from processes import Finished, Started
@@ -81,18 +82,23 @@ class Killed(BaseException):
 def writes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Counts what a run writes; write number `at` and all later ones do not happen."""
     state = {"count": 0, "at": 10**9}
-    for name in ("write_bytes", "append_jsonl"):
-        real = getattr(files, name)
 
-        def counted(*args: Any, real: Any = real) -> None:
+    def counted(real: Any) -> Any:
+        def call(*args: Any) -> Any:
             state["count"] += 1
             if state["count"] >= state["at"]:
                 raise Killed
-            real(*args)
+            return real(*args)
 
+        return call
+
+    monkeypatch.setattr(Directory, "stage", counted(Directory.stage))
+    for name in ("write_bytes", "append_jsonl"):
+        real = getattr(files, name)
+        wrapped = counted(real)
         for module in [*sys.modules.values()]:  # each that imports the function has its own name for it
             if module.__name__.startswith("ibpwf.") and getattr(module, name, None) is real:
-                monkeypatch.setattr(module, name, counted)
+                monkeypatch.setattr(module, name, wrapped)
     return state
 
 

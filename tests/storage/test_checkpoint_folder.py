@@ -11,7 +11,9 @@ from ibpwf.errors import StoreError
 from ibpwf.storage.checkpoint_folder import (
     IN_PROGRESS,
     CheckpointContent,
+    check_place,
     digest_of,
+    discard,
     discard_finished,
     open_checkpoint,
     save_checkpoint,
@@ -54,6 +56,38 @@ def test_only_the_checkpoint_of_a_task_finished_since_is_removed(tmp_path: Path)
     assert task_in_progress(tmp_path) == CONTENT
     discard_finished(tmp_path, 2)
     assert not (tmp_path / IN_PROGRESS).exists()
+
+
+def test_a_link_in_the_place_of_a_checkpoint_is_neither_followed_nor_removed(tmp_path: Path) -> None:
+    model, precious = tmp_path / "model", tmp_path / "precious"
+    model.mkdir()
+    precious.mkdir()
+    save_checkpoint(precious, CONTENT, {"step": {"mean": torch.arange(3.0)}})
+    (precious / IN_PROGRESS / "letter.txt").write_text("mine")
+    (model / IN_PROGRESS).symlink_to(precious / IN_PROGRESS)
+    before = sorted(path.name for path in (precious / IN_PROGRESS).iterdir())
+    words = "in-progress' is a symbolic link instead of a folder, and no link in a model folder is followed"
+    for act in (discard, check_place, open_checkpoint, lambda folder: save_checkpoint(folder, CONTENT, {})):
+        with pytest.raises(StoreError, match=words):
+            act(model)
+    assert task_in_progress(model) is None
+    assert sorted(path.name for path in (precious / IN_PROGRESS).iterdir()) == before
+    assert (model / IN_PROGRESS).is_symlink()
+
+
+def test_what_a_user_has_put_beside_a_checkpoint_stays_and_is_named(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CONTENT, {"step": {"mean": torch.arange(3.0)}})
+    folder = tmp_path / IN_PROGRESS
+    part = next(folder.glob("step.*"))
+    (folder / "method.0123456789ab.safetensors").write_text("called like ours")
+    (folder / f"left.{part.name.split('.')[1]}.safetensors").write_bytes(part.read_bytes())  # ours by its content
+    (folder / "step.safetensors.tmp-0123456789abcdef").write_text("left by a killed save")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "letter.txt").write_text("mine")
+    with pytest.warns(UserWarning, match="in-progress' holds 'method.0123456789ab.safetensors', which is not ours"):
+        discard(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["method.0123456789ab.safetensors", "notes"]
+    assert (folder / "notes" / "letter.txt").read_text() == "mine"
 
 
 def test_a_digest_depends_on_every_name_type_shape_and_byte() -> None:

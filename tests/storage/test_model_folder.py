@@ -20,7 +20,10 @@ from ibpwf.errors import StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.storage import files
 from ibpwf.storage import folder as folder_module
+from ibpwf.storage.checkpoint_folder import IN_PROGRESS
+from ibpwf.storage.directory import Directory
 from ibpwf.storage.folder import SCHEMA, open_folder, verify_folder
+from ibpwf.storage.model_folder import verify_model
 
 FOLDERS = sorted((Path(__file__).parent / "model-folders").glob("v*/*/"))
 CLASSIFIERS = [folder for folder in FOLDERS if folder.name == "classifier"]
@@ -110,24 +113,23 @@ def test_an_old_folder_can_be_learnt_into_and_is_then_of_the_newest_version(fold
 def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What reaches the disk and what is encoded for it: file names and sizes, part names."""
     seen: dict[str, list[Any]] = {"written": [], "encoded": [], "read": []}
-    write, encode, read = files.write_bytes, files.encode_tensors, files.read_bytes
+    stage, encode, read = Directory.stage, files.encode_tensors, Directory.read
 
-    def write_bytes(path: Any, data: bytes) -> None:
-        seen["written"].append((Path(path).name, len(data)))
-        write(path, data)
+    def staged(folder: Directory, name: str, data: bytes) -> str:
+        seen["written"].append((name, len(data)))
+        return stage(folder, name, data)
 
     def encode_tensors(tensors: Any, where: str) -> bytes:
         seen["encoded"].append(where)
         return encode(tensors, where)
 
-    def read_bytes(path: Any) -> bytes:
-        seen["read"].append(Path(path).name)
-        return read(path)
+    def read_file(folder: Directory, name: str) -> bytes:
+        seen["read"].append(name)
+        return read(folder, name)
 
-    for module in (files, folder_module):
-        monkeypatch.setattr(module, "write_bytes", write_bytes)
-        monkeypatch.setattr(module, "encode_tensors", encode_tensors)
-        monkeypatch.setattr(module, "read_bytes", read_bytes)
+    monkeypatch.setattr(Directory, "stage", staged)
+    monkeypatch.setattr(Directory, "read", read_file)
+    monkeypatch.setattr(folder_module, "encode_tensors", encode_tensors)
     return seen
 
 
@@ -242,6 +244,68 @@ def test_a_save_over_what_another_has_saved_meanwhile_is_refused(tmp_path: Path)
     other.save(tmp_path / "elsewhere")
     one.save(tmp_path / "model")
     assert [task.name for task in Learner.load(tmp_path / "model").tasks] == ["one"]
+
+
+@pytest.mark.parametrize("tasks", [0, 1])
+def test_a_model_that_a_learner_has_never_read_is_not_saved_over_unless_asked(tmp_path: Path, tasks: int) -> None:
+    folder = tmp_path / "model"
+    mine = small_learner()
+    for number in range(tasks):
+        mine.learn(*small_task(number), name=f"mine {number}")
+    mine.save(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    other = small_learner()
+    other.learn(*small_task(5), name="other")
+    with pytest.raises(StoreError, match=r"holds a model that this learner was not loaded from.* overwrite=True"):
+        other.save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    other.save(folder, overwrite=True)
+    assert [task.name for task in Learner.load(folder).tasks] == ["other"]
+    assert (verify_model(folder).problems, verify_model(folder).foreign) == ([], [])
+    other.learn(*small_task(6), name="more")
+    other.save(folder)  # its own now
+    with pytest.raises(StoreError, match="was saved by another process"):
+        mine.save(folder)
+
+
+def test_a_folder_that_was_moved_is_still_the_learners_own(tmp_path: Path) -> None:
+    learner = small_learner()
+    learner.save(tmp_path / "model")
+    (tmp_path / "model").rename(tmp_path / "moved")
+    learner.learn(*small_task(0))
+    learner.save(tmp_path / "moved")
+    assert len(Learner.load(tmp_path / "moved").tasks) == 1
+
+
+def test_after_an_older_manifest_was_restored_the_newer_tasks_files_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    learner = small_learner()
+    learner.learn(*small_task(0), name="first")
+    learner.save(folder)
+    old = (folder / "manifest.json").read_bytes()
+    learner.learn(*small_task(1), name="second")
+    learner.save(folder)
+    newer = {path.name for path in folder.glob("*-0001.*")}
+    (folder / "manifest.json").write_bytes(old)
+    back = Learner.load(folder)
+    back.forget("first")
+    back.save(folder)
+    assert newer <= {path.name for path in folder.iterdir()}
+    assert set(verify_model(folder).foreign) == newer
+
+
+def test_verify_names_what_does_not_belong(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    small_learner().save(folder)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "link").symlink_to(tmp_path)
+    (folder / IN_PROGRESS).mkdir()
+    (folder / IN_PROGRESS / "letter.txt").write_text("mine")
+    checked = verify_model(folder)
+    assert (checked.problems, checked.foreign) == ([], ["link", "notes.txt", f"{IN_PROGRESS}/letter.txt"])
+    shutil.rmtree(folder / IN_PROGRESS)
+    (folder / IN_PROGRESS).symlink_to(tmp_path)
+    assert [problem.file for problem in verify_model(folder).problems] == [IN_PROGRESS]
 
 
 def test_the_manifest_says_what_happened(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:
     from ibpwf.screen import Screen
+    from ibpwf.storage.folder import Problem
     from ibpwf.storage.inspection import ModelReport
 
 DAMAGED = 1
@@ -23,7 +25,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 
 
 def verify_command(model: Model, json_: AsJson = False) -> None:
-    """Check every file of a model folder against its digest. Exit code 0: whole, 1: damaged, 2: cannot be checked."""
+    """Check every file of a model folder against its digest, and that they fit together.
+
+    Exit code 0: whole, 1: damaged, 2: cannot be checked."""
     check_there(model)
     from ibpwf.storage.folder import open_folder
     from ibpwf.storage.model_folder import verify_model
@@ -31,6 +35,8 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
     if not model.is_dir():
         open_folder(model)  # says so
     checked = verify_model(model)
+    if not checked.problems:
+        checked = replace(checked, problems=content_problems(model))
     if json_:
         problems = [problem._asdict() for problem in checked.problems]
         found = {"model": str(model), "whole": not problems, "problems": problems, "foreign": checked.foreign}
@@ -46,6 +52,25 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
             say(f"{printable(str(model))} is whole: {counted(checked.files, 'file')}, {size(checked.bytes)}.")
     if checked.problems:
         raise typer.Exit(DAMAGED)
+
+
+def content_problems(model: Path) -> list[Problem]:
+    """Whether what the files hold fits together, seen by loading it; not where that takes a network or parts of the
+    user's own."""
+    from ibpwf.errors import IBPWFError, StoreError
+    from ibpwf.learner import load
+    from ibpwf.storage.folder import MANIFEST, Problem
+    from ibpwf.storage.network_json import NeedsParts
+
+    try:
+        load(model, device="cpu")
+    except NeedsParts:
+        pass
+    except StoreError as error:
+        return [Problem(MANIFEST, str(error))]
+    except IBPWFError:  # of a part that this installation lacks
+        pass
+    return []
 
 
 def inspect_command(model: Model, json_: AsJson = False) -> None:

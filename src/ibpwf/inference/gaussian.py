@@ -22,6 +22,11 @@ from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, State, TaskInference
 from ibpwf.limits import check_features
 
+LARGEST = 1e150
+"""Of a mean or covariance: the product of two such numbers is still one."""
+ROUNDING = 1e-6
+"""How far from symmetric and positive a covariance may be, relative to the largest variance."""
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -243,8 +248,43 @@ class GaussianTaskInference(TaskInference):
 
     def load_state(self, state: State, tasks: Iterable[State]) -> None:
         ridge = state[0]["absolute_ridge"]
+        if ridge is not None and not (type(ridge) in (int, float) and 0 < ridge < math.inf):
+            raise ValueError(f"absolute_ridge is {ridge!r}; it must be above 0")
         self.absolute_ridge = None if ridge is None else float(ridge)
+        size: int | None = None
         for task, (content, tensors) in enumerate(tasks):
-            for number, count in enumerate(content["groups"]):
+            counts = content["groups"]
+            if not counts or not all(type(count) is int and 0 < count < 1 << 53 for count in counts):
+                raise ValueError(f"task number {task} has {counts!r} rows in its Gaussians")
+            wanted = {f"{number}/mean" for number in range(len(counts))} | {"0/covariance"}
+            for name in {*tensors} ^ wanted:
+                if name not in tensors or name.removesuffix("/covariance") not in map(str, range(len(counts))):
+                    raise ValueError(f"the Gaussians of task number {task} and tensor '{name}' do not fit together")
+            size = len(tensors["0/mean"]) if size is None else size
+            scale = self.absolute_ridge or 0.0  # what a covariance may have been rounded at
+            for name, tensor in sorted(tensors.items(), key=lambda item: item[1].ndim):
+                check_moment(name, tensor, size, scale)
+                scale = max(scale, float(tensor.square().max())) if tensor.ndim == 1 else scale
+            for number, count in enumerate(counts):
                 covariance = tensors.get(f"{number}/covariance", tensors["0/covariance"])
-                self.add(task, Moments(int(count), tensors[f"{number}/mean"], covariance))
+                self.add(task, Moments(count, tensors[f"{number}/mean"], covariance))
+
+
+def check_moment(name: str, tensor: Tensor, size: int, scale: float) -> None:
+    """Refuse what is no mean or covariance of φ of that size, of numbers rounded at `scale`. Whether a covariance is
+    symmetric is seen by its products with one vector; in a positive semidefinite one no number is larger than the
+    largest variance."""
+    shape = (size,) if name.endswith("/mean") else (size, size)
+    if tuple(tensor.shape) != shape or tensor.dtype != torch.float64 or not size:
+        raise ValueError(f"'{name}' is {tensor.dtype} {list(tensor.shape)} instead of float64 {list(shape)}")
+    low, high = (float(end) for end in torch.aminmax(tensor))  # NaN if any is
+    if not max(-low, high) <= LARGEST:
+        raise ValueError(f"'{name}' holds {high if high != high or high > LARGEST else low}, no number to go by")
+    if tensor.ndim == 1:
+        return
+    variances = tensor.diagonal()
+    slack = ROUNDING * (float(variances.max().clamp(min=0)) + scale)
+    probe = torch.linspace(1, 2, size, dtype=tensor.dtype, device=tensor.device)
+    apart = float((tensor @ probe - probe @ tensor).abs().max())
+    if float(variances.min()) < -slack or max(-low, high) > float(variances.max()) + slack or apart > slack * size:
+        raise ValueError(f"'{name}' is no covariance")

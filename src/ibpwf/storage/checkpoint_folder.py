@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import StoreError
-from ibpwf.storage.files import encode_json, plain_errors
-from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder, save_folder
+from ibpwf.storage.directory import FOLDER, Directory
+from ibpwf.storage.files import encode_json
+from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder, own_files, write_folder
 from ibpwf.storage.records import Record, read_record
 
 IN_PROGRESS = ".in-progress"
@@ -58,15 +60,23 @@ def open_checkpoint(model: str | Path) -> OpenedCheckpoint:
     """The checkpoint in a model folder."""
     folder = Path(model) / IN_PROGRESS
     try:
-        opened = open_folder(folder, kind=KIND, newest=SCHEMA)
+        opened = open_folder(folder, kind=KIND, newest=SCHEMA, within=model)
         return OpenedCheckpoint(opened, read_record(CheckpointContent, opened.content, str(folder / MANIFEST)))
     except StoreError as error:
         raise StoreError(str(error), remedy=ANEW) from None
 
 
 def save_checkpoint(model: str | Path, content: CheckpointContent, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write the checkpoint in a model folder; the one that was there stays until it is whole."""
-    save_folder(Path(model) / IN_PROGRESS, kind=KIND, schema=SCHEMA, content=content.model_dump(), files=files)
+    """Write the checkpoint in a model folder, whose lock the caller holds; the one that was there stays until it is
+    whole."""
+    with Directory.opened(model) as outer, outer.inside(IN_PROGRESS, make=True) as folder:
+        write_folder(folder, kind=KIND, schema=SCHEMA, content=content.model_dump(), files=files)
+
+
+def check_place(model: str | Path) -> None:
+    """Refuse a model folder where something else stands in the place of a checkpoint."""
+    with Directory.opened(model) as outer:
+        outer.require(IN_PROGRESS, FOLDER)
 
 
 def has_checkpoint(model: str | Path) -> bool:
@@ -83,14 +93,22 @@ def task_in_progress(model: str | Path) -> Identity | None:
 
 
 def discard(model: str | Path) -> None:
-    """Remove the checkpoint in a model folder: its manifest first, so that half a removal leaves none."""
-    folder = Path(model) / IN_PROGRESS
-    if not os.path.isdir(folder):
+    """Remove the checkpoint in a model folder: its manifest first, so that half a removal leaves none. What is not
+    ours stays, and is named in a warning."""
+    if not os.path.isdir(model):
         return
-    with plain_errors("remove", folder):
-        for name in sorted(os.listdir(folder), key=lambda name: name != MANIFEST):
-            os.unlink(folder / name)
-        os.rmdir(folder)
+    with Directory.opened(model) as outer:
+        if outer.kind(IN_PROGRESS) is None:
+            return
+        with outer.inside(IN_PROGRESS) as folder:
+            for name in own_files(folder):
+                folder.remove(name)
+            others = folder.names()
+        if not others:
+            outer.remove_folder(IN_PROGRESS)
+            return
+    where = str(Path(model) / IN_PROGRESS)
+    warnings.warn(f"{where!r} holds {others[0]!r}, which is not ours and was left there; move it away", stacklevel=2)
 
 
 def discard_finished(model: str | Path, serial: int) -> None:

@@ -57,12 +57,18 @@ def sync_folder(folder: Path) -> None:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        sync_handle(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_handle(folder: int) -> None:
+    """`sync_folder` of one that is open."""
+    try:
+        os.fsync(folder)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -167,9 +173,13 @@ def _spread(value: Any, newline: str) -> str:
 
 def _decode(data: bytes) -> Any:
     try:
-        return json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8"), parse_constant=_no_number)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def write_json(path: StrPath, obj: object) -> None:
@@ -179,7 +189,11 @@ def write_json(path: StrPath, obj: object) -> None:
 
 def read_json(path: StrPath) -> Any:
     """The content of a JSON file; a damaged or cut file is a `StoreError`."""
-    data = read_bytes(path)
+    return decode_json(read_bytes(path), path)
+
+
+def decode_json(data: bytes, path: StrPath) -> Any:
+    """The content of a JSON file that has been read."""
     try:
         return _decode(data)
     except ValueError as error:
@@ -194,6 +208,10 @@ def _is_whole(line: bytes) -> bool:
         return False
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def append_jsonl(path: StrPath, obj: Mapping[str, Any]) -> None:
     """Adds one object as a line; first mends a last line that a crash cut short."""
     if not isinstance(obj, Mapping):
@@ -201,8 +219,11 @@ def append_jsonl(path: StrPath, obj: Mapping[str, Any]) -> None:
         raise StoreError(f"a line of {os.fspath(path)!r} must be a dict, not {type(obj).__name__}.")
     line = encode_json(obj, Path(path).name) + b"\n"
     with plain_errors("write", path):
-        new = not os.path.exists(path)
-        with open(path, "ab+", buffering=0) as file:  # no buffer: closing must not write what failed before
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OSError(errno.EINVAL, "it is a link or no plain file, and is not written to")
+        new = not os.path.lexists(path)
+        # No buffer: closing must not write what failed before.
+        with open(path, "ab+", buffering=0, opener=_no_link) as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - 1, 0))
             if file.read(1) not in (b"", b"\n"):

@@ -2,9 +2,10 @@
 
 It holds `manifest.json` and one safetensors file per part. Part `task-0003` lies in
 `task-0003.<first 12 hex digits of its SHA-256>.safetensors`, so a changed part gets a new file name and
-no file is ever overwritten with other content. A save writes the new parts, then renames the manifest
-into place, then removes what nobody names any more: killed at any moment, it leaves the old content
-or the new one. Nothing here unpickles anything.
+no file is ever overwritten with other content. A save writes the new parts and the new manifest aside, renames the
+parts into place, then the manifest, then removes what the old manifest names and the new one does not: killed at any
+moment, it leaves the old content or the new one. Manifests that lie aside (`manifest.json.tmp-...`) tell the next
+save what a killed one has left. No other file is ever removed. Nothing here unpickles anything.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -27,18 +29,17 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ibpwf.errors import StoreError
+from ibpwf.storage.directory import FILE, Directory
 from ibpwf.storage.files import (
     RESTORE,
     StrPath,
+    decode_json,
     decode_tensors,
     encode_json,
     encode_lines,
     encode_tensors,
     plain_errors,
-    read_bytes,
-    read_json,
     sync_folder,
-    write_bytes,
 )
 from ibpwf.storage.records import Record, read_record
 
@@ -46,11 +47,13 @@ SCHEMA = 3  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 
+LARGEST_MANIFEST = 1 << 28  # bytes; a larger one is neither written nor read
+
 # Lower case only: on a file system that ignores case, two parts must not fall on one file.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-# What a save may delete: only names that this module itself gives, never a user's own file.
-_OURS = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}\.[0-9a-f]{12}\.safetensors")
-_LEFTOVER = re.compile(r".*\.tmp-[0-9a-f]{16}")
+_PART = re.compile(rf"{_NAME.pattern}\.([0-9a-f]{{12}})\.safetensors")
+# What lies aside until it is renamed: parts, and manifests.
+_ASIDE = re.compile(rf"(?:{_NAME.pattern}\.safetensors|manifest\.json)\.tmp-[0-9a-f]{{16}}")
 # What a disk that cannot lock answers.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
@@ -103,6 +106,8 @@ class OpenedFolder:
     schema: int
     content: dict[str, Any]
     files: dict[str, FileEntry]
+    sha256: str  # the manifest's own
+    within: Path | None = None  # the folder of the user's that this one lies in
 
     def tensors(self, name: str, device: str | torch.device = "cpu") -> dict[str, Tensor]:
         """The tensors of one part, after its size and digest have been checked."""
@@ -111,15 +116,22 @@ class OpenedFolder:
             raise StoreError(f"{str(self.path)!r} has no part '{name}'. It has: {known}.")
         entry = self.files[name]
         path = self.path / entry.file
-        if not os.path.lexists(path):
-            hint = "If the folder was saved anew meanwhile, open it again; if not, restore it from a copy."
-            raise StoreError(f"{str(path)!r} is missing. {hint}")
-        data = read_bytes(path)
-        if len(data) != entry.bytes:
-            raise StoreError(f"{str(path)!r} has {len(data)} bytes instead of {entry.bytes}. {RESTORE}")
+        with Directory.opened(self.path, self.within) as folder:
+            if folder.kind(entry.file) is None:
+                hint = "If the folder was saved anew meanwhile, open it again; if not, restore it from a copy."
+                raise StoreError(f"{str(path)!r} is missing. {hint}")
+            size = folder.size(entry.file)
+            if size is not None and size != entry.bytes:
+                raise StoreError(f"{str(path)!r} has {size} bytes instead of {entry.bytes}. {RESTORE}")
+            data = folder.read(entry.file)
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise StoreError(f"{str(path)!r} is damaged: its SHA-256 is not the manifest's. {RESTORE}")
         return decode_tensors(data, path, device)
+
+    def all_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Every part, a few at a time: a digest takes longer than reading."""
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            return dict(zip(self.files, pool.map(self.tensors, self.files), strict=True))
 
 
 @contextlib.contextmanager
@@ -133,6 +145,8 @@ def lock_folder(path: StrPath) -> Iterator[None]:
         if not os.path.isdir(path):
             os.makedirs(path, exist_ok=True)
             sync_folder(Path(path).parent)
+    with Directory.opened(path) as folder:
+        folder.require(LOCK, FILE)
     # One object per folder, which counts for each thread how often it has taken the lock.
     lock = FileLock(os.path.join(os.path.realpath(path), LOCK), is_singleton=True)
     with plain_errors("lock", path):
@@ -152,6 +166,7 @@ def _taken(lock: FileLock, path: StrPath) -> bool:
         return True
     except Timeout as error:
         if not isinstance(lock, SoftFileLock):
+            _ask_system(lock.lock_file)
             remedy = "Wait for it, or save to another folder."
             raise StoreError(f"{os.fspath(path)!r} is being written by another process. {remedy}") from error
         # filelock found that the disk has no locks and took the file's presence for one; ours is always there.
@@ -160,6 +175,21 @@ def _taken(lock: FileLock, path: StrPath) -> bool:
             raise
     warnings.warn(f"{os.fspath(path)!r}: this disk has no locks; run one writer only", stacklevel=4)
     return False
+
+
+def _ask_system(path: str) -> None:
+    """Some versions of filelock take any error of the system for another process; the error itself is raised here."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # some disks say the latter
+        pass
+    finally:
+        os.close(handle)
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
@@ -183,94 +213,166 @@ def save_folder(
     knows to be `unchanged` since it was stored as that entry is not even encoded, so that a save costs what is new
     and not what there is; should its file be lost or cut, it is put back from `files`.
     """
-    folder = Path(path)
-    with lock_folder(folder):
-        there = os.path.lexists(folder / MANIFEST)
-        old = open_folder(folder, kind=kind, newest=schema).files if there else {}
-        plain = json.loads(encode_json(content, "content"))  # refused before anything is written
-        entries: dict[str, FileEntry] = {}
+    with lock_folder(path), Directory.opened(path) as folder:
+        return write_folder(folder, kind=kind, content=content, files=files, schema=schema, unchanged=unchanged)
+
+
+def write_folder(
+    folder: Directory,
+    *,
+    kind: str,
+    content: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Tensor]],
+    schema: int,
+    unchanged: Mapping[str, FileEntry] | None = None,
+) -> OpenedFolder:
+    """`save_folder` into a folder that is held open, and locked, by the caller."""
+    there = folder.kind(MANIFEST) is not None
+    old = read_folder(folder, kind=kind, newest=schema).files if there else {}
+    plain = json.loads(encode_json(content, "content"))  # refused before anything is written
+    entries: dict[str, FileEntry] = {}
+    aside: dict[str, str] = {}  # what lies aside, by the name it is to have
+    notes: list[str] = []
+    try:
         for name, tensors in sorted(files.items()):
             known = (unchanged or {}).get(name)
             if known is not None and old.get(name) == known and _is_there(folder, known):
                 entries[name] = known
-            else:
-                entries[name] = _store_part(folder, name, tensors, old.get(name))
+                continue
+            data, entry = _encoded(folder, name, tensors)
+            entries[name] = entry
+            if entry != old.get(name) or not _is_there(folder, entry):  # a part that was lost or cut is put back
+                aside[entry.file] = folder.stage(f"{name}.safetensors", data)
         listed = {name: entry.model_dump() for name, entry in entries.items()}
-        manifest = {"schema": schema, "kind": kind, "files": listed, "content": plain}
-        write_bytes(folder / MANIFEST, encode_lines({**manifest, "sha256": _seal(manifest)}, MANIFEST))
-        _sweep(folder, {entry.file for entry in entries.values()})
-    return OpenedFolder(folder, kind, schema, plain, entries)
+        manifest: dict[str, Any] = {"schema": schema, "kind": kind, "files": listed, "content": plain}
+        manifest["sha256"] = _seal(manifest)
+        encoded = encode_lines(manifest, MANIFEST)
+        if len(encoded) > LARGEST_MANIFEST:
+            raise StoreError(f"{str(folder.path / MANIFEST)!r} would have {len(encoded)} bytes. {_TOO_LARGE}")
+        superseded = {entry.file for entry in old.values()} - {entry.file for entry in entries.values()}
+        if superseded:
+            notes.append(folder.stage(MANIFEST, folder.read(MANIFEST)))
+        aside[MANIFEST] = folder.stage(MANIFEST, encoded)
+        for name in [*aside][:-1]:
+            folder.put(aside[name], name)
+        folder.sync()
+        folder.put(aside[MANIFEST], MANIFEST)
+    except BaseException:
+        _take_back(folder, aside, notes)
+        raise
+    folder.sync()
+    _sweep(folder, {entry.file for entry in entries.values()}, superseded)
+    return OpenedFolder(folder.path, kind, schema, plain, entries, manifest["sha256"])
 
 
-def _store_part(folder: Path, name: str, tensors: Mapping[str, Tensor], old: FileEntry | None) -> FileEntry:
+_TOO_LARGE = f"A manifest may have {LARGEST_MANIFEST} bytes. Keep less in extra, or use fewer features."
+
+
+def _encoded(folder: Directory, name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, FileEntry]:
     if not _NAME.fullmatch(name):
         remedy = "Use a-z, 0-9, '.', '_', '-', at most 100 of them."
-        raise StoreError(f"{name!r} cannot name a part of {str(folder)!r}. {remedy}")
+        raise StoreError(f"{name!r} cannot name a part of {str(folder.path)!r}. {remedy}")
     data = encode_tensors(tensors, name)
-    entry = _entry(name, hashlib.sha256(data).hexdigest(), len(data))
-    if entry != old or not _is_there(folder, entry):  # a part that was lost or cut is put back
-        write_bytes(folder / entry.file, data)
-    return entry
+    return data, _entry(name, hashlib.sha256(data).hexdigest(), len(data))
 
 
-def _is_there(folder: Path, entry: FileEntry) -> bool:
+def _is_there(folder: Directory, entry: FileEntry) -> bool:
     """Whether the file of a part is there and as long as it should be; its content is not read."""
-    path = folder / entry.file
-    try:
-        return path.is_file() and path.stat().st_size == entry.bytes
-    except OSError:
-        return False
+    return folder.size(entry.file) == entry.bytes
 
 
-def _sweep(folder: Path, wanted: set[str]) -> None:
-    """Removes our files that the manifest no longer names, and what crashed saves left behind."""
-    with contextlib.suppress(OSError):  # the save is done; what stays behind goes next time
-        for name in os.listdir(folder):
-            if (_OURS.fullmatch(name) and name not in wanted) or _LEFTOVER.fullmatch(name):
-                with contextlib.suppress(OSError):
-                    os.unlink(folder / name)
+def _take_back(folder: Directory, aside: Mapping[str, str], notes: list[str]) -> None:
+    """Removes what a save that failed has written, as far as the manifest does not name it after all: an interrupt
+    may come right after its rename."""
+    named = {MANIFEST}
+    if folder.kind(MANIFEST) is not None:
+        with contextlib.suppress(StoreError):
+            named |= {entry.file for entry in read_folder(folder).files.values()}
+    folder.discard([*({*aside} - named), *aside.values(), *notes])
 
 
-def open_folder(path: StrPath, *, kind: str | None = None, newest: int = SCHEMA) -> OpenedFolder:
-    """Reads and checks the manifest of a folder; `kind=None` accepts any kind."""
-    folder = Path(path)
-    where = str(folder / MANIFEST)
-    with plain_errors("open", folder):
-        os.listdir(folder)
-    if not os.path.lexists(where):
-        raise StoreError(f"{str(folder)!r} is not a model folder: it has no {MANIFEST}. Check the path.")
-    found = read_json(where)
+def _sweep(folder: Directory, wanted: set[str], superseded: set[str]) -> None:
+    """Removes what the manifest before this one named, and what killed saves have left: what lies aside, and what the
+    manifests that lie aside name."""
+    with contextlib.suppress(OSError, StoreError):  # the save is done; what stays behind goes next time
+        aside = [name for name in folder.names() if _ASIDE.fullmatch(name)]
+        notes = [name for name in aside if name.startswith(MANIFEST)]
+        for name in notes:
+            with contextlib.suppress(StoreError):
+                superseded |= {entry.file for entry in read_folder(folder, manifest=name).files.values()}
+        folder.discard(sorted(superseded - wanted))
+        folder.discard([*(name for name in aside if name not in notes), *notes])
+
+
+def open_folder(
+    path: StrPath, *, kind: str | None = None, newest: int = SCHEMA, within: StrPath | None = None
+) -> OpenedFolder:
+    """Reads and checks the manifest of a folder; `kind=None` accepts any kind. `within` is the user's folder that it
+    must lie in itself, not by a link."""
+    with Directory.opened(path, within) as folder:
+        opened = read_folder(folder, kind=kind, newest=newest)
+    return opened if within is None else replace(opened, within=Path(within))
+
+
+def read_folder(
+    folder: Directory, *, kind: str | None = None, newest: int = SCHEMA, manifest: str = MANIFEST
+) -> OpenedFolder:
+    """`open_folder` of one that is held open; `manifest` may be another file of its kind."""
+    where = str(folder.path / manifest)
+    if folder.kind(manifest) is None:
+        raise StoreError(f"{str(folder.path)!r} is not a model folder: it has no {MANIFEST}. Check the path.")
+    if (folder.size(manifest) or 0) > LARGEST_MANIFEST:
+        raise StoreError(f"{where!r} has {folder.size(manifest)} bytes. {_TOO_LARGE}")
+    found = decode_json(folder.read(manifest), where)
     schema = found.get("schema") if isinstance(found, dict) else None
     if type(schema) is int and schema > newest:  # before anything else: a newer layout may differ everywhere
         versions = f"schema version {schema}, and this ibpwf reads up to {newest}"
         raise StoreError(f"{where!r} has {versions}: written by a newer ibpwf; upgrade ibpwf to read it.")
-    manifest = read_record(Manifest, found, where)
-    if manifest.sha256 != _seal(found):
+    record = read_record(Manifest, found, where)
+    if record.sha256 != _seal(found):
         what = "its content does not match its own SHA-256"
         raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged. {RESTORE}")
-    if kind is not None and manifest.kind != kind:
+    if kind is not None and record.kind != kind:
         remedy = f"Give the path of a '{kind}'."
-        raise StoreError(f"{where!r} holds a '{manifest.kind}', not a '{kind}'. {remedy}")
-    return OpenedFolder(folder, manifest.kind, manifest.version, manifest.content, manifest.files)
+        raise StoreError(f"{where!r} holds a '{record.kind}', not a '{kind}'. {remedy}")
+    return OpenedFolder(folder.path, record.kind, record.version, record.content, record.files, record.sha256)
 
 
 def is_ours(name: str) -> bool:
     """Whether a file is called as those of a folder are, and those that a killed save leaves behind."""
-    return name in (MANIFEST, LOCK) or bool(_OURS.fullmatch(name) or _LEFTOVER.fullmatch(name))
+    return name in (MANIFEST, LOCK) or bool(_PART.fullmatch(name) or _ASIDE.fullmatch(name))
 
 
-def foreign_files(path: StrPath) -> list[str]:
+def own_files(folder: Directory) -> list[str]:
+    """The files in an open folder that are certainly ours, the manifest first: those it names, what lies aside, and
+    parts whose names are right by their content."""
+    named: set[str] = {MANIFEST, LOCK}
+    with contextlib.suppress(StoreError):
+        named |= {entry.file for entry in read_folder(folder).files.values()}
+
+    def ours(name: str) -> bool:
+        if folder.kind(name) != FILE:
+            return False
+        if name in named or _ASIDE.fullmatch(name):
+            return True
+        part = _PART.fullmatch(name)
+        return part is not None and hashlib.sha256(folder.read(name)).hexdigest().startswith(part[1])
+
+    return sorted(filter(ours, folder.names()), key=lambda name: name != MANIFEST)
+
+
+def foreign_files(path: StrPath, within: StrPath | None = None) -> list[str]:
     """What lies in a folder and is not part of the model: a user's own files, and what a killed save has left
     (the next save removes that). None of it is ever read."""
-    opened = open_folder(path)
-    ours = {MANIFEST, LOCK, *(entry.file for entry in opened.files.values())}
-    return sorted(name for name in os.listdir(opened.path) if name not in ours)
+    with Directory.opened(path, within) as folder:
+        ours = {MANIFEST, LOCK, *(entry.file for entry in read_folder(folder).files.values())}
+        return [name for name in folder.names() if name not in ours]
 
 
-def verify_folder(path: StrPath, *, newest: int = SCHEMA) -> list[Problem]:
+def verify_folder(path: StrPath, *, newest: int = SCHEMA, within: StrPath | None = None) -> list[Problem]:
     """Everything that is wrong with a folder; an empty list says that it is whole."""
     try:
-        opened = open_folder(path, newest=newest)
+        opened = open_folder(path, newest=newest, within=within)
     except StoreError as error:
         kind = "damaged" if os.path.lexists(Path(path) / MANIFEST) else "missing"
         return [Problem(MANIFEST, str(error), kind)]
@@ -281,4 +383,14 @@ def verify_folder(path: StrPath, *, newest: int = SCHEMA) -> list[Problem]:
         except StoreError as error:
             kind = "damaged" if os.path.lexists(opened.path / entry.file) else "missing"
             problems.append(Problem(entry.file, str(error), kind))
-    return problems
+    with Directory.opened(path, within) as folder:
+        return problems + standing_in_the_way(folder, LOCK, FILE)
+
+
+def standing_in_the_way(folder: Directory, name: str, wanted: str) -> list[Problem]:
+    """A problem, if something else stands where a file or folder of ours should."""
+    try:
+        folder.require(name, wanted)
+    except StoreError as error:
+        return [Problem(name, str(error))]
+    return []

@@ -13,6 +13,7 @@ from ibpwf.errors import StoreError
 from ibpwf.storage.checkpoint_folder import task_in_progress
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of
+from ibpwf.storage.model_record import read_content
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ def inspect_model(path: str | Path) -> ModelReport:
             "resume to go on."
         )
     opened = open_folder(path, kind=KIND)
+    read_content(opened)
     try:
         return _report(opened)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None
 

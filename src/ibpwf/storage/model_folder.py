@@ -6,6 +6,7 @@ The format itself is described in docs/model-format.md, its files are written by
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,30 @@ from torch import Tensor
 
 from ibpwf.errors import StoreError
 from ibpwf.storage.checkpoint_folder import IN_PROGRESS
-from ibpwf.storage.folder import MANIFEST, FileEntry, OpenedFolder, Problem, foreign_files, open_folder, verify_folder
+from ibpwf.storage.directory import FOLDER, Directory
+from ibpwf.storage.files import RESTORE
+from ibpwf.storage.folder import (
+    MANIFEST,
+    FileEntry,
+    OpenedFolder,
+    Problem,
+    foreign_files,
+    open_folder,
+    own_files,
+    standing_in_the_way,
+    verify_folder,
+)
 
 KIND = "ibpwf-model"
 
 
 def face_of(content: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a folder's learner stands inside of; schema 2 and before kept it among the user's own JSON."""
-    found = content.get("face")
-    extra = content.get("extra", {})
-    if found is None and extra.get("kind") == "continual-classifier":
+    found, extra = content.get("face"), content.get("extra")
+    if found is None and isinstance(extra, dict) and extra.get("kind") == "continual-classifier":
         found = dict(extra)
+    if found is not None and not isinstance(found, dict):
+        raise StoreError(f"field 'face' of {MANIFEST} is {reprlib.repr(found)}; it should be an object. {RESTORE}")
     return found
 
 
@@ -40,34 +54,45 @@ class Checked:
 
 
 def verify_model(path: str | Path) -> Checked:
-    """Compare every file of a model folder with its digest, those of a task in progress too."""
-    problems = verify_folder(path)
-    unfinished = Path(path) / IN_PROGRESS
-    if os.path.lexists(unfinished / MANIFEST):
-        problems += [problem._replace(file=f"{IN_PROGRESS}/{problem.file}") for problem in verify_folder(unfinished)]
+    """Compare every file of a model folder with its digest, those of a task in progress too, and name what stands
+    there and does not belong."""
+    problems, foreign = verify_folder(path), []
+    with Directory.opened(path) as folder:
+        in_the_way = standing_in_the_way(folder, IN_PROGRESS, FOLDER)
+        unfinished = not in_the_way and folder.kind(IN_PROGRESS) is not None
+    problems += in_the_way
+    if unfinished:
+        inner = Path(path) / IN_PROGRESS
+        with Directory.opened(inner, path) as folder:
+            ours = own_files(folder)
+            foreign = [f"{IN_PROGRESS}/{name}" for name in folder.names() if name not in ours]
+        if MANIFEST in ours:
+            found = verify_folder(inner, within=path)
+            problems += [problem._replace(file=f"{IN_PROGRESS}/{problem.file}") for problem in found]
     try:
         opened = open_folder(path, kind=KIND)
     except StoreError as error:
-        return Checked(problems or [Problem(MANIFEST, str(error))], [], 0, 0)
-    foreign = [name for name in foreign_files(path) if name != IN_PROGRESS]
+        return Checked(problems or [Problem(MANIFEST, str(error))], foreign, 0, 0)
+    foreign = [name for name in foreign_files(path) if name != IN_PROGRESS] + foreign
     sizes = [entry.bytes for entry in opened.files.values()]
     return Checked(problems, foreign, len(sizes) + 1, sum(sizes) + (opened.path / MANIFEST).stat().st_size)
 
 
 class SavedParts:
-    """Which tensors lie in which file of the folder that a learner was read from or saved to last.
+    """Which folders a learner was read from or saved to, and which tensors lie in which file of the last.
 
     A part whose tensors are still the very same ones (not equal ones: the same memory, never written to since) need
     not be encoded or hashed to know that its file is right. Only for methods that lock what they have stored.
     """
 
     def __init__(self) -> None:
+        self._seals: dict[str, str] = {}  # the manifest's digest in every folder, by its real path
         self._opened: OpenedFolder | None = None
-        self._place = ""
         self._tensors: dict[str, dict[str, tuple[Tensor, object]]] = {}
 
     def remember(self, opened: OpenedFolder, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._opened, self._place = opened, os.path.realpath(opened.path)
+        self._opened = opened
+        self._seals[os.path.realpath(opened.path)] = opened.sha256
         # The tensors themselves are kept too, so that their memory is not given to others.
         self._tensors = {
             name: {key: (tensor, _identity(tensor)) for key, tensor in part.items()} for name, part in files.items()
@@ -75,7 +100,7 @@ class SavedParts:
 
     def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
         """The entries of those parts that need not be looked at again when saving to `path`."""
-        if self._opened is None or os.path.realpath(path) != self._place:
+        if self._opened is None or os.path.realpath(path) != os.path.realpath(self._opened.path):
             return {}
         return {name: self._opened.files[name] for name, part in files.items() if self._is_same(name, part)}
 
@@ -85,14 +110,17 @@ class SavedParts:
             return False
         return all(known[key][1] == _identity(tensor) is not None for key, tensor in part.items())
 
-    def check_unchanged_by_others(self, path: str | Path) -> None:
-        """Refuse to save over what another process has saved since: its tasks would be lost."""
-        if self._opened is None or os.path.realpath(path) != self._place:
-            return
+    def check_own(self, path: str | Path) -> None:
+        """Refuse to save over a model that this learner has neither read nor written: its tasks would be lost."""
         if not os.path.lexists(Path(path) / MANIFEST):
-            return  # removed by its owner; saved anew
-        now = open_folder(path, kind=KIND)
-        if (now.files, now.content) != (self._opened.files, self._opened.content):
+            return  # none, or removed by its owner: saved anew
+        there, known = open_folder(path, kind=KIND).sha256, self._seals.get(os.path.realpath(path))
+        if known is None and there not in self._seals.values():  # a folder that was moved or copied is still its own
+            raise StoreError(
+                f"{str(path)!r} holds a model that this learner was not loaded from; nothing was written. Save to "
+                "another folder, or give overwrite=True to replace that model."
+            )
+        if known is not None and known != there:
             raise StoreError(
                 f"{str(path)!r} was saved by another process since this learner read or saved it; nothing was "
                 "written. Load it again and learn the task there, or save to another folder."

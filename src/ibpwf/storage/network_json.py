@@ -17,8 +17,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ibpwf.errors import InputError, StoreError
+from ibpwf.storage.tensor_checks import NotWhole
 
 _LEAVES: dict[str, type[nn.Module]] = {
     leaf.__name__: leaf
@@ -40,6 +42,14 @@ _DEEPEST = 50  # nesting allowed in a description; more is damage or malice
 P = ParamSpec("P")
 M = TypeVar("M", bound=nn.Module)
 Spec = dict[str, Any]
+
+
+MOST_AT_ONCE = 1 << 28
+"""Numbers that a layer may give for one example."""
+
+
+class NeedsParts(StoreError):
+    """A folder cannot be read without something of the caller's own: a network, features, a builder."""
 
 
 class _NotPlain(Exception):
@@ -246,7 +256,7 @@ def _build_leaf(name: object, arguments: object, where: str) -> nn.Module:
 def _build_registered(name: object, arguments: object, where: str) -> nn.Module:
     function = _BUILDERS.get(name) if isinstance(name, str) else None
     if function is None:
-        raise StoreError(
+        raise NeedsParts(
             f"{where}.builder is {name!r}, which is not registered; known: {', '.join(_BUILDERS)}. "
             "Import the module that registers it, then load again."
         )
@@ -269,6 +279,8 @@ def _checked_arguments(arguments: object, allowed: Mapping[str, Any], where: str
 def _made(make: Callable[[], nn.Module], what: str, where: str) -> nn.Module:
     try:
         return make()
+    except NotWhole:
+        raise
     except Exception as error:  # torch refuses bad arguments with many kinds of error
         raise _refused(f"{where}.arguments", f"do not make {what} ({error})") from error
 
@@ -310,3 +322,32 @@ def check_same(net: nn.Module, expected: object) -> None:
                 f"'{name}' has shape {shape} and dtype {dtype} in the given network, "
                 f"{saved_shape} and {saved_dtype} in the saved one. {remedy}"
             )
+
+
+@torch.no_grad()
+def check_runs(net: nn.Module, shape: tuple[int, ...]) -> None:
+    """Refuse a network that does not take inputs of this shape, or makes gigabytes of one. It is asked on torch's
+    meta device, where nothing is calculated; what cannot run there is given zeros."""
+    tensors = {name: tensor.to("meta") for name, tensor in net.state_dict(keep_vars=True).items()}
+    handles = [module.register_forward_hook(_check_size) for module in net.modules()]
+    net.eval()
+    try:
+        try:
+            functional_call(net, tensors, (torch.empty(1, *shape, device="meta"),))
+        except NotWhole:
+            raise
+        except Exception:
+            net(torch.zeros(1, *shape, device=next(net.parameters()).device))
+    except NotWhole:
+        raise
+    except Exception as error:  # a network's own code may raise anything
+        what = next(iter(str(error).splitlines()), type(error).__name__)
+        raise NotWhole(f"the network does not take inputs of shape {list(shape)}: {what}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_size(module: nn.Module, inputs: object, output: object) -> None:
+    if isinstance(output, Tensor) and output.numel() > MOST_AT_ONCE:
+        raise NotWhole(f"a {type(module).__name__} of the network gives {output.numel()} numbers for one example")

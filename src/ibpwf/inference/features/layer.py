@@ -47,7 +47,11 @@ class LayerFeatures(Features):
         return {"layers": list(self.layers)}, {}
 
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.layers = tuple(content["layers"])
+        layers = content["layers"]
+        if tensors or not isinstance(layers, list) or not layers or not all(isinstance(one, str) for one in layers):
+            raise ValueError(f"the features read {layers!r}, which is no list of layers")
+        check_layers(self.model.net, layers)
+        self.layers = tuple(layers)
 
 
 class FactorFeatures(LayerFeatures):

@@ -65,5 +65,10 @@ class RandomFeatures(Features):
         return {}, {"weight": self.weight, "bias": self.bias} if len(self.bias) else {}
 
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        if tensors:
-            self.weight, self.bias = tensors["weight"], tensors["bias"]
+        if not tensors:
+            return
+        weight, bias = tensors["weight"], tensors["bias"]
+        whole = weight.dtype == bias.dtype == torch.float32 and bias.ndim == 1 and len(bias) > 0
+        if not whole or weight.ndim != 2 or weight.shape[1] != len(bias) or len(tensors) > 2:
+            raise ValueError(f"random features have a weight {list(weight.shape)} and a bias {list(bias.shape)}")
+        self.weight, self.bias = weight, bias

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,16 @@ def remove_models(out: Path) -> None:
 
 def _remove(out: Path, files: Sequence[str], folders: Sequence[str]) -> None:
     for pattern in files:
-        for path in out.glob(pattern):
+        for path in _inside(out, pattern):
             path.unlink()
     for pattern in folders:
-        for folder in out.glob(pattern):
+        for folder in _inside(out, pattern):
             with contextlib.suppress(OSError):  # something of the user's is in it
                 folder.rmdir()
+
+
+def _inside(out: Path, pattern: str) -> list[Path]:
+    """What fits a pattern in a run's folder itself, not in one that a link leads to."""
+    real = Path(os.path.realpath(out))
+    found = out.glob(pattern)
+    return [path for path in found if Path(os.path.realpath(path.parent)) == real / path.parent.relative_to(out)]

@@ -1,0 +1,232 @@
+"""The JSON of a model's manifest as records: every field checked for type and range before anything is made of it.
+
+The limits are those of docs/model-format.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ibpwf.errors import StoreError
+from ibpwf.storage.files import RESTORE
+from ibpwf.storage.folder import MANIFEST, OpenedFolder
+from ibpwf.storage.records import Record, read_record
+
+MOST_TASKS = 100_000
+MOST_EVENTS = 1_000_000
+MOST_NUMBERS = 1 << 31  # in one example
+
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Serial = Annotated[int, Field(ge=0, lt=1_000_000_000)]
+PerCent = Annotated[float, Field(ge=0, le=100)]
+Class = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=10_000)]
+Names = Annotated[list[Name], Field(max_length=1_000_000)]
+
+
+class StoredTask(Record):
+    """What a manifest says of a task."""
+
+    name: Name
+    classes: Annotated[list[Class], Field(min_length=1)]
+    examples: Count
+    accuracy: PerCent | None = None
+    training_accuracy: PerCent | None = None
+
+    @model_validator(mode="after")
+    def _classes_in_order(self) -> Self:
+        if any(first >= second for first, second in itertools.pairwise(self.classes)):
+            raise ValueError(f"the classes of task '{self.name}' are not each there once, in order")
+        return self
+
+
+class Event(Record):
+    """A line of the history."""
+
+    event: Literal["learnt", "forgot"]
+    serial: Serial
+    version: str | None
+
+
+class ModelContent(Record):
+    """The content of a model's manifest, of any method."""
+
+    method: Name
+    configuration: dict[str, Any]
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    input_shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=8)] | None
+    tasks: Annotated[list[StoredTask], Field(max_length=MOST_TASKS)]
+    state: dict[str, Any]
+    history: Annotated[list[Event], Field(max_length=MOST_EVENTS)] | None = None
+    face: dict[str, Any] | None = None
+    extra: Annotated[dict[str, Any], Field(default_factory=dict)]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len({task.name for task in self.tasks}) < len(self.tasks):
+            raise ValueError("field 'tasks' has the same name twice")
+        if self.input_shape is not None and math.prod(self.input_shape) > MOST_NUMBERS:
+            raise ValueError(f"field 'input_shape' is {self.input_shape}, more than {MOST_NUMBERS} numbers")
+        if self.input_shape is None and self.tasks:
+            raise ValueError("field 'input_shape' is None although there are tasks")
+        return self
+
+
+class Configuration(Record):
+    """What makes an untrained learner of IBP-WF again."""
+
+    settings: dict[str, Any]
+    network: dict[str, Any] | None
+    signature: list[Annotated[tuple[Name, list[Annotated[int, Field(ge=0)]], Name], Field(strict=False)]]
+    head: Name
+    layers: Annotated[Names, Field(min_length=1)]
+    frozen: Annotated[Names, Field(default_factory=list)]
+    parts: Annotated[Names, Field(default_factory=list)]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for field in ("layers", "frozen"):
+            if len(set(getattr(self, field))) < len(getattr(self, field)):
+                raise ValueError(f"field '{field}' has the same name twice")
+        return self
+
+
+class FactorTask(Record):
+    """What IBP-WF keeps of a task beside its tensors. `factors` is None where its part holds them (schema 1)."""
+
+    serial: Serial
+    classes: list[Class]
+    outputs: Annotated[int, Field(ge=1)]
+    factors: Count | None = None
+    inference: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _an_output_per_class(self) -> Self:
+        if self.outputs != len(self.classes):
+            raise ValueError(f"task {self.serial} has {self.outputs} outputs for {len(self.classes)} classes")
+        return self
+
+
+class FactorState(Record):
+    """What IBP-WF keeps beside its tensors."""
+
+    features: dict[str, Any]
+    inference: dict[str, Any]
+    reference: bool
+    tasks: list[FactorTask]
+
+    @model_validator(mode="after")
+    def _serials_in_order(self) -> Self:
+        serials = [task.serial for task in self.tasks]
+        if any(first >= second for first, second in itertools.pairwise(serials)):
+            raise ValueError("field 'tasks' has serials that do not rise")
+        if self.reference and not serials:
+            raise ValueError("field 'reference' is True, but there are no tasks")
+        return self
+
+
+class ClassifierFeatures(Record):
+    count: Annotated[int, Field(ge=1)]
+    names: list[str] | None
+
+
+class ClassifierLabels(Record):
+    """The labels in the order of their numbers, and numpy's name of their type."""
+
+    dtype: Annotated[str, Field(pattern=r"^(O|[<>=|][biuf][1248]|[<>=|]f16|[<>]U[0-9]{1,9})$")]
+    labels: Annotated[list[str | bool | int | float], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        kind = self.dtype.lstrip("<>=|")[0]
+        wanted = {"O": str, "U": str, "b": bool, "i": int, "u": int, "f": float}[kind]
+        wrong = [label for label in self.labels if type(label) is not wanted]
+        if wrong and not (kind == "f" and all(type(label) is int for label in wrong)):
+            raise ValueError(f"field 'labels.labels' has {wrong[0]!r}, which is no {self.dtype}")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("field 'labels.labels' has the same label twice")
+        longest = max((len(label) for label in self.labels if isinstance(label, str)), default=0)
+        if kind == "U" and int(self.dtype[2:]) > max(longest, 1):
+            raise ValueError(f"field 'labels.dtype' is {self.dtype}, but the longest label has {longest} letters")
+        return self
+
+
+class ClassifierScale(Record):
+    mean: list[Finite]
+    scale: list[Positive]
+
+
+class ClassifierNovelty(Record):
+    rate: Annotated[float, Field(gt=0, lt=1)]
+    limits: list[Positive | None]
+
+
+Auto = Literal["auto"]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class ClassifierParameters(Record):
+    """What a `ContinualClassifier` was made with."""
+
+    hidden: list[AtLeastOne]
+    alpha: Positive | Auto
+    epochs: AtLeastOne | Auto
+    batch_size: AtLeastOne | Auto
+    learning_rate: Positive | Auto
+    settings: dict[str, Any] | None
+    false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
+    random_state: int
+    device: str
+
+
+class ClassifierFace(Record):
+    """What stands around the learner of a `ContinualClassifier`."""
+
+    kind: Literal["continual-classifier"]
+    parameters: ClassifierParameters
+    labels: ClassifierLabels
+    features: ClassifierFeatures
+    standardizer: ClassifierScale
+    novelty: ClassifierNovelty
+    own: Annotated[dict[str, Any], Field(default_factory=dict)]  # the user's JSON, before schema 3
+
+    def check_fits(self, content: ModelContent) -> None:
+        """Refuse a face that does not belong to the learner beside it."""
+        count = self.features.count
+        lengths = {
+            "standardizer.mean": len(self.standardizer.mean),
+            "standardizer.scale": len(self.standardizer.scale),
+            "features.names": count if self.features.names is None else len(self.features.names),
+        }
+        for field, length in lengths.items():
+            if length != count:
+                raise ValueError(f"field 'face.{field}' has {length} entries for {count} features")
+        if content.input_shape != [count]:
+            raise ValueError(f"field 'face.features.count' is {count}, but inputs have shape {content.input_shape}")
+        if len(self.novelty.limits) != len(content.tasks):
+            raise ValueError(f"field 'face.novelty.limits' has {len(self.novelty.limits)} entries, not one per task")
+        largest = max((task.classes[-1] for task in content.tasks), default=-1)
+        lowest = min((task.classes[0] for task in content.tasks), default=0)
+        if largest >= len(self.labels.labels) or lowest < 0:
+            raise ValueError(f"field 'face.labels' has {len(self.labels.labels)} labels, and none for some classes")
+
+
+def manifest_of(opened: OpenedFolder) -> str:
+    return str(Path(opened.path) / MANIFEST)
+
+
+def read_content(opened: OpenedFolder) -> ModelContent:
+    """The checked content of a model's manifest; what is too long is refused before it is looked at."""
+    for field, most in (("tasks", MOST_TASKS), ("history", MOST_EVENTS)):
+        found = opened.content.get(field)
+        if isinstance(found, list) and len(found) > most:
+            what = f"field '{field}' has {len(found)} entries; at most {most} are read"
+            raise StoreError(f"{manifest_of(opened)!r}: {what}. {RESTORE}")
+    return read_record(ModelContent, opened.content, manifest_of(opened))

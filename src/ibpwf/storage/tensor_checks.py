@@ -1,0 +1,107 @@
+"""Tensors against what they must be: names, shapes, types, and numbers that can be calculated with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+BOUNDED, FINITE, NOT_NAN = "bounded", "finite", "not NaN"
+"""What the numbers of a tensor must be: parameters can be calculated with, statistics may be as large as their type
+allows, and a buffer of the network's own (a mask, say) may hold infinities."""
+LARGEST = {torch.float16: 6e4, torch.bfloat16: 1e18, torch.float32: 1e18, torch.float64: 1e150}
+"""Beyond these, the product of two numbers may be no number any more."""
+
+
+class NotWhole(ValueError):
+    """What a folder holds does not fit together; the sentence names the part and the tensor."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Shape and type of a tensor, and what its numbers must be; None: they are looked at later."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    numbers: str | None = BOUNDED
+
+
+def check_part(part: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> None:
+    """Refuse a part that does not hold exactly these tensors, with numbers in them."""
+    for name in expected:
+        if name not in tensors:
+            raise NotWhole(f"part '{part}' has no tensor '{name}'")
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise NotWhole(f"part '{part}' has a tensor '{name}' that nothing reads")
+        wanted = expected[name]
+        if tuple(tensor.shape) != wanted.shape or tensor.dtype != wanted.dtype:
+            found, should = _described(tensor.shape, tensor.dtype), _described(wanted.shape, wanted.dtype)
+            raise NotWhole(f"tensor '{name}' of part '{part}' is {found} instead of {should}")
+        if wanted.numbers is not None:
+            check_numbers(part, name, tensor, wanted.numbers)
+
+
+def _described(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def check_numbers(part: str, name: str, tensor: Tensor, rule: str = FINITE) -> None:
+    """Refuse NaN, infinities and what is too large to be calculated with, as the rule says."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    low, high = (float(end) for end in torch.aminmax(tensor))  # NaN if any is
+    largest = max(-low, high)
+    if math.isnan(low) or (rule != NOT_NAN and math.isinf(largest)):
+        raise NotWhole(f"tensor '{name}' of part '{part}' holds NaN or infinite numbers")
+    most = LARGEST.get(tensor.dtype, math.inf)
+    if rule == BOUNDED and largest > most:
+        raise NotWhole(f"tensor '{name}' of part '{part}' holds {largest:g}; at most {most:g} can be calculated with")
+
+
+def buffer_rules(net: nn.Module) -> dict[str, str]:
+    """What the numbers of a task's own copy of each buffer must be: finite, if the network's are."""
+    rules = {}
+    for name, buffer in net.named_buffers():
+        infinite = buffer.is_floating_point() and bool(buffer.isinf().any())
+        rules[name] = NOT_NAN if infinite else FINITE
+    return rules
+
+
+_MAKE = (
+    *("empty", "zeros", "ones", "full", "rand", "randn", "eye", "arange", "linspace", "normal"),
+    *("new_empty", "new_zeros", "new_ones", "new_full", "repeat"),
+)
+
+
+class _Bounded(TorchFunctionMode):
+    """Counts what is made, before it is."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.left, self.most = numbers, numbers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _MAKE:
+            size = [kwargs["size"]] if "size" in kwargs else [one for one in args if not isinstance(one, Tensor)]
+            lengths = [length for one in size for length in (one if isinstance(one, (list, tuple)) else [one])]
+            made = math.prod(int(length) for length in lengths if isinstance(length, int))
+            self.left -= made * made if func.__name__ == "eye" and len(lengths) == 1 else made
+            if self.left < 0:
+                raise NotWhole(f"the network is larger than what is stored of it ({self.most} numbers)")
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def at_most(numbers: int) -> Iterator[None]:
+    """Nothing that makes tensors of more numbers in all gets done in this block: a few bytes of a description may
+    ask for gigabytes."""
+    with _Bounded(numbers):
+        yield
