@@ -483,7 +483,15 @@ class TaskLearner:
             unchanged = self._saved.unchanged(path, files) if known.method.locks else {}
             fresh = {name: part for name, part in files.items() if name not in unchanged}
             _check_storable(known.method, path, fresh)
-            opened = save_folder(path, kind=KIND, schema=SCHEMA, content=content, files=files, unchanged=unchanged)
+            opened = save_folder(
+                path,
+                kind=KIND,
+                schema=SCHEMA,
+                content=content,
+                files=files,
+                unchanged=unchanged,
+                announce=lambda sha256: self._saved.announce(path, sha256),
+            )
             discard_finished(path, known.method.serial(len(known.tasks)))
         self._saved.remember(opened, files if known.method.locks else {})
         self.extra = opened.content["extra"]

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,15 +206,19 @@ def save_folder(
     files: Mapping[str, Mapping[str, Tensor]],
     schema: int = SCHEMA,
     unchanged: Mapping[str, FileEntry] | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> OpenedFolder:
-    """Saves `content` and the parts in `files`, and returns the folder as opened.
+    """Saves `content` and the parts in `files`, and returns the folder as opened. `announce` is told the digest of the
+    manifest just before it takes its place, so that whoever is interrupted then knows the folder for its own.
 
     Parts named nowhere are dropped. A part whose content is already there is not written again. What the caller
     knows to be `unchanged` since it was stored as that entry is not even encoded, so that a save costs what is new
     and not what there is; should its file be lost or cut, it is put back from `files`.
     """
     with lock_folder(path), Directory.opened(path) as folder:
-        return write_folder(folder, kind=kind, content=content, files=files, schema=schema, unchanged=unchanged)
+        return write_folder(
+            folder, kind=kind, content=content, files=files, schema=schema, unchanged=unchanged, announce=announce
+        )
 
 
 def write_folder(
@@ -225,6 +229,7 @@ def write_folder(
     files: Mapping[str, Mapping[str, Tensor]],
     schema: int,
     unchanged: Mapping[str, FileEntry] | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> OpenedFolder:
     """`save_folder` into a folder that is held open, and locked, by the caller."""
     there = folder.kind(MANIFEST) is not None
@@ -256,6 +261,8 @@ def write_folder(
         for name in [*aside][:-1]:
             folder.put(aside[name], name)
         folder.sync()
+        if announce is not None:
+            announce(manifest["sha256"])
         folder.put(aside[MANIFEST], MANIFEST)
     except BaseException:
         _take_back(folder, aside, notes)

@@ -87,8 +87,13 @@ class SavedParts:
 
     def __init__(self) -> None:
         self._seals: dict[str, str] = {}  # the manifest's digest in every folder, by its real path
+        self._announced: dict[str, str] = {}  # that of a manifest about to be written, which an interrupt may follow
         self._opened: OpenedFolder | None = None
         self._tensors: dict[str, dict[str, tuple[Tensor, object]]] = {}
+
+    def announce(self, path: str | Path, sha256: str) -> None:
+        """This manifest is about to take its place in a folder."""
+        self._announced[os.path.realpath(path)] = sha256
 
     def remember(self, opened: OpenedFolder, files: Mapping[str, Mapping[str, Tensor]]) -> None:
         self._opened = opened
@@ -114,7 +119,10 @@ class SavedParts:
         """Refuse to save over a model that this learner has neither read nor written: its tasks would be lost."""
         if not os.path.lexists(Path(path) / MANIFEST):
             return  # none, or removed by its owner: saved anew
-        there, known = open_folder(path, kind=KIND).sha256, self._seals.get(os.path.realpath(path))
+        place = os.path.realpath(path)
+        there, known = open_folder(path, kind=KIND).sha256, self._seals.get(place)
+        if there == self._announced.get(place):
+            return
         if known is None and there not in self._seals.values():  # a folder that was moved or copied is still its own
             raise StoreError(
                 f"{str(path)!r} holds a model that this learner was not loaded from; nothing was written. Save to "
