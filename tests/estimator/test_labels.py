@@ -183,3 +183,28 @@ def test_stored_labels_of_another_kind_than_they_say_are_refused(values: dict[st
 
 def test_a_label_array_is_checked_once_for_all_its_users() -> None:
     assert label_array(pd.Series(["a", "b"])).tolist() == ["a", "b"]
+
+
+def test_after_a_made_up_first_task_nothing_of_a_forgotten_one_is_left(tmp_path: Path) -> None:
+    """The way that docs/model-format.md names: what all tasks read through is then of rows that nobody has."""
+    made_up, secret = np.array([[-8.0] * 3, [8.0] * 3] * 10), X + 0.123456
+    names = np.array(["u", "v"] * 10)
+
+    def taught(*tasks: str) -> ContinualClassifier:
+        classifier = ContinualClassifier(**QUICK).learn(made_up, names, task="made up")
+        for task in tasks:
+            classifier.learn(secret if task == "secret" else X, np.char.add(task, names), task=task)
+        return classifier
+
+    classifier = taught("secret", "kept")
+    classifier.forget("secret")
+    classifier.forget("made up")
+    classifier.save(tmp_path / "model")
+    text = (tmp_path / "model" / "manifest.json").read_text()
+    assert "secret" not in text
+    face = json.loads(text)["content"]["face"]
+    assert face["standardizer"] == taught()._standardizer.to_json()
+    assert face["labels"]["labels"] == [None, None, None, None, "keptu", "keptv"]
+    assert classifier.classes_.tolist() == ["keptu", "keptv"]
+    assert classifier.predict_proba(X).shape == (20, 2)
+    assert len(face["novelty"]["limits"]) == 1

@@ -208,8 +208,11 @@ def test_without_filling_in_a_gap_is_refused_and_so_is_another_scale(tmp_path: P
     (tmp_path / "whole.csv").write_text("size,label\n" + "1,=cmd|'calc'!A1\n2,-1.5\n" * 6)
     learn(tmp_path, "whole.csv", "whole")
     ibpwf.export(tmp_path / "model", None, "onnx", tmp_path / "whole.onnx")
-    (tmp_path / "gap.csv").write_text("size\n\n1\n\n")
-    for content, words in {'size\n""\n': "could not convert", "size\n" + "250\n" * 9: "convert x"}.items():
+    for content, words in {
+        "size,other\n,1\n": "could not convert",
+        "size\n" + "250\n" * 9: "convert x",
+        "size\n\n": "has no rows",
+    }.items():
         (tmp_path / "asked.csv").write_text(content)
         done = script(tmp_path, "asked.csv")
         assert (done.returncode, done.stdout) == (1, "")

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from sample_files import IRIS
 
 from ibpwf.errors import DataError, InputError
-from ibpwf.files import Column, Layout, ReadOptions, read_examples
+from ibpwf.files import Column, Layout, ReadOptions, read_batches, read_examples
 from ibpwf.files.csv_file import CsvFile
+from ibpwf.files.writing import rows_file
 
 IRIS_X = [[5.1, 3.5, 0, 1], [6.2, 2.9, 1, 0], [4.9, 3.0, 0, 1]]
 IRIS_Y = ["setosa", "virginica", "setosa"]
@@ -308,3 +309,53 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 4)))
     with pytest.raises(InputError, match=r"a\.npz holds arrays, but earlier files held tables; give a \.csv"):
         read_examples(tmp_path / "a.npz", like=layout)
+
+
+def test_a_column_of_dates_is_refused_at_first_unless_it_is_said_to_hold_categories(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("date,a,y\n2024-01-05,1,u\n2024-02-05,2,v\n")
+    words = (
+        r"line 2, column 'date': '2024-01-05' is a date or a time, and so is all .* name it in the argument ignore"
+    )
+    with pytest.raises(DataError, match=words):
+        read_examples(path)
+    assert read_examples(path, ignore=["date"]).feature_names == ("a",)
+    assert read_examples(path, categories=["date"]).x.shape == (2, 3)
+
+
+def test_a_column_can_be_left_out_of_a_later_file_and_takes_the_first_ones_mean(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(IRIS)
+    layout = read_examples(path, label="species").layout
+    path.write_text("length,width,colour\n1,2,no colour at all\n")
+    left_out = read_examples(path, like=layout, ignore=["colour"])
+    np.testing.assert_allclose(left_out.x, [[1, 2, 1 / 3, 2 / 3]], rtol=1e-6)
+    path.write_text("length,width\n1,2\n")
+    np.testing.assert_array_equal(read_examples(path, like=layout, ignore=["colour"]).x, left_out.x)
+    batch = next(read_batches(path, 5, like=layout, ignore=["colour"]))
+    np.testing.assert_array_equal(batch.x, left_out.x)
+
+
+def test_what_was_said_of_unknown_categories_holds_for_later_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(IRIS)
+    layout = read_examples(path, label="species", unknown="zeros").layout
+    path.write_text("length,width,colour\n1,2,green\n")
+    assert read_examples(path, like=Layout.from_json(layout.to_json())).x[0, 2:].tolist() == [0, 0]
+    with pytest.raises(DataError, match="'green' is not among the categories"):
+        read_examples(path, like=layout, unknown="error")
+
+
+def test_text_that_a_spreadsheet_would_run_is_quoted_in_answers_and_numbers_are_not(tmp_path: Path) -> None:
+    labels = ["=cmd|'/c calc'!A1", "+x", "-x", "@SUM(A1)", "\tx", "-1.5", "+3", "1e-3", "plain"]
+    rows = [{"label": label, "probability": -0.5} for label in labels]
+    for name, mark in (("a.csv", ","), ("a.tsv", "\t")):
+        with rows_file(tmp_path / name) as put:
+            put(rows)
+        with (tmp_path / name).open(newline="") as file:
+            told = [row[0] for row in csv.reader(file, delimiter=mark)][1:]
+        assert told == [*(f"'{label}" for label in labels[:5]), *labels[5:]]
+    with rows_file(tmp_path / "a.jsonl") as put:
+        put(rows)
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert [json.loads(line)["label"] for line in lines] == labels, "exact where nothing is run"

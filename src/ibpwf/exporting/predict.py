@@ -69,6 +69,8 @@ try:
     about = json.loads(session.get_modelmeta().custom_metadata_map["ibpwf"])
     given = about["input"]
     x = array(data, given) if data.endswith(".npz") else table(data, about)
+    if not len(x):
+        sys.exit(f"error: {data} has no rows")
     x = check(np.asarray(x, given["dtype"]).reshape(len(x), *given["shape"]), given)
     answers = session.run(None, {"x": x})[0]
     csv.writer(sys.stdout).writerows((cell(about["labels"][row.argmax()]), f"{row.max():.6f}") for row in answers)

@@ -203,7 +203,8 @@ class CsvFile:
             return DataError(
                 f"{where}: a quote is opened and never closed; close it, or double a quote that is text."
             )
-        return DataError(f"{where} cannot be split into fields ({reason}); correct its quotes.")
+        plain = reason.replace("\t", "tab")
+        return DataError(f"{where} cannot be split into fields ({plain}); correct its quotes.")
 
     def _sniff(self) -> str:
         """Comma or semicolon: the one that cuts the header, and the lines below it alike."""

@@ -121,7 +121,7 @@ def check_room(path: Path, shape: Sequence[int], each: int = 4) -> None:
             "it into smaller files."
         )
     if math.prod(map(int, shape)) > LARGEST:
-        size = "×".join(f"{int(extent):,}" for extent in shape)
+        size = "×".join(f"{int(extent):,}" if extent < 1 << 64 else "more than 2^64" for extent in shape)
         raise DataError(
             f"{shown(path)} announces {size} numbers, more than the {LARGEST:,} that are read at once; "
             "split it into smaller files."
