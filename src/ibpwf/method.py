@@ -298,7 +298,7 @@ class IBPWF(Method):
         """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
         if draws:
             check_draws(draws, sum(one.inputs * one.outputs for one in self.model.layers.values()))
-            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + self.serials[task])
+            generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + self.serials[task]) % (1 << 63))
             stacked = self.model.drawn_states(task, draws, generator)
             with self.model.shell() as net:
                 return draw_probabilities(net, stacked, x, outputs=self.model.tasks[task].outputs)

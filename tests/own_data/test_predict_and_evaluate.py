@@ -60,7 +60,7 @@ def test_draws_add_the_mutual_information(taught: Path, command: Command) -> Non
     found = list(csv.DictReader(done.out.splitlines()))
     assert all(float(row["mutual_information"]) >= 0 for row in found)
     refused = command("predict", "model", "new.csv", "--draws", "-1", cwd=taught)
-    assert refused.err == "error: --draws is -1; give the number of posterior draws, such as 100.\n"
+    assert refused.err == "error: --draws is -1; give how many to average over, at most 10,000, such as 100.\n"
 
 
 def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> None:

@@ -208,8 +208,8 @@ def save_folder(
     unchanged: Mapping[str, FileEntry] | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> OpenedFolder:
-    """Saves `content` and the parts in `files`, and returns the folder as opened. `announce` is told the digest of the
-    manifest just before it takes its place, so that whoever is interrupted then knows the folder for its own.
+    """Saves `content` and the parts in `files`, and returns the folder as opened. `announce` is told the manifest's
+    digest just before it takes its place, so that whoever is interrupted then knows the folder for its own.
 
     Parts named nowhere are dropped. A part whose content is already there is not written again. What the caller
     knows to be `unchanged` since it was stored as that entry is not even encoded, so that a save costs what is new

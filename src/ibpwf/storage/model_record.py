@@ -138,22 +138,23 @@ class ClassifierFeatures(Record):
 
 
 class ClassifierLabels(Record):
-    """The labels in the order of their numbers, and numpy's name of their type."""
+    """The labels in the order of their numbers, null for those of forgotten tasks, and numpy's name of their type."""
 
-    dtype: Annotated[str, Field(pattern=r"^(O|[<>=|][biuf][1248]|[<>=|]f16|[<>]U[0-9]{1,9})$")]
-    labels: Annotated[list[str | bool | int | float], Field(min_length=1)]
+    dtype: Annotated[str, Field(pattern=r"^(O|U|[<>=|][biuf][1248]|[<>=|]f16|[<>]U[0-9]{1,9})$")]
+    labels: Annotated[list[str | bool | int | float | None], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         kind = self.dtype.lstrip("<>=|")[0]
         wanted = {"O": str, "U": str, "b": bool, "i": int, "u": int, "f": float}[kind]
-        wrong = [label for label in self.labels if type(label) is not wanted]
+        known = [label for label in self.labels if label is not None]
+        wrong = [label for label in known if type(label) is not wanted]
         if wrong and not (kind == "f" and all(type(label) is int for label in wrong)):
             raise ValueError(f"field 'labels.labels' has {wrong[0]!r}, which is no {self.dtype}")
-        if len(set(self.labels)) < len(self.labels):
+        if len(set(known)) < len(known):
             raise ValueError("field 'labels.labels' has the same label twice")
-        longest = max((len(label) for label in self.labels if isinstance(label, str)), default=0)
-        if kind == "U" and int(self.dtype[2:]) > max(longest, 1):
+        longest = max((len(label) for label in known if isinstance(label, str)), default=0)
+        if kind == "U" and int(self.dtype[2:] or 0) > max(longest, 1):
             raise ValueError(f"field 'labels.dtype' is {self.dtype}, but the longest label has {longest} letters")
         return self
 
@@ -161,6 +162,8 @@ class ClassifierLabels(Record):
 class ClassifierScale(Record):
     mean: list[Finite]
     scale: list[Positive]
+    low: Finite | None = None
+    high: Finite | None = None
 
 
 class ClassifierNovelty(Record):
@@ -214,7 +217,12 @@ class ClassifierFace(Record):
             raise ValueError(f"field 'face.novelty.limits' has {len(self.novelty.limits)} entries, not one per task")
         largest = max((task.classes[-1] for task in content.tasks), default=-1)
         lowest = min((task.classes[0] for task in content.tasks), default=0)
-        if largest >= len(self.labels.labels) or lowest < 0:
+        names = self.labels.labels
+        if (
+            largest >= len(names)
+            or lowest < 0
+            or any(names[c] is None for task in content.tasks for c in task.classes)
+        ):
             raise ValueError(f"field 'face.labels' has {len(self.labels.labels)} labels, and none for some classes")
 
 
