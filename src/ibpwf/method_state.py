@@ -262,7 +262,10 @@ def _check_groups(method: IBPWF, state: FactorState) -> None:
 
 def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
     """Refuse inputs that the network and φ were not made for."""
-    check_runs(method.model.net, shape)
+    given, wanted = check_runs(method.model.net, shape), (1, method.model.head_width)
+    if given != wanted:
+        head = f"its head '{method.model.head}' has {wanted[1]} outputs"
+        raise NotWhole(f"the network gives {list(given)} for one input, and {head}")
     features, inference = method.features, method.inference
     width: int | None = None
     if isinstance(features, RandomFeatures):

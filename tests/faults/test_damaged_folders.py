@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import pickle
 import random
 import shutil
@@ -84,37 +85,77 @@ def gone(data: bytes, chance: random.Random) -> None:
 HARM: dict[str, Callable[[bytes, random.Random], bytes | None]] = {"flipped": flipped, "cut": cut, "gone": gone}
 
 
-@pytest.mark.parametrize("times", [300, pytest.param(2000, marks=pytest.mark.slow)])
-def test_every_flipped_byte_cut_and_deletion_is_refused_or_harmless(whole: Path, tmp_path: Path, times: int) -> None:
-    folder = tmp_path / "model"
+def stand_in(path: Path, beside: Path, chance: random.Random) -> str:
+    """Put something else where a file was: a link to a copy of it, a folder, a pipe, or another file of the model."""
+    kind = chance.choice(["link", "folder", "pipe", "swapped"])
+    data = path.read_bytes()
+    path.unlink()
+    if kind == "link":
+        (beside / "copy").write_bytes(data)
+        path.symlink_to(beside / "copy")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        others = [other for other in path.parent.iterdir() if other.name not in (LOCK, path.name)]
+        shutil.copyfile(chance.choice(others), path)
+    return kind
+
+
+def cleared(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("times", [150, pytest.param(1500, marks=pytest.mark.faults)])
+def test_whatever_is_done_to_a_file_is_refused_or_harmless(
+    whole: Path, tmp_path: Path, times: int, tally: Callable[..., None]
+) -> None:
+    folder, beside = tmp_path / "model", tmp_path / "beside"
     shutil.copytree(whole, folder)
+    beside.mkdir()
+    (beside / "letter.txt").write_text("mine")
     expected = predictions(folder)
     (folder / LOCK).unlink()  # nobody misses it
     names = sorted(path.name for path in folder.iterdir())
     chance = random.Random(times)
     seen: Counter[tuple[str, bool]] = Counter()
+    lost = wrong = tracebacks = 0
     for _ in range(times):
         path = folder / chance.choice(names)
         data = path.read_bytes()
-        harm = chance.choices(list(HARM), weights=[8, 3, 1])[0]
-        harmed = HARM[harm](data, chance)
-        if harmed is None:
-            path.unlink()
+        harm = chance.choices([*HARM, "stand-in"], weights=[8, 3, 1, 4])[0]
+        if harm == "stand-in":
+            harm = stand_in(path, beside, chance)
         else:
-            path.write_bytes(harmed)
+            harmed = HARM[harm](data, chance)
+            path.unlink()
+            if harmed is not None:
+                path.write_bytes(harmed)
         problems = verify_model(folder).problems
-        told, refused = outcome(folder)
+        try:
+            told, refused = outcome(folder)
+        except Exception as error:
+            print(harm, path.name, repr(error))
+            tracebacks += 1
+            told, refused = expected, None
         seen[harm, refused is not None] += 1
         if refused is not None:
-            assert "\n" not in refused
-            assert [problem.file for problem in problems] == [path.name], (harm, refused)
+            tracebacks += "\n" in refused
+            wrong += [problem.file for problem in problems] != [path.name]
         else:  # one blank for another in the manifest, or its last newline
-            assert path.name == MANIFEST, (harm, path.name)
-            assert problems == []
-            assert all(torch.equal(now, then) for now, then in zip(told, expected, strict=True))
+            lost += path.name != MANIFEST or problems != []
+            wrong += not all(torch.equal(now, then) for now, then in zip(told, expected, strict=True))
+        cleared(path)
         path.write_bytes(data)
-    assert all(seen[harm, True] for harm in HARM)
+    strange = {path.name for path in beside.iterdir()} - {"letter.txt", "copy"}
+    outside = bool(strange) or (beside / "letter.txt").read_text() != "mine"
+    assert all(seen[harm, True] for harm in [*HARM, "link", "folder", "pipe", "swapped"])
     print(dict(seen))
+    tally("damaged files", times, seed=times, lost=lost, wrong=wrong, tracebacks=tracebacks, outside=int(outside))
 
 
 def test_nothing_is_unpickled_when_a_folder_is_read(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def answers(folder: Path, x: np.ndarray) -> dict[str, np.ndarray]:
     return {task: classifier.learner_.logits(classifier._inputs(x), task).numpy() for task in classifier.tasks_}
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.faults)])
 def test_learning_from_files_killed_at_random_moments_ends_with_the_same_bits(kills: int, tmp_path: Path) -> None:
     write_files(tmp_path)
     x = np.random.default_rng(9).normal(size=(20, 8))

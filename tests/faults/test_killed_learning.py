@@ -31,7 +31,7 @@ def answers(learner: Learner) -> list[Tensor]:
     return [learner.logits(X, number) for number in range(len(learner.tasks))]
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.faults)])
 def test_a_folder_killed_at_random_moments_always_loads_and_ends_as_if_nothing_had_happened(
     kills: int, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ SCHEMA = 3  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 
+MOST_ENTRIES = 100_000  # tasks, and lines of the history
 LARGEST_MANIFEST = 1 << 28  # bytes; a larger one is neither written nor read
 
 # Lower case only: on a file system that ignores case, two parts must not fall on one file.
@@ -335,6 +336,7 @@ def read_folder(
     if type(schema) is int and schema > newest:  # before anything else: a newer layout may differ everywhere
         versions = f"schema version {schema}, and this ibpwf reads up to {newest}"
         raise StoreError(f"{where!r} has {versions}: written by a newer ibpwf; upgrade ibpwf to read it.")
+    _check_lengths(found, where)
     record = read_record(Manifest, found, where)
     if record.sha256 != _seal(found):
         what = "its content does not match its own SHA-256"
@@ -343,6 +345,16 @@ def read_folder(
         remedy = f"Give the path of a '{kind}'."
         raise StoreError(f"{where!r} holds a '{record.kind}', not a '{kind}'. {remedy}")
     return OpenedFolder(folder.path, record.kind, record.version, record.content, record.files, record.sha256)
+
+
+def _check_lengths(found: object, where: str) -> None:
+    """Refuse lists that are too long before each of their entries is looked at."""
+    content = found.get("content") if isinstance(found, dict) else None
+    for holder in (content, content.get("state") if isinstance(content, dict) else None):
+        for field, value in holder.items() if isinstance(holder, dict) else ():
+            if field in ("tasks", "history") and isinstance(value, list) and len(value) > MOST_ENTRIES:
+                what = f"field '{field}' has {len(value)} entries; at most {MOST_ENTRIES} are read"
+                raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged. {RESTORE}")
 
 
 def is_ours(name: str) -> bool:

@@ -12,13 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ibpwf.errors import StoreError
-from ibpwf.storage.files import RESTORE
-from ibpwf.storage.folder import MANIFEST, OpenedFolder
+from ibpwf.storage.folder import MANIFEST, MOST_ENTRIES, OpenedFolder
 from ibpwf.storage.records import Record, read_record
 
-MOST_TASKS = 100_000
-MOST_EVENTS = 1_000_000
 MOST_NUMBERS = 1 << 31  # in one example
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -62,9 +58,9 @@ class ModelContent(Record):
     configuration: dict[str, Any]
     seed: Annotated[int, Field(ge=0, lt=1 << 63)]
     input_shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=8)] | None
-    tasks: Annotated[list[StoredTask], Field(max_length=MOST_TASKS)]
+    tasks: Annotated[list[StoredTask], Field(max_length=MOST_ENTRIES)]
     state: dict[str, Any]
-    history: Annotated[list[Event], Field(max_length=MOST_EVENTS)] | None = None
+    history: Annotated[list[Event], Field(max_length=MOST_ENTRIES)] | None = None
     face: dict[str, Any] | None = None
     extra: Annotated[dict[str, Any], Field(default_factory=dict)]
 
@@ -231,10 +227,5 @@ def manifest_of(opened: OpenedFolder) -> str:
 
 
 def read_content(opened: OpenedFolder) -> ModelContent:
-    """The checked content of a model's manifest; what is too long is refused before it is looked at."""
-    for field, most in (("tasks", MOST_TASKS), ("history", MOST_EVENTS)):
-        found = opened.content.get(field)
-        if isinstance(found, list) and len(found) > most:
-            what = f"field '{field}' has {len(found)} entries; at most {most} are read"
-            raise StoreError(f"{manifest_of(opened)!r}: {what}. {RESTORE}")
+    """The checked content of a model's manifest."""
     return read_record(ModelContent, opened.content, manifest_of(opened))

@@ -325,19 +325,21 @@ def check_same(net: nn.Module, expected: object) -> None:
 
 
 @torch.no_grad()
-def check_runs(net: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network that does not take inputs of this shape, or makes gigabytes of one. It is asked on torch's
-    meta device, where nothing is calculated; what cannot run there is given zeros."""
+def check_runs(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what a network gives for one input of this shape. Refuse a network that does not take such inputs,
+    or makes gigabytes of one. It is asked on torch's meta device, where nothing is calculated; what cannot run there
+    is given zeros."""
     tensors = {name: tensor.to("meta") for name, tensor in net.state_dict(keep_vars=True).items()}
     handles = [module.register_forward_hook(_check_size) for module in net.modules()]
     net.eval()
     try:
         try:
-            functional_call(net, tensors, (torch.empty(1, *shape, device="meta"),))
+            out = functional_call(net, tensors, (torch.empty(1, *shape, device="meta"),))
         except NotWhole:
             raise
         except Exception:
-            net(torch.zeros(1, *shape, device=next(net.parameters()).device))
+            out = net(torch.zeros(1, *shape, device=next(net.parameters()).device))
+        return tuple(out.shape)
     except NotWhole:
         raise
     except Exception as error:  # a network's own code may raise anything

@@ -80,6 +80,10 @@ _MAKE = (
 )
 
 
+LEAST = 256
+"""What any tensor counts for, however small: a million of them take long too."""
+
+
 class _Bounded(TorchFunctionMode):
     """Counts what is made, before it is."""
 
@@ -93,7 +97,8 @@ class _Bounded(TorchFunctionMode):
             size = [kwargs["size"]] if "size" in kwargs else [one for one in args if not isinstance(one, Tensor)]
             lengths = [length for one in size for length in (one if isinstance(one, (list, tuple)) else [one])]
             made = math.prod(int(length) for length in lengths if isinstance(length, int))
-            self.left -= made * made if func.__name__ == "eye" and len(lengths) == 1 else made
+            made = made * made if func.__name__ == "eye" and len(lengths) == 1 else made
+            self.left -= max(made, LEAST)
             if self.left < 0:
                 raise NotWhole(f"the network is larger than what is stored of it ({self.most} numbers)")
         return func(*args, **kwargs)
