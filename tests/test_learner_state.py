@@ -138,6 +138,12 @@ def test_a_false_alarm_rate_holds_from_the_next_task_on() -> None:
     assert limits[0][1] < limits[1][1]
 
 
+def test_the_largest_seed_draws() -> None:
+    learner = Learner(network(), Settings(epochs=1), seed=2**62, device="cpu")
+    learner.learn(*examples(0))
+    assert len(learner.predict(examples(0)[0], draws=2, seed=2**62)) == 30
+
+
 # Two faces
 
 
