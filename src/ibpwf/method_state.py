@@ -105,10 +105,10 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     except ValidationError as error:
         raise NotWhole(f"in content.state, {first_problem(error)}") from None
     _check_parts(state, files)
-    model = method.model
+    model, device = method.model, method.device
 
     def part(name: str) -> Tensors:
-        return {key: tensor.to(method.device) for key, tensor in files[name].items()} if name in files else {}
+        return {key: tensor.to(device) for key, tensor in files[name].items()} if name in files else {}
 
     for name in ("features", "inference"):
         for key, tensor in part(name).items():

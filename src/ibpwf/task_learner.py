@@ -364,7 +364,11 @@ class TaskLearner:
 
     def _configuration(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """What makes the untrained method again: JSON, and tensors."""
-        return self.method.configuration(), {}
+        return self.method.configuration(), self._fixed_parts()
+
+    def _fixed_parts(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors among it."""
+        return {}
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
@@ -405,7 +409,7 @@ class TaskLearner:
         self.history = learned if content.history is None else [event.model_dump() for event in content.history]
         self.extra, self.face = dict(content.extra), face_of(opened.content)
         same_layout = opened.schema == SCHEMA and self.method.locks  # an older folder is written anew when saved
-        self._saved.remember(opened, {**self._configuration()[1], **self.method.state()[1]} if same_layout else {})
+        self._saved.remember(opened, {**self._fixed_parts(), **self.method.state()[1]} if same_layout else {})
         return self
 
 
