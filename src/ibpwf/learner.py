@@ -137,7 +137,11 @@ class Learner(TaskLearner):
             "frozen": sorted(model.frozen),
             "parts": sorted({*method.parts.names(), *self._needs}),
         }
-        return configuration, {"template": dict(model.net.state_dict())}
+        return configuration, self._fixed_parts(method)
+
+    def _fixed_parts(self, method: Method) -> dict[str, dict[str, Tensor]]:
+        assert isinstance(method, IBPWF)
+        return {"template": dict(method.model.net.state_dict())}
 
     @classmethod
     def load(
@@ -147,7 +151,11 @@ class Learner(TaskLearner):
         matter); networks from `ibpwf.models` and `nn.Sequential` ones are rebuilt from the folder. So must features
         and task inference of your own (`features=`, `inference=`), to answer, and a `loss` and `optimizer` to
         learn."""
-        opened = open_folder(path, kind=KIND)
+        return cls._of(open_folder(path, kind=KIND), net, device, **parts)
+
+    @classmethod
+    def _of(cls, opened: OpenedFolder, net: nn.Module | None, device: str | torch.device, **parts: Any) -> Learner:
+        path = opened.path
         with whole_folder(path):
             if opened.content["method"] != IBPWF.name:
                 raise StoreError(f"{path} holds a '{opened.content['method']}' model; read it with ibpwf.load(path).")
@@ -240,13 +248,13 @@ def load(
 ) -> TaskLearner | ContinualClassifier:
     """Read a model folder: whatever was saved comes back as what it was, a `Learner`, a `ContinualClassifier`, or a
     learner of another method. `net` and parts of your own are for IBP-WF, as in `Learner.load`."""
-    content = open_folder(path, kind=KIND).content
-    if face_of(content) is not None:
+    opened = open_folder(path, kind=KIND)
+    if face_of(opened.content) is not None:
         from ibpwf.estimator import ContinualClassifier
 
         return ContinualClassifier.load(path, device=str(device))
-    if content.get("method") == IBPWF.name:
-        return Learner.load(path, net=net, device=device, **parts)
+    if opened.content.get("method") == IBPWF.name:
+        return Learner._of(opened, net, device, **parts)
     return TaskLearner.load(path, device=device)
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.core.posterior import LayerVectors
-from ibpwf.inference.features.layer import FactorFeatures
+from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
+from ibpwf.inference.features.layer import features as layer_outputs
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.shared import SharedGaussianInference
@@ -105,10 +106,10 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     except ValidationError as error:
         raise NotWhole(f"in content.state, {first_problem(error)}") from None
     _check_parts(state, files)
-    model = method.model
+    model, device = method.model, method.device
 
     def part(name: str) -> Tensors:
-        return {key: tensor.to(method.device) for key, tensor in files[name].items()} if name in files else {}
+        return {key: tensor.to(device) for key, tensor in files[name].items()} if name in files else {}
 
     for name in ("features", "inference"):
         for key, tensor in part(name).items():
@@ -275,6 +276,9 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
     elif isinstance(features, FactorFeatures):
         kept, layer = method.model.reference or method.model.tasks[0], features.layers[0]
         width = int(kept.selected[layer].sum())
+    elif isinstance(features, LayerFeatures):
+        net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
+        width = layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]
     if isinstance(inference, GaussianTaskInference) and width not in (None, len(inference.groups[0].mean)):
         raise NotWhole(f"the Gaussians are of {len(inference.groups[0].mean)} features, and φ has {width}")
 

@@ -498,7 +498,11 @@ class TaskLearner:
 
     def _configuration(self, method: Method) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """What makes the untrained method again: JSON, and tensors."""
-        return method.configuration(), {}
+        return method.configuration(), self._fixed_parts(method)
+
+    def _fixed_parts(self, method: Method) -> dict[str, dict[str, Tensor]]:
+        """The tensors among it."""
+        return {}
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
@@ -540,7 +544,7 @@ class TaskLearner:
         self._learned = Learned(method, tasks, tuple(history), shape)
         self.extra = dict(content.extra)
         same_layout = opened.schema == SCHEMA and method.locks  # an older folder is written anew when saved
-        self._saved.remember(opened, {**self._configuration(method)[1], **method.state()[1]} if same_layout else {})
+        self._saved.remember(opened, {**self._fixed_parts(method), **method.state()[1]} if same_layout else {})
         return self
 
 

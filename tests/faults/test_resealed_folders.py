@@ -197,6 +197,8 @@ EVIL: dict[str, Callable[[Folder], None]] = {
     "no Gaussians": at("state.tasks.0.inference.groups", []),
     "a Gaussian of no rows": at("state.tasks.0.inference.groups", [0]),
     "φ of no layer": at("state.features.layers", ["nothing"]),
+    "φ of another layer": at("state.features.layers", ["3"]),
+    "φ of a layer twice": at("state.features.layers", ["0", "0"]),
     "a history of another kind": at("history", [{"event": "eaten", "serial": 0, "version": None}]),
     "another head": at("configuration.head", "0"),
     "a layer less": at("configuration.layers", ["0"]),

@@ -272,19 +272,18 @@ class GaussianTaskInference(TaskInference):
 
 def check_moment(name: str, tensor: Tensor, size: int, scale: float) -> None:
     """Refuse what is no mean or covariance of φ of that size, of numbers rounded at `scale`. Whether a covariance is
-    symmetric is seen by its products with one vector; in a positive semidefinite one no number is larger than the
-    largest variance."""
+    symmetric, and not negative, is seen by its products with one vector."""
     shape = (size,) if name.endswith("/mean") else (size, size)
     if tuple(tensor.shape) != shape or tensor.dtype != torch.float64 or not size:
         raise ValueError(f"'{name}' is {tensor.dtype} {list(tensor.shape)} instead of float64 {list(shape)}")
-    low, high = (float(end) for end in torch.aminmax(tensor))  # NaN if any is
-    if not max(-low, high) <= LARGEST:
-        raise ValueError(f"'{name}' holds {high if high != high or high > LARGEST else low}, no number to go by")
+    probe = torch.linspace(1, 2, size, dtype=tensor.dtype, device=tensor.device)
+    product = tensor * probe if tensor.ndim == 1 else tensor @ probe
+    if not float(product.abs().max()) <= LARGEST:  # nor if any number is NaN
+        raise ValueError(f"'{name}' holds numbers beyond {LARGEST:g}, or NaN")
     if tensor.ndim == 1:
         return
     variances = tensor.diagonal()
     slack = ROUNDING * (float(variances.max().clamp(min=0)) + scale)
-    probe = torch.linspace(1, 2, size, dtype=tensor.dtype, device=tensor.device)
-    apart = float((tensor @ probe - probe @ tensor).abs().max())
-    if float(variances.min()) < -slack or max(-low, high) > float(variances.max()) + slack or apart > slack * size:
+    apart = float((product - probe @ tensor).abs().max())
+    if float(variances.min()) < -slack or float(product @ probe) < -slack * size or apart > slack * size:
         raise ValueError(f"'{name}' is no covariance")

@@ -255,17 +255,22 @@ def read_jsonl(path: StrPath) -> list[dict[str, Any]]:
 
 
 def encode_tensors(tensors: Mapping[str, Tensor], where: str) -> bytes:
-    copies: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    places: set[int] = set()
     for name, tensor in tensors.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise StoreError(f"{where}: {name!r} cannot name a tensor. Use other text as its name.")
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
             kind = getattr(tensor, "layout", type(tensor).__name__)
             raise StoreError(f"{where}: '{name}' ({kind}) is not a dense tensor with values. Give one.")
-        # A copy each: safetensors refuses tensors that share memory or are not contiguous.
-        copies[name] = tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+        here = tensor.detach().to("cpu")
+        alone = here.is_contiguous() and here.untyped_storage().nbytes() == here.nbytes
+        if not alone or here.data_ptr() in places:  # safetensors refuses what shares memory or is not contiguous
+            here = here.clone(memory_format=torch.contiguous_format)
+        places.add(here.data_ptr())
+        plain[name] = here
     try:
-        return safetensors.torch.save(copies)
+        return safetensors.torch.save(plain)
     except Exception as error:
         raise StoreError(f"{where}: these tensors cannot be stored ({error}). Use a common dtype.") from error
 

@@ -47,6 +47,7 @@ SCHEMA = 3  # the newest layout of a folder that this version writes and reads
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 
+LARGE = 1 << 23  # bytes that are worth threads
 MOST_ENTRIES = 100_000  # tasks, and lines of the history
 LARGEST_MANIFEST = 1 << 28  # bytes; a larger one is neither written nor read
 
@@ -130,7 +131,9 @@ class OpenedFolder:
         return decode_tensors(data, path, device)
 
     def all_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Every part, a few at a time: a digest takes longer than reading."""
+        """Every part; large ones a few at a time, since a digest takes longer than reading."""
+        if sum(entry.bytes for entry in self.files.values()) < LARGE:
+            return {name: self.tensors(name) for name in self.files}
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             return dict(zip(self.files, pool.map(self.tensors, self.files), strict=True))
 

@@ -16,6 +16,7 @@ from ibpwf.storage.folder import MANIFEST, MOST_ENTRIES, OpenedFolder
 from ibpwf.storage.records import Record, read_record
 
 MOST_NUMBERS = 1 << 31  # in one example
+MOST_LETTERS = 1 << 27  # in the labels of a classifier, each as long as its type allows
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Serial = Annotated[int, Field(ge=0, lt=1_000_000_000)]
@@ -149,9 +150,14 @@ class ClassifierLabels(Record):
             raise ValueError(f"field 'labels.labels' has {wrong[0]!r}, which is no {self.dtype}")
         if len(set(known)) < len(known):
             raise ValueError("field 'labels.labels' has the same label twice")
+<<<<<<< HEAD
         longest = max((len(label) for label in known if isinstance(label, str)), default=0)
         if kind == "U" and int(self.dtype[2:] or 0) > max(longest, 1):
             raise ValueError(f"field 'labels.dtype' is {self.dtype}, but the longest label has {longest} letters")
+=======
+        if kind == "U" and int(self.dtype[2:]) * len(self.labels) > MOST_LETTERS:
+            raise ValueError(f"field 'labels.dtype' is {self.dtype}: {len(self.labels)} labels would take gigabytes")
+>>>>>>> f15-storage
         return self
 
 

@@ -8,6 +8,7 @@ comparing; `build` knows nothing but these names, so a hostile description can i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -327,19 +328,16 @@ def check_same(net: nn.Module, expected: object) -> None:
 @torch.no_grad()
 def check_runs(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of what a network gives for one input of this shape. Refuse a network that does not take such inputs,
-    or makes gigabytes of one. It is asked on torch's meta device, where nothing is calculated; what cannot run there
-    is given zeros."""
-    tensors = {name: tensor.to("meta") for name, tensor in net.state_dict(keep_vars=True).items()}
+    or makes gigabytes of one: unless its arguments are usual ones, it is asked on torch's meta device first, where
+    nothing is calculated."""
     handles = [module.register_forward_hook(_check_size) for module in net.modules()]
     net.eval()
     try:
-        try:
-            out = functional_call(net, tensors, (torch.empty(1, *shape, device="meta"),))
-        except NotWhole:
-            raise
-        except Exception:
-            out = net(torch.zeros(1, *shape, device=next(net.parameters()).device))
-        return tuple(out.shape)
+        if not _usual(net, shape):
+            with contextlib.suppress(NotImplementedError):  # a network of the user's own may not run there
+                meta = {name: tensor.to("meta") for name, tensor in net.state_dict(keep_vars=True).items()}
+                return tuple(functional_call(net, meta, (torch.empty(1, *shape, device="meta"),)).shape)
+        return tuple(net(torch.zeros(1, *shape, device=next(net.parameters()).device)).shape)
     except NotWhole:
         raise
     except Exception as error:  # a network's own code may raise anything
@@ -348,6 +346,13 @@ def check_runs(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _usual(net: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether one example cannot grow into gigabytes: no wide padding, no large output of a pooling layer."""
+    sizes = [getattr(module, field, 0) for module in net.modules() for field in ("padding", "output_size")]
+    flat = [size for each in sizes for size in (each if isinstance(each, (list, tuple)) else [each])]
+    return math.prod(shape) <= 1 << 24 and all(not isinstance(size, int) or size <= 64 for size in flat)
 
 
 def _check_size(module: nn.Module, inputs: object, output: object) -> None:

@@ -56,11 +56,13 @@ def check_numbers(part: str, name: str, tensor: Tensor, rule: str = FINITE) -> N
     """Refuse NaN, infinities and what is too large to be calculated with, as the rule says."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    low, high = (float(end) for end in torch.aminmax(tensor))  # NaN if any is
+    most = LARGEST.get(tensor.dtype, math.inf)
+    if float(torch.linalg.vector_norm(tensor.detach())) <= min(most, 1e300):  # no number is larger; the usual case
+        return
+    low, high = (float(end) for end in torch.aminmax(tensor.detach()))  # NaN if any is
     largest = max(-low, high)
     if math.isnan(low) or (rule != NOT_NAN and math.isinf(largest)):
         raise NotWhole(f"tensor '{name}' of part '{part}' holds NaN or infinite numbers")
-    most = LARGEST.get(tensor.dtype, math.inf)
     if rule == BOUNDED and largest > most:
         raise NotWhole(f"tensor '{name}' of part '{part}' holds {largest:g}; at most {most:g} can be calculated with")
 
