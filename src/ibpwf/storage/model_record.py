@@ -150,14 +150,8 @@ class ClassifierLabels(Record):
             raise ValueError(f"field 'labels.labels' has {wrong[0]!r}, which is no {self.dtype}")
         if len(set(known)) < len(known):
             raise ValueError("field 'labels.labels' has the same label twice")
-<<<<<<< HEAD
-        longest = max((len(label) for label in known if isinstance(label, str)), default=0)
-        if kind == "U" and int(self.dtype[2:] or 0) > max(longest, 1):
-            raise ValueError(f"field 'labels.dtype' is {self.dtype}, but the longest label has {longest} letters")
-=======
-        if kind == "U" and int(self.dtype[2:]) * len(self.labels) > MOST_LETTERS:
+        if kind == "U" and int(self.dtype[2:] or 0) * len(self.labels) > MOST_LETTERS:
             raise ValueError(f"field 'labels.dtype' is {self.dtype}: {len(self.labels)} labels would take gigabytes")
->>>>>>> f15-storage
         return self
 
 
