@@ -129,7 +129,7 @@ def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: DenseMethod, di
 
 def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: DenseMethod, digits: Scenario) -> None:
     method, untouched = reloaded(taught), reloaded(taught)
-    steps = Training(method, data_of(digits[3])).run()
+    steps = Training(method.fork(), data_of(digits[3])).run()
     for _ in range(20):
         next(steps)
     steps.close()

@@ -236,10 +236,11 @@ def test_stored_and_loaded_the_next_task_comes_out_the_same_to_the_bit(kind, set
 def test_a_task_broken_off_leaves_nothing_behind(kind, learned, digits: Scenario):
     method = learn(make(kind, "class"), *digits[:learned])
     before = stored(method)
-    steps = Training(method, data_of(digits[learned])).run()
+    fork = method.fork()
+    steps = Training(fork, data_of(digits[learned])).run()
     for _ in range(5):
         next(steps)
-    assert not same(stored(method), before)  # it was really under way
+    assert not same(stored(fork), before)  # it was really under way
     steps.close()
     assert same(stored(method), before)
     again = learn(make(kind, "class"), *digits[: learned + 1])

@@ -263,10 +263,11 @@ class TestKeeping:
     def test_a_task_broken_off_leaves_no_trace(self, digits: Scenario, setting: str) -> None:
         method, other = (learn(new(setting, epochs=1), digits, 0) for _ in range(2))
         before = everything(method)
-        steps = Training(method, task_data(digits, 3, index=1)).run()
+        fork = method.fork()
+        steps = Training(fork, task_data(digits, 3, index=1)).run()
         for _ in range(5):
             next(steps)
-        assert not torch.equal(before["selections.0.logit"], method.net.state_dict()["selections.0.logit"])
+        assert not torch.equal(before["selections.0.logit"], fork.net.state_dict()["selections.0.logit"])
         steps.close()
         assert same(before, everything(method))
         assert same(everything(learn(method, digits, 1)), everything(learn(other, digits, 1)))

@@ -161,10 +161,11 @@ def test_nothing_is_kept_of_an_abandoned_task(setting: str) -> None:
     method, undisturbed = make(setting), make(setting)
     for one in (method, undisturbed):
         learn(one, task(0))
-    steps = Training(method, task(1)).run()
+    fork = method.fork()
+    steps = Training(fork, task(1)).run()
     for _ in range(7):
         next(steps)
-    assert not torch.equal(weights(method), weights(undisturbed))
+    assert not torch.equal(weights(fork), weights(undisturbed))
     steps.close()
     assert torch.equal(weights(method), weights(undisturbed))
     assert method.previous is None

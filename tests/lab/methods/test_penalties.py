@@ -160,7 +160,7 @@ def test_nothing_is_kept_of_an_abandoned_task(kind: type[L2], learned: int) -> N
     method, undisturbed = make(kind), make(kind)
     learn(method, *map(task, range(learned)))
     learn(undisturbed, *map(task, range(learned)))
-    steps = Training(method, task(learned)).run()
+    steps = Training(method.fork(), task(learned)).run()
     for _ in range(7):
         next(steps)
     steps.close()
@@ -181,9 +181,10 @@ def test_nothing_is_kept_when_the_importance_cannot_be_computed(
     def out_of_memory(data: TaskData) -> Tensor:
         raise MemoryError
 
-    monkeypatch.setattr(method, "importance_of", out_of_memory)
+    fork = method.fork()
+    monkeypatch.setattr(fork, "importance_of", out_of_memory)
     with pytest.raises(MemoryError):
-        learn(method, task(1))
+        learn(fork, task(1))
     assert same(method, undisturbed)
 
 

@@ -113,10 +113,11 @@ def test_stored_and_loaded_the_next_task_comes_out_the_same_to_the_bit(setting, 
 def test_a_task_broken_off_leaves_nothing_behind(digits: Scenario):
     method = learn(rehearsal("class"), *digits[:2])
     before = stored(method)
-    steps = Training(method, data_of(digits[2])).run()
+    fork = method.fork()
+    steps = Training(fork, data_of(digits[2])).run()
     for _ in range(5):
         next(steps)
-    assert not same(stored(method), before)  # it was really under way
+    assert not same(stored(fork), before)  # it was really under way
     steps.close()
     assert same(stored(method), before)
     assert same(stored(learn(method, digits[2])), stored(learn(rehearsal("class"), *digits[:3])))

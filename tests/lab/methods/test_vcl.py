@@ -361,10 +361,11 @@ class TestKeeping:
     def test_a_task_broken_off_leaves_no_trace(self, digits: Scenario, cls: type[VCL], setting: str) -> None:
         method, other = (learn(new(cls, setting, epochs=1), digits, 0) for _ in range(2))
         before = everything(method)
-        steps = Training(method, task_data(digits, 3, index=1)).run()
+        fork = method.fork()
+        steps = Training(fork, task_data(digits, 3, index=1)).run()
         for _ in range(5):
             next(steps)
-        assert not torch.equal(before["network:hidden.0.means.0"], method.net.state_dict()["hidden.0.means.0"])
+        assert not torch.equal(before["network:hidden.0.means.0"], fork.net.state_dict()["hidden.0.means.0"])
         steps.close()
         assert same(before, everything(method))
         assert same(everything(learn(method, digits, 1)), everything(learn(other, digits, 1)))
