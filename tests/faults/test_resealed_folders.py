@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from killed_learner import examples, fresh
 from resealed import CHANGES, Folder, apart
 
-from ibpwf import ContinualClassifier
+from ibpwf import ContinualClassifier, registry
 from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
 
@@ -238,24 +239,44 @@ def baseline_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return Folder.read(next((out / "r").rglob("manifest.json")).parent)
 
 
-OTHERS = ("classes of another number", "many tasks", "a seed too large", "NaN", "a tensor too few", "gigabytes")
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method is found as in an installed package."""
+    entry = EntryPoint("ewc", "ibpwf.lab.methods.penalties:EWC", registry.METHODS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == registry.METHODS else [])
 
 
+def change_network(folder: Folder, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    part = folder.parts["network"]
+    first = sorted(part)[0]
+    part[first] = change(part[first])
+
+
+OTHERS: dict[str, Callable[[Folder], object]] = {
+    "NaN": lambda f: change_network(f, lambda t: t * float("nan")),
+    "another shape": lambda f: change_network(f, lambda t: t[:-1]),
+    "a tensor too few": lambda f: f.parts["network"].popitem(),
+    "no network": lambda f: f.parts.pop("network"),
+    "gigabytes": lambda f: f.content["configuration"].update(input_shape=[10**9]),
+    "classes of another number": EVIL["classes of another number"],
+    "many tasks": EVIL["many tasks"],
+    "a seed too large": EVIL["a seed too large"],
+    "a state that is none": lambda f: f.content.update(state={"classes": 3}),
+}
+
+
+@pytest.mark.usefixtures("registered")
+def test_another_methods_folder_answers(baseline_folder: Folder, tmp_path: Path) -> None:
+    baseline_folder.write(tmp_path / "model")
+    assert apart(tmp_path / "model").startswith("answers")
+
+
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("evil", OTHERS)
 def test_another_methods_folder_of_the_wrong_content_is_refused(
     baseline_folder: Folder, tmp_path: Path, evil: str
 ) -> None:
     folder = baseline_folder.changed()
-    part = folder.parts["network"]
-    first = sorted(part)[0]
-    own: dict[str, Callable[[], object]] = {
-        "NaN": lambda: part.update({first: part[first] * float("nan")}),
-        "a tensor too few": lambda: part.pop(first),
-        "gigabytes": lambda: folder.content["configuration"].update(input_shape=[10**9]),
-    }
-    if evil in own:
-        own[evil]()
-    else:
-        EVIL[evil](folder)
+    OTHERS[evil](folder)
     folder.write(tmp_path / "model")
     assert apart(tmp_path / "model") == "refused"
