@@ -63,8 +63,13 @@ def tried(path: Path, options: dict[str, Any], model: Path) -> tuple[int, str]:
 
 
 def main() -> None:
-    cli.add_commands()
-    for module in ("torch", "pyarrow.parquet", "PIL.Image", "ibpwf.own_data.learning"):  # none of their memory counts
+    for module in (
+        "torch",
+        "ibpwf.commands.learn",
+        "pyarrow.parquet",
+        "PIL.Image",
+        "ibpwf.own_data.learning",
+    ):  # none of their memory counts
         importlib.import_module(module)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, size + ROOM))

@@ -111,7 +111,7 @@ def use(path: Path) -> list[Tensor]:
     x, y = examples(7)
     name = "the next task, of a name that none has"
     if isinstance(loaded, ContinualClassifier):
-        known = loaded.labels_
+        known = loaded.classes_
         new = (
             np.array([max(known.tolist()) + type(known.tolist()[0])(one) for one in (1, 2)]) if len(known) else known
         )

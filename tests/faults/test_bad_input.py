@@ -143,9 +143,9 @@ def test_what_is_no_network_or_no_seed_is_refused(net: nn.Module, fresh: Learner
     for seed in (-1, 1.5, True, "0", 2**63):
         refused(lambda seed=seed: Learner(net, seed=seed), InputError, "seed is .*; give a whole number from 0")  # type: ignore[misc]
     refused(lambda: Learner(net, device="tpu-v9"), InputError, "device is 'tpu-v9'; give 'auto', 'cpu' or 'cuda'")
-    used = factorize(net)
-    Learner(used, Settings(epochs=1, finetune_epochs=0)).learn(X, Y)
-    refused(lambda: Learner(used), InputError, "already belongs to a learner; factorize the network again")
+    taught = Learner(factorize(net), Settings(epochs=1, finetune_epochs=0))
+    taught.learn(X, Y)
+    refused(lambda: Learner(taught.model), InputError, "already belongs to a learner; factorize the network again")
 
 
 def test_a_network_that_gives_no_row_of_scores_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,7 +249,7 @@ def test_a_method_whose_tasks_share_weights_says_that_it_cannot(method: str) -> 
     from ibpwf.learner import TaskLearner
 
     learner = TaskLearner(method_named(method)(Problem((16,), 4, "task")))  # type: ignore[call-arg]
-    learner.tasks.append(ibpwf.learner.TaskInfo("a", 0, (0, 1), 4))
+    learner._learned = replace(learner._learned, tasks=(ibpwf.learner.TaskInfo("a", 0, (0, 1), 4),))
     with pytest.raises(InputError, match=f"method '{method}' cannot forget one task"):
         learner.forget("a")
     assert len(learner.tasks) == 1
