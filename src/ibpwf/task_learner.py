@@ -140,17 +140,21 @@ class OneAtATime:
         self._changes.append(mine)  # several threads may: the first of them goes on
         if next(one for one in list(self._changes) if one is mine or _under_way(one)) is not mine:
             change.close()
-            self.check(doing)
+            raise _busy(doing)
         for old in [one for one in self._changes if not _under_way(one)]:
             self._changes.remove(old)
 
     def check(self, doing: str) -> None:
         """Refuse what must not be done meanwhile."""
         if any(_under_way(change) for change in list(self._changes)):
-            raise InputError(
-                f"a task is being learnt; nothing else can be {doing} until that is done. Answers come from the "
-                "tasks before it meanwhile."
-            )
+            raise _busy(doing)
+
+
+def _busy(doing: str) -> InputError:
+    return InputError(
+        f"a task is being learnt; nothing else can be {doing} until that is done. Answers come from the tasks before "
+        "it meanwhile."
+    )
 
 
 def _under_way(change: weakref.ref[Generator[None, None, None]]) -> bool:

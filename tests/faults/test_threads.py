@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ibpwf import ContinualClassifier, Learner, Settings
+from ibpwf import ContinualClassifier, Learner, Settings, task_learner
 from ibpwf.errors import InputError
+from ibpwf.task_learner import OneAtATime
 
 Tally = Callable[..., None]
 
@@ -199,6 +201,27 @@ def test_of_many_threads_that_teach_one_learner_one_does_and_the_others_are_told
         assert len(learner.history) == len(learner.tasks) == len(learner.method.model.tasks)
     assert told > 0
     tally("threads that teach one learner", 10 * THREADS, lost=10 * THREADS - told - learned)
+
+
+def test_a_claim_that_comes_second_is_refused_even_if_the_first_ends_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change() -> Generator[None, None, None]:
+        yield
+
+    claims, first, second = OneAtATime(), change(), change()
+    claims.claim(first, "learnt")
+    seen = task_learner._under_way
+
+    def seen_for_the_last_time(one: weakref.ref[Generator[None, None, None]]) -> bool:
+        found = seen(one)
+        first.close()
+        return found
+
+    monkeypatch.setattr(task_learner, "_under_way", seen_for_the_last_time)
+    with pytest.raises(InputError, match="a task is being learnt"):
+        claims.claim(second, "learnt")
+    claims.claim(change(), "learnt")
 
 
 def test_a_task_whose_steps_nobody_holds_any_more_does_not_stand_in_the_way() -> None:
