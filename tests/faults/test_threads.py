@@ -69,9 +69,9 @@ def examples(task: int, rows: int = 40) -> tuple[Tensor, Tensor]:
     return x, 2 * task + y
 
 
-def fresh(network: Callable[[], nn.Module]) -> Learner:
+def fresh(network: Callable[[], nn.Module], device: str = "cpu") -> Learner:
     torch.manual_seed(0)
-    return Learner(network(), Settings(epochs=2, finetune_epochs=1, batch_size=20, alpha=6), device="cpu")
+    return Learner(network(), Settings(epochs=2, finetune_epochs=1, batch_size=20, alpha=6), device=device)
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -138,13 +138,18 @@ def test_threads_get_the_bits_that_one_thread_gets(taught: Learner, calls: int, 
     assert [torch.equal(a, b) for a, b in zip(asks[0](alone), expected[0], strict=True)] == [True] * 4
 
 
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_answers_while_a_task_is_learned_are_those_of_the_last_finished_one(
-    network: Callable[[], nn.Module], tally: Tally
+    network: Callable[[], nn.Module], device: str, tally: Tally
 ) -> None:
+    """On a GPU steps are recorded, and what other threads ask meanwhile must not be part of it."""
     x = examples(0, 8)[0]
-    twin, known = fresh(network), []
-    learner = fresh(network)
+    twin, known = fresh(network, device), []
+    learner = fresh(network, device)
     for task in range(4):
         twin.learn(*examples(task))
         known.append((bits(twin.predict(x)), bits(twin.predict(x, task=0))))

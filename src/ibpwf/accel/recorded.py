@@ -115,7 +115,8 @@ class RecordedStep(Step):
             graph = torch.cuda.CUDAGraph()
             for generator in generators:
                 graph.register_generator_state(generator)
-            with torch.cuda.graph(graph, stream=stream):
+            # Other threads may answer meanwhile: what they ask of the GPU is none of the recording's business.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 for part in parts:
                     part()
             self.graphs.append(graph)
