@@ -18,14 +18,17 @@ BEGIN, END = "<!-- tally: made by `make test-faults` -->", "<!-- end of tally --
 def gathered(folder: Path) -> list[dict[str, Any]]:
     """A row for each kind of fault: how often it was tried, from which seeds, and what was found."""
     rows: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.glob("tally-*.jsonl")):
-        for line in read_jsonl(path):
-            row = rows.setdefault(line["what"], {"what": line["what"], "tried": 0, "seeds": [], "found": {}})
-            row["tried"] += line["tried"]
-            if line["seed"] is not None:
-                row["seeds"] = sorted({*row["seeds"], line["seed"]})
-            for kind, count in line["found"].items():
-                row["found"][kind] = row["found"].get(kind, 0) + count
+    files = sorted(folder.glob("tally-*.jsonl"), key=lambda path: path.stat().st_mtime)
+    latest = {
+        line["test"]: line for path in files for line in read_jsonl(path)
+    }  # a test that was run again counts once
+    for line in latest.values():
+        row = rows.setdefault(line["what"], {"what": line["what"], "tried": 0, "seeds": [], "found": {}})
+        row["tried"] += line["tried"]
+        if line["seed"] is not None:
+            row["seeds"] = sorted({*row["seeds"], line["seed"]})
+        for kind, count in line["found"].items():
+            row["found"][kind] = row["found"].get(kind, 0) + count
     return [rows[what] for what in sorted(rows)]
 
 

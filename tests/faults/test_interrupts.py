@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, Settings
@@ -52,6 +53,18 @@ class Lines:
                 self.raised = True
                 raise KeyboardInterrupt
         return self._line
+
+
+@pytest.fixture(autouse=True)
+def torch_as_before() -> Iterator[None]:
+    """An interrupt while torch leaves a context of its own may leave that switched on, for this thread or for all; the
+    tests that follow must not find it so."""
+    threads = torch.get_num_threads()
+    yield
+    while _get_current_function_mode_stack():
+        _pop_mode()
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
 
 
 def chosen(places: list[Place], points: int, seed: int) -> list[int]:
