@@ -19,9 +19,8 @@ def gathered(folder: Path) -> list[dict[str, Any]]:
     """A row for each kind of fault: how often it was tried, from which seeds, and what was found."""
     rows: dict[str, dict[str, Any]] = {}
     files = sorted(folder.glob("tally-*.jsonl"), key=lambda path: path.stat().st_mtime)
-    latest = {
-        line["test"]: line for path in files for line in read_jsonl(path)
-    }  # a test that was run again counts once
+    lines = [line for path in files for line in read_jsonl(path)]
+    latest = {(line["test"], line["what"]): line for line in lines}  # a test that was run again counts once
     for line in latest.values():
         row = rows.setdefault(line["what"], {"what": line["what"], "tried": 0, "seeds": [], "found": {}})
         row["tried"] += line["tried"]

@@ -57,8 +57,8 @@ class Lines:
 
 @pytest.fixture(autouse=True)
 def torch_as_before() -> Iterator[None]:
-    """An interrupt while torch leaves a context of its own may leave that switched on, for this thread or for all; the
-    tests that follow must not find it so."""
+    """An interrupt while torch leaves a context of its own may leave that switched on, for this thread or for all;
+    the tests that follow must not find it so."""
     threads = torch.get_num_threads()
     yield
     while _get_current_function_mode_stack():
