@@ -63,6 +63,13 @@ def test_json_is_the_same_in_every_encoding(encoding: str) -> None:
     assert json.loads(written.encode(encoding).decode(encoding)) == value
 
 
+def test_json_has_no_character_that_steers_a_terminal() -> None:
+    value = "".join(map(chr, range(0xA0)))
+    written = json_text(value)
+    assert all(character.isprintable() for character in written)
+    assert json.loads(written) == value
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
 def test_a_table_can_be_printed_in_every_encoding(encoding: str, tmp_path: Path) -> None:
     done = shell("ibpwf data list", tmp_path, PYTHONIOENCODING=encoding, IBPWF_DATA=str(tmp_path))

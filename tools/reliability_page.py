@@ -1,7 +1,7 @@
 """The counts in docs/reliability.md, from what `make test-faults` tried.
 
-`python -m tools.reliability_page build/faults docs`: the record goes to docs/results/reliability.json, its table into
-the page."""
+`python -m tools.reliability_page build/faults docs`: the record goes to docs/results/reliability/faults.json, its
+table into the page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def table(record: dict[str, Any]) -> str:
         lines.append(f"| {row['what']} | {row['tried']:,} | {seeds} | {found} |")
     made = record["environment"]
     lines += ["", f"`{record['command']}`, commit {str(record['commit'])[:12]}, Python {made['python']}, "]
-    lines[-1] += f"torch {made['torch']}, {made['cores']} cores ([record](results/reliability.json))."
+    lines[-1] += f"torch {made['torch']}, {made['cores']} cores ([record](results/reliability/faults.json))."
     return "\n".join(lines)
 
 
@@ -58,6 +58,6 @@ if __name__ == "__main__":
         "environment": environment("cpu"),
         "faults": gathered(tried),
     }
-    write_json(docs / "results" / "reliability.json", measured)
+    write_json(docs / "results" / "reliability" / "faults.json", measured)
     page = docs / "reliability.md"
     write_text(page, with_table(page.read_text(encoding="utf-8"), measured))

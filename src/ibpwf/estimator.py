@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from ibpwf.concurrency import OneAtATime, at_one_moment, moment_of
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.novelty import Novelty
@@ -33,10 +33,10 @@ from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings, renamed
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
-from ibpwf.storage.model_folder import face_of
+from ibpwf.storage.model_folder import face_of, whole_folder
 from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
 from ibpwf.storage.records import read_record
-from ibpwf.task_learner import OneAtATime, run, whole_folder
+from ibpwf.task_learner import run_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
 
@@ -56,27 +56,6 @@ DEFAULTS: dict[str, Any] = {
 
 
 COLUMNS = ("n_features_in_", "feature_names_in_")
-
-P = ParamSpec("P")
-R = TypeVar("R")
-E = TypeVar("E", bound=BaseEstimator)
-
-
-def _moment(estimator: E) -> E:
-    """An estimator as it is at this moment, and stays: learning gives the original other attributes, all at once."""
-    now = object.__new__(type(estimator))
-    now.__dict__ = vars(estimator)
-    return now
-
-
-def at_one_moment(ask: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """A method that answers from one state of the estimator, whatever another thread teaches it meanwhile."""
-
-    @functools.wraps(ask)
-    def asked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return ask(_moment(self), *args, **kwargs)
-
-    return asked
 
 
 @dataclass(frozen=True)
@@ -182,7 +161,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
         steps = self._learn_steps(X, y, task, **how)
         self._changes().claim(steps, "learnt")
-        run(steps)
+        run_steps(steps)
         self.learner_.warn_if_hardly_learned()
         return self
 
@@ -455,7 +434,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
-        now = _moment(self)
+        now = moment_of(self)
         now.learner_.store(path, extra=kept, face=now._face(), overwrite=overwrite)
         self.extra_ = kept
 

@@ -18,17 +18,18 @@ from ibpwf.core.weights import load_tensors
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Features, TaskInference
+from ibpwf.learner_state import TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
 from ibpwf.settings import Factorization, Settings
 from ibpwf.storage.checkpoint_folder import discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
-from ibpwf.storage.model_folder import KIND, face_of
+from ibpwf.storage.model_folder import KIND, face_of, whole_folder
 from ibpwf.storage.model_record import Configuration, manifest_of, read_content
 from ibpwf.storage.network_json import NeedsParts, build, check_same, describe, signature
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at_most, check_numbers, check_part
-from ibpwf.task_learner import TaskInfo, TaskLearner, whole_folder
+from ibpwf.task_learner import TaskLearner
 from ibpwf.training.method import Method
 
 if TYPE_CHECKING:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import inspect
 import operator
 import time
 import warnings
-import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,85 +16,23 @@ import torch
 from torch import Tensor
 
 from ibpwf import __version__, registry
+from ibpwf.concurrency import OneAtATime
 from ibpwf.device import choose_device
-from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
+from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
+from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
-from ibpwf.storage.model_folder import KIND, SavedParts
+from ibpwf.storage.model_folder import KIND, SavedParts, storable, whole_folder
 from ibpwf.storage.model_record import read_content
 from ibpwf.storage.network_json import NeedsParts
-from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, NotWhole, at_most, buffer_rules, check_numbers
+from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, NotWhole, at_most, buffer_rules, check_parts
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
 from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows
-
-Data = Tensor | np.ndarray[Any, Any] | Sequence[Any]
-TaskChoice = int | str | Sequence[int] | Sequence[str] | Tensor | None
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task that has been learnt."""
-
-    name: str
-    number: int
-    classes: tuple[int, ...]
-    examples: int
-    accuracy: float | None = None  # per cent, as measured when it was learned (see `note_accuracy`)
-    training_accuracy: float | None = None  # per cent of its own rows, over the last pass of its training
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a learner knows: one object that never changes. A task is learned on a fork of the method, and counts from
-    the moment a `Learned` that has it takes the place of the one before; whoever was answering goes on with that."""
-
-    method: Method
-    tasks: tuple[TaskInfo, ...] = ()
-    history: tuple[dict[str, Any], ...] = ()
-    input_shape: tuple[int, ...] | None = None
-    guessing: float = 0.0  # per cent that always giving the largest class of the last task would be right for
-
-    def task_number(self, task: int | str) -> int:
-        """A task's number from its name or number."""
-        if isinstance(task, str):
-            names = [known.name for known in self.tasks]
-            if task not in names:
-                raise unknown("task", task, names)
-            return names.index(task)
-        try:
-            number = operator.index(task)
-        except TypeError:
-            raise InputError(f"task is {task!r}; give a task's name or number.") from None
-        if not -len(self.tasks) <= number < len(self.tasks):
-            raise InputError(
-                f"task is {number}, but {len(self.tasks)} tasks have been learnt; "
-                f"give a number from 0 to {len(self.tasks) - 1}, or a name."
-            )
-        return number % len(self.tasks)
-
-    def task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
-        """The number of every row's task; None where tasks are to be inferred."""
-        if task is None:
-            return None
-        given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
-        device = self.method.device
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            return torch.full((rows,), self.task_number(given), device=device)
-        given = list(given)
-        if len(given) != rows:
-            raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
-        return torch.tensor([self.task_number(t) for t in given], dtype=torch.long, device=device)
-
-    def inputs(self, x: Data) -> Tensor:
-        """Examples to answer, on the device."""
-        if not self.tasks:
-            raise InputError("nothing has been learnt yet; call learn(x, y) first.")
-        return check_inputs(x, self.input_shape, empty_ok=True).to(self.method.device)
 
 
 def _whole(field: str, value: int) -> int:
@@ -122,47 +57,7 @@ def _gives_batches(x: Any, y: Data | None) -> bool:
     return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray))
 
 
-class OneAtATime:
-    """Who is changing something: only one at a time may, and a second is refused at once.
-
-    A change is a generator. It is over when that has ended, was closed, or is nobody's any more, so nothing has to be
-    given back, and no interrupt can leave it taken. A copy has no changes under way.
-    """
-
-    def __init__(self) -> None:
-        self._changes: list[weakref.ref[Generator[None, None, None]]] = []
-
-    def __reduce__(self) -> tuple[type[OneAtATime], tuple[()]]:
-        return OneAtATime, ()
-
-    def claim(self, change: Generator[None, None, None], doing: str) -> None:
-        mine = weakref.ref(change)
-        self._changes.append(mine)  # several threads may: the first of them goes on
-        if next(one for one in list(self._changes) if one is mine or _under_way(one)) is not mine:
-            change.close()
-            raise _busy(doing)
-        for old in [one for one in self._changes if not _under_way(one)]:
-            self._changes.remove(old)
-
-    def check(self, doing: str) -> None:
-        """Refuse what must not be done meanwhile."""
-        if any(_under_way(change) for change in list(self._changes)):
-            raise _busy(doing)
-
-
-def _busy(doing: str) -> InputError:
-    return InputError(
-        f"a task is being learnt; nothing else can be {doing} until that is done. Answers come from the tasks before "
-        "it meanwhile."
-    )
-
-
-def _under_way(change: weakref.ref[Generator[None, None, None]]) -> bool:
-    found = change()
-    return found is not None and inspect.getgeneratorstate(found) != inspect.GEN_CLOSED
-
-
-def run(steps: Generator[None, None, None]) -> None:
+def run_steps(steps: Generator[None, None, None]) -> None:
     """Take all steps of a training, wherever torch's gradients are switched off around it."""
     with torch.inference_mode(False), torch.enable_grad():
         for _ in steps:
@@ -256,7 +151,7 @@ class TaskLearner:
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        run(self.learn_steps(x, y, name, callbacks=callbacks))
+        run_steps(self.learn_steps(x, y, name, callbacks=callbacks))
         self.warn_if_hardly_learned()
         return self.tasks[-1]
 
@@ -486,7 +381,8 @@ class TaskLearner:
                 self._saved.check_own(path)
             unchanged = self._saved.unchanged(path, files) if known.method.locks else {}
             fresh = {name: part for name, part in files.items() if name not in unchanged}
-            _check_storable(known.method, path, fresh)
+            with storable(path):
+                check_parts(fresh, *_rules(known.method, own=True))
             opened = save_folder(
                 path,
                 kind=KIND,
@@ -530,10 +426,7 @@ class TaskLearner:
         content, method = read_content(opened), self.method
         parts = opened.all_tensors() if parts is None else parts
         if not method.locks:  # a method that locks knows each of its tensors
-            rules = {name: NOT_NAN for name, _ in method.template.named_buffers()}
-            for part, tensors in parts.items():
-                for name, tensor in tensors.items():
-                    check_numbers(part, name, tensor, rules.get(name, FINITE))
+            check_parts(parts, *_rules(method))
         method.load_state(content.state, parts)
         tasks = tuple(
             TaskInfo(task.name, number, tuple(task.classes), task.examples, task.accuracy, task.training_accuracy)
@@ -554,36 +447,11 @@ class TaskLearner:
 
 MOST_UNSTORED = 1 << 26
 """Numbers that an untrained method may make beyond a few times those that are stored."""
-DAMAGE: tuple[type[Exception], ...] = (
-    IBPWFError,
-    *(LookupError, TypeError, AttributeError, ValueError, RuntimeError),
-    *(ArithmeticError, AssertionError, MemoryError),
-)
-"""What content of the right form but of a wrong kind runs into."""
 
 
-def _check_storable(method: Method, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Refuse to write what would not be read again."""
-    rules = {f"own/{name}": rule for name, rule in buffer_rules(method.template).items()}
+def _rules(method: Method, *, own: bool = False) -> tuple[dict[str, str], str]:
+    """What the numbers of single tensors of a method must be, with `own` those that each task has of them too, and
+    what all others must."""
+    rules = {f"own/{name}": rule for name, rule in buffer_rules(method.template).items()} if own else {}
     rules |= {name: NOT_NAN for name, _ in method.template.named_buffers()}  # in the template itself
-    usual = BOUNDED if method.locks else FINITE
-    try:
-        for part, tensors in files.items():
-            for name, tensor in tensors.items():
-                check_numbers(part, name, tensor, rules.get(name, usual))
-    except NotWhole as error:
-        remedy = "Forget the last task, put its inputs on one scale, and learn it anew with a lower learning_rate"
-        raise StoreError(f"cannot save to {str(path)!r}: {error}. {remedy}; nothing was written.") from None
-
-
-@contextlib.contextmanager
-def whole_folder(path: str | Path) -> Iterator[None]:
-    """What a manifest of the right form but wrong content runs into, as one clear error."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except DAMAGE as error:
-        what = str(error) if isinstance(error, NotWhole) else f"{type(error).__name__}: {error}"
-        what = " ".join(what.split())
-        raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None
+    return rules, BOUNDED if method.locks else FINITE

@@ -14,6 +14,8 @@ from ibpwf.errors import printable
 _PLAIN = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "±": "+-", "·": "*", "≥": ">=", "≤": "<="})
 _PLAIN |= str.maketrans({"…": "...", "█": "#", "░": ".", "✅": "yes", "❌": "no"})
 
+_STEERING = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # control characters that JSON lets through
+
 
 def _in_plain_words(error: UnicodeError) -> tuple[str, int]:
     """For characters that an encoding lacks: something like them, or their escape."""
@@ -56,7 +58,7 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 def json_text(value: object, encoding: str = "utf-8") -> str:
     """JSON to read: characters as they are where the encoding has them all, as escapes otherwise."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text = json.dumps(value, indent=2, ensure_ascii=False).translate(_STEERING)
     try:
         text.encode(encoding)
     except UnicodeEncodeError:  # a terminal of another age, or a path that is no UTF-8
@@ -65,6 +67,6 @@ def json_text(value: object, encoding: str = "utf-8") -> str:
 
 
 def print_json(value: object) -> None:
-    """Print JSON on standard output; what it holds cannot steer a terminal, since JSON escapes control characters."""
+    """Print JSON on standard output; what it holds cannot steer a terminal, since control characters are escaped."""
     sys.stdout.write(json_text(value, sys.stdout.encoding or "ascii") + "\n")
     sys.stdout.flush()

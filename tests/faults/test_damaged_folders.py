@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from killed_learner import TASKS, examples, fresh
+from killed_learner import TASKS, examples
 from torch import Tensor
+from whole_model import KINDS, save_whole
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner
@@ -27,23 +27,9 @@ from ibpwf.storage.model_folder import verify_model
 X = torch.cat([examples(number)[0][:4] for number in range(TASKS)])
 
 
-@pytest.fixture(scope="module", params=["learner", "classifier"])
+@pytest.fixture(scope="module", params=KINDS)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tasks, the first of four forgotten, so that every kind of part is there."""
-    folder = tmp_path_factory.mktemp("whole") / "model"
-    if request.param == "classifier":
-        classifier = ContinualClassifier(hidden=(6,), epochs=2, settings={"random_features": 12}, device="cpu")
-        for number in range(4):
-            x, y = examples(number)
-            classifier.learn(x.numpy(), np.array([f"é{number}", "b"])[y.numpy()], task=f"t{number}")
-        classifier.forget("t0")
-        classifier.save(folder)
-    else:
-        learner = fresh()
-        for number in range(4):
-            learner.learn(*examples(number), name=f"t{number}")
-        learner.forget("t0")
-        learner.save(folder, extra={"names": ["é", 1.5, None]})
+    folder = save_whole(request.param, tmp_path_factory.mktemp("whole") / "model")
     kinds = {path.name.split(".")[0].split("-")[0] for path in folder.glob("*.safetensors")}
     expected = {"task", "factors", "reference", "template"}
     assert kinds == expected | {"features"} if request.param == "classifier" else kinds == expected

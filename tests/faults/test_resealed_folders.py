@@ -10,35 +10,20 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from killed_learner import examples, fresh
 from resealed import CHANGES, Folder, apart
+from whole_model import KINDS, save_whole
 
-from ibpwf import ContinualClassifier, registry
+from ibpwf import registry
 from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
 
 
-@pytest.fixture(scope="module", params=["learner", "classifier"])
+@pytest.fixture(scope="module", params=KINDS)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """Three tasks, the first of four forgotten, so that every kind of part is there."""
-    path = tmp_path_factory.mktemp("whole") / "model"
-    if request.param == "classifier":
-        classifier = ContinualClassifier(hidden=(6,), epochs=2, settings={"random_features": 12}, device="cpu")
-        for number in range(4):
-            x, y = examples(number)
-            classifier.learn(x.numpy(), np.array([f"é{number}", "b"])[y.numpy()], task=f"t{number}")
-        classifier.forget("t0")
-        classifier.save(path)
-    else:
-        learner = fresh()
-        for number in range(4):
-            learner.learn(*examples(number), name=f"t{number}")
-        learner.forget("t0")
-        learner.save(path, extra={"names": ["é", 1.5, None]})
-    return Folder.read(path)
+    return Folder.read(save_whole(request.param, tmp_path_factory.mktemp("whole") / "model"))
 
 
 LEGAL = ("state.inference.", "configuration.settings.", "face.standardizer.", "face.novelty.", "face.labels.")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ibpwf import ContinualClassifier, Learner, Settings, task_learner
+from ibpwf import ContinualClassifier, Learner, Settings, concurrency
+from ibpwf.concurrency import OneAtATime
 from ibpwf.errors import InputError
-from ibpwf.task_learner import OneAtATime
 
 Tally = Callable[..., None]
 
@@ -216,14 +216,14 @@ def test_a_claim_that_comes_second_is_refused_even_if_the_first_ends_at_that_mom
 
     claims, first, second = OneAtATime(), change(), change()
     claims.claim(first, "learnt")
-    seen = task_learner._under_way
+    seen = concurrency._under_way
 
     def seen_for_the_last_time(one: weakref.ref[Generator[None, None, None]]) -> bool:
         found = seen(one)
         first.close()
         return found
 
-    monkeypatch.setattr(task_learner, "_under_way", seen_for_the_last_time)
+    monkeypatch.setattr(concurrency, "_under_way", seen_for_the_last_time)
     with pytest.raises(InputError, match="a task is being learnt"):
         claims.claim(second, "learnt")
     claims.claim(change(), "learnt")

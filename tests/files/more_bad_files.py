@@ -386,23 +386,23 @@ for name in (
     BAD[f"a file called {name}"] = (text("a,y\n1,u\n2,v\n", name), {}, "")
 
 
-@BAD.file("the row is longer than 67,108,864 characters; it is no table, or lacks line breaks")
-def a_line_without_end(folder: Path) -> Path:
-    """Three gigabytes that take no room on the disk."""
+def rows_of(cells: bytes, times: int, folder: Path) -> Path:
+    """A table whose second row goes on and on."""
     with (folder / "a.csv").open("wb") as file:
         file.write(b"a,y\n1,u\n")
-        for _ in range(100):
-            file.write(b"1," * (1 << 20))
+        for _ in range(times):
+            file.write(cells)
     return folder / "a.csv"
+
+
+@BAD.file("the row is longer than 67,108,864 characters; it is no table, or lacks line breaks")
+def a_line_without_end(folder: Path) -> Path:
+    return rows_of(b"1," * (1 << 20), 100, folder)
 
 
 @BAD.file("the row is longer than 67,108,864 characters")
 def quoted_lines_without_end(folder: Path) -> Path:
-    with (folder / "a.csv").open("wb") as file:
-        file.write(b"a,y\n1,u\n")
-        for _ in range(80):
-            file.write(b'"a\nb",' * (1 << 18))
-    return folder / "a.csv"
+    return rows_of(b'"a\nb",' * (1 << 18), 80, folder)
 
 
 @BAD.file("has 1,000,001 columns, more than the 100,000 that a table may have")

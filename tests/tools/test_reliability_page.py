@@ -32,7 +32,7 @@ def test_counts_are_added_up_and_a_test_that_was_run_again_counts_once(tmp_path:
 
 def test_the_page_has_the_record_that_lies_beside_it() -> None:
     page = (HERE / "docs" / "reliability.md").read_text(encoding="utf-8")
-    record = json.loads((HERE / "docs" / "results" / "reliability.json").read_text())
+    record = json.loads((HERE / "docs" / "results" / "reliability" / "faults.json").read_text())
     assert BEGIN in page
     assert END in page
     assert with_table(page, record) == page

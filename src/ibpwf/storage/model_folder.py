@@ -5,16 +5,17 @@ The format itself is described in docs/model-format.md, its files are written by
 
 from __future__ import annotations
 
+import contextlib
 import os
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ibpwf.errors import StoreError
+from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.storage.checkpoint_folder import IN_PROGRESS
 from ibpwf.storage.directory import FOLDER, Directory
 from ibpwf.storage.files import RESTORE
@@ -29,6 +30,7 @@ from ibpwf.storage.folder import (
     standing_in_the_way,
     verify_folder,
 )
+from ibpwf.storage.tensor_checks import NotWhole
 
 KIND = "ibpwf-model"
 
@@ -140,3 +142,34 @@ def _identity(tensor: Tensor) -> object:
     if tensor.is_inference():
         return None
     return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+DAMAGE: tuple[type[Exception], ...] = (
+    IBPWFError,
+    *(LookupError, TypeError, AttributeError, ValueError, RuntimeError),
+    *(ArithmeticError, AssertionError, MemoryError),
+)
+"""What content of the right form but of a wrong kind runs into."""
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | Path) -> Iterator[None]:
+    """What a manifest of the right form but wrong content runs into, as one clear error."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except DAMAGE as error:
+        what = str(error) if isinstance(error, NotWhole) else f"{type(error).__name__}: {error}"
+        what = " ".join(what.split())
+        raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None
+
+
+@contextlib.contextmanager
+def storable(path: str | Path) -> Iterator[None]:
+    """What would not be read again, found before it is written, as one clear error."""
+    try:
+        yield
+    except NotWhole as error:
+        remedy = "Forget the last task, put its inputs on one scale, and learn it anew with a lower learning_rate"
+        raise StoreError(f"cannot save to {str(path)!r}: {error}. {remedy}; nothing was written.") from None

@@ -106,6 +106,13 @@ class _Bounded(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def check_parts(parts: Mapping[str, Mapping[str, Tensor]], rules: Mapping[str, str], usual: str) -> None:
+    """Refuse numbers that break a tensor's rule, or where it has none the `usual` one."""
+    for part, tensors in parts.items():
+        for name, tensor in tensors.items():
+            check_numbers(part, name, tensor, rules.get(name, usual))
+
+
 @contextmanager
 def at_most(numbers: int) -> Iterator[None]:
     """Nothing that makes tensors of more numbers in all gets done in this block: a few bytes of a description may

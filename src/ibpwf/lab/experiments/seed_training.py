@@ -22,8 +22,7 @@ from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.settings import Settings
 from ibpwf.storage.files import append_jsonl, read_json, write_json
 from ibpwf.storage.folder import MANIFEST, open_folder
-from ibpwf.storage.model_folder import KIND
-from ibpwf.task_learner import whole_folder
+from ibpwf.storage.model_folder import KIND, whole_folder
 from ibpwf.training.callbacks import Callback, EpochEnd, StepEnd, TaskStart
 from ibpwf.training.environment import prepared_to_train
 
