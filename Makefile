@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml
 env: $(STAMP)
 
 run: $(STAMP)
-	@$(BIN)/ibpwf run split-mnist --preset paper --seed 0 --fallback split-digits --out $(RUN_OUT) --overwrite
+	@$(BIN)/ibpwf run split-mnist --preset paper --seed 0 --beside router --fallback split-digits --out $(RUN_OUT) --overwrite
 
 test: lint types pytest
 
@@ -62,6 +62,7 @@ bench: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/python -m tools.results_page docs README.md
+	$(BIN)/python -m tools.class_incremental_page docs
 	$(MAKE) report
 
 report: $(STAMP)

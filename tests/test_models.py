@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from ibpwf import models
 from ibpwf.errors import IBPWFError, InputError
+from ibpwf.storage.network_json import build, describe
 
 
 def size(net: nn.Module) -> int:
@@ -78,6 +80,74 @@ def test_a_block_whose_convolutions_give_nothing_passes_its_input_on() -> None:
     assert not out[:, 6:].any()
 
 
+def test_resnet9_has_nine_weighted_layers_plain_names_and_the_size_it_says() -> None:
+    net = models.resnet9()
+    layers = {name: module for name, module in net.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)}
+    assert list(layers) == [
+        *("stem.conv", "stage1.conv", "pair1.0.conv", "pair1.1.conv"),
+        *("stage2.conv", "stage3.conv", "pair2.0.conv", "pair2.1.conv", "head"),
+    ]
+    widths = (64, 128, 128, 128, 256, 512, 512, 512, 10)
+    assert [layer.weight.shape[0] for layer in layers.values()] == list(widths)
+    before = (3, 64, 128, 128, 128, 256, 512, 512)
+    convolutions = sum(9 * one * other for one, other in zip(before, widths, strict=False))
+    norms, head = 2 * sum(widths[:-1]), 512 * 10 + 10
+    assert size(net) == convolutions + norms + head
+    assert f"{size(net) / 1e6:.1f} million parameters" in str(models.resnet9.__doc__)
+
+
+@pytest.mark.parametrize("side", [8, 28, 32])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resnet9_takes_images_of_any_size_from_8_and_halves_them_three_times(channels: int, side: int) -> None:
+    net = models.resnet9(width=4, classes=7, in_channels=channels).eval()
+    shapes = []
+    for stage in (net.stem, net.pair1, net.stage2, net.pair2):
+        stage.register_forward_hook(lambda module, args, out: shapes.append(tuple(out.shape[1:])))
+    assert net(torch.randn(2, channels, side, side)).shape == (2, 7)
+    half, quarter, eighth = side // 2, side // 4, side // 8
+    assert shapes == [(4, side, side), (8, half, half), (16, quarter, quarter), (32, eighth, eighth)]
+
+
+def test_resnet9_computes_what_its_picture_says() -> None:
+    torch.manual_seed(0)
+    net = models.resnet9(width=4, classes=5, in_channels=1).eval()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.running_mean)  # type: ignore[arg-type]
+    net = net.double()
+    w = net.state_dict()
+
+    def unit(x: torch.Tensor, name: str) -> torch.Tensor:
+        x = F.conv2d(x, w[f"{name}.conv.weight"], padding=1)
+        mean, variance = w[f"{name}.norm.running_mean"], w[f"{name}.norm.running_var"]
+        x = (x - mean.view(-1, 1, 1)) / (variance.view(-1, 1, 1) + 1e-5).sqrt()
+        return (x * w[f"{name}.norm.weight"].view(-1, 1, 1) + w[f"{name}.norm.bias"].view(-1, 1, 1)).clamp(min=0)
+
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x.unfold(2, 2, 2).unfold(3, 2, 2).amax((4, 5))
+
+    images = torch.randn(3, 1, 16, 16, dtype=torch.float64)
+    x = halved(unit(unit(images, "stem"), "stage1"))
+    x = halved(unit(x + unit(unit(x, "pair1.0"), "pair1.1"), "stage2"))
+    x = halved(unit(x, "stage3"))
+    x = (x + unit(unit(x, "pair2.0"), "pair2.1")).flatten(2).amax(2)
+    torch.testing.assert_close(net(images), (x @ w["head.weight"].T + w["head.bias"]) / 8)
+
+
+def test_resnet9_is_described_as_json_and_built_again_with_the_same_bits() -> None:
+    net = models.resnet9(4, classes=3, in_channels=1)
+    described = describe(net)
+    assert described is not None
+    arguments = {"width": 4, "classes": 3, "in_channels": 1}
+    assert described == {"builder": "resnet9", "arguments": arguments}
+    again = build(json.loads(json.dumps(described)))
+    assert isinstance(again, models.ResNet9)
+    again.load_state_dict(net.state_dict())
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(again.eval()(x), net.eval()(x))
+
+
 def test_the_transformer_has_the_published_size_of_vit_tiny() -> None:
     # 5,717,416 parameters at 224 x 224 with 1000 classes: ViT-Ti of timm, DeIT-Ti less its distillation.
     net = models.vit_tiny(image=224, patch=16, width=192, depth=12, heads=3, classes=1000)
@@ -109,7 +179,10 @@ def test_without_positions_the_transformer_does_not_see_the_order_of_patches() -
     torch.testing.assert_close(net(x), net(turned), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("make", [lambda: models.resnet(8, width=4), lambda: models.vit_tiny(8, 4, 12, 1, 3)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: models.resnet(8, width=4), lambda: models.resnet9(4), lambda: models.vit_tiny(8, 4, 12, 1, 3)],
+)
 def test_every_parameter_gets_a_gradient(make: Any) -> None:
     net = make()
     F.cross_entropy(net(torch.randn(4, 3, 8, 8)), torch.arange(4)).backward()
@@ -128,6 +201,10 @@ def test_every_parameter_gets_a_gradient(make: Any) -> None:
         (lambda: models.resnet(19), "depth is 19; give 6n"),
         (lambda: models.resnet(2), "depth is 2; give 6n"),
         (lambda: models.resnet20(width=-1), "width is -1"),
+        (lambda: models.resnet9(width=0), "resnet9: width is 0; give a whole number of at least 1"),
+        (lambda: models.resnet9(width=64.0), r"resnet9: width is 64\.0"),  # type: ignore[arg-type]
+        (lambda: models.resnet9(classes=True), "resnet9: classes is True"),
+        (lambda: models.resnet9(in_channels="3"), "resnet9: in_channels is '3'"),  # type: ignore[arg-type]
         (lambda: models.vit_tiny(patch=5), "patch is 5, which does not divide image = 32"),
         (lambda: models.vit_tiny(heads=5), "heads is 5, which does not divide width = 192"),
         (lambda: models.vit_tiny(depth="6"), "depth is '6'"),  # type: ignore[arg-type]

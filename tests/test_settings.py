@@ -71,6 +71,7 @@ def test_a_number_out_of_range_is_named_with_its_value_and_the_remedy(name: str,
         ("alpha", {3: 2.0}, "a mapping from layer patterns"),
         ("inference_layers", "hidden1", "'auto' or a list of text"),
         ("inference_layers", [1], "'auto' or a list of text"),
+        ("image_shape", "28", "'auto' or a list of 3, each a whole number"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_what_was_expected(name: str, value: object, expected: str) -> None:

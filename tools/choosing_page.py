@@ -18,8 +18,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "IBP-WF, a Gaussian per class": ("ibpwf-class-gaussians",),
     "all data kept, trained again": ("joint",),
     "replay of kept or generated data": ("rehearsal", "gem", "vcl-coreset", "dgr", "rtf"),
-    "closed form, or a model per class": ("ridge", "slda", "gen-classifier"),
-    "a network (or a column of one) per task": ("separate", "pnn", "side-tuning"),
+    "closed form, or a model per class": ("router", "ridge", "slda", "gen-classifier"),
+    "a network (or a column of one) per task": ("separate", "separate-turns", "pnn", "side-tuning"),
     "one network, held back": ("l2", "ewc", "online-ewc", "si", "mas", "lwf", "vcl"),
     "one network, nothing done": ("sgd", "adam", "adagrad"),
 }

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ibpwf.concurrency import OneAtATime, at_one_moment, moment_of
 from ibpwf.errors import InputError, StoreError
+from ibpwf.inference.fusion import ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
@@ -36,6 +37,7 @@ from ibpwf.storage.model_folder import KIND as MODEL
 from ibpwf.storage.model_folder import face_of, whole_folder
 from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
 from ibpwf.storage.records import read_record
+from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.task_learner import run_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
@@ -54,6 +56,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
 
+
+HELD_OUT = 0.1
+"""Share of rows that nothing is learnt from where a router tells tasks: they say what is usual for a task."""
 
 COLUMNS = ("n_features_in_", "feature_names_in_")
 
@@ -101,7 +106,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     extra_: dict[str, Any]
     _labels: LabelBook
     _standardizer: Standardizer
-    _novelty: Novelty
+    _novelty: Novelty | None  # None where router and experts tell it
     _parameters: dict[str, Any]  # those the last task was learned with
 
     def __init__(
@@ -198,13 +203,15 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rate = self.false_alarm_rate
         check_rate(rate)
         learner = self._new_learner(len(present), X.shape[1]) if anew else self._next_learner()
-        _gaussians(learner)
+        told_by_router(learner)
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
         yield from learner.learn_steps(x, numbers, name=task, callbacks=callbacks)
-        gaussians = _gaussians(learner)
-        novelty = Novelty(gaussians, rate) if anew else self._novelty.fork(gaussians, rate)
-        local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
-        novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+        novelty = None
+        if not told_by_router(learner):
+            old = None if anew else self._novelty
+            novelty = Novelty(_gaussians(learner), rate) if old is None else old.fork(_gaussians(learner), rate)
+            local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
+            novelty.calibrate(zip(_features(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
         self._become(seen, learner, standardizer, labels, novelty, _parameters=self._plain_parameters(learner))
 
     def _become(
@@ -213,7 +220,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learner: Learner,
         standardizer: Standardizer,
         labels: LabelBook,
-        novelty: Novelty,
+        novelty: Novelty | None,
         **others: Any,
     ) -> None:
         """Know what these know, from one moment to the next: whoever is answering meanwhile goes on with what was
@@ -264,7 +271,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def make_settings(self) -> Settings:
         """The settings that tasks are learned with."""
         asked = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
-        return Settings(**{**DEFAULTS, **asked, **renamed(self.settings or {})})
+        given = renamed(self.settings or {})
+        kept = {"held_out": HELD_OUT} if given.get("inference") == "router" else {}
+        return Settings(**{**DEFAULTS, **kept, **asked, **given})
 
     def _new_learner(self, outputs: int, inputs: int) -> Learner:
         seed = self.random_state
@@ -339,7 +348,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Tasks are asked in the order of P(t|x), and only until what is left of it cannot change the answer any more:
         one pass through one task's network for all rows whose task is clear.
         """
-        if task is not None:
+        check_is_fitted(self)
+        if task is not None or told_by_router(self.learner_):
             likeliest = self.predict_proba(X, task).argmax(1)
         else:
             x = self._inputs(X).to(self.learner_.device)
@@ -397,12 +407,26 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
         Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task."""
         inputs = self._inputs(X)
+        if self._novelty is None:
+            parts = torch.split(inputs.to(self.learner_.device), ROWS_AT_ONCE)
+            found = [self.learner_.method.novelty(rows, self._parameters["false_alarm_rate"]) for rows in parts]
+            return torch.cat(found).cpu().numpy() if found else np.zeros(0)
         return self._novelty(_features(self.learner_, inputs)).cpu().numpy()
 
     @at_one_moment
     def is_novel(self, X: Any) -> NDArray[np.bool_]:
         """Whether a row looks like nothing learnt, at the false-alarm rate stated when it was."""
         return self.novelty(X) > 1
+
+    def fast(self) -> Self:
+        """A classifier that knows the same and answers faster, a little less well, where a router tells tasks (see
+        `Learner.fast`)."""
+        check_is_fitted(self)
+        other = copy.copy(self)
+        other.__dict__.pop("_changing", None)
+        other.learner_ = self.learner_.fast()
+        other.learner_.owner = type(self).__name__
+        return other
 
     def forget(self, task: str | int) -> Forgotten:
         """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
@@ -416,8 +440,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         gone = set(learner.tasks[number].classes)
         forgotten = learner.forget(number)
         labels = self._labels.without(gone.difference(*(one.classes for one in learner.tasks)))
-        limits = [limit for place, limit in enumerate(self._novelty.limits) if place != number]
-        novelty = Novelty(_gaussians(learner), self._novelty.rate, limits)
+        novelty = self._novelty
+        if novelty is not None:
+            limits = [limit for place, limit in enumerate(novelty.limits) if place != number]
+            novelty = Novelty(_gaussians(learner), novelty.rate, limits)
         kept = getattr(self, "extra_", {})
         if name in kept.get(ROWS, {}):
             kept = {**kept, ROWS: {other: digest for other, digest in kept[ROWS].items() if other != name}}
@@ -447,7 +473,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "labels": self._labels.to_json(),
             "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
             "standardizer": self._standardizer.to_json(),
-            "novelty": {"rate": self._novelty.rate, "limits": _finite(self._novelty.limits)},
+            "novelty": None
+            if self._novelty is None
+            else {"rate": self._novelty.rate, "limits": _finite(self._novelty.limits)},
         }
 
     @classmethod
@@ -468,8 +496,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 loaded.feature_names_in_ = np.array(face["features"]["names"], dtype=object)
             labels = LabelBook.from_json(face["labels"])
             standardizer = Standardizer.from_json(face["standardizer"])
-            limits = [math.inf if limit is None else limit for limit in face["novelty"]["limits"]]
-            novelty = Novelty(_gaussians(learner), face["novelty"]["rate"], limits)
+            novelty = None
+            if (face["novelty"] is None) != told_by_router(learner):
+                raise NotWhole("field 'face.novelty' does not belong to the task inference")
+            if face["novelty"] is not None:
+                limits = [math.inf if limit is None else limit for limit in face["novelty"]["limits"]]
+                novelty = Novelty(_gaussians(learner), face["novelty"]["rate"], limits)
             parameters = loaded._plain_parameters(learner)
             loaded._become(loaded, learner, standardizer, labels, novelty, _parameters=parameters)
         return loaded
@@ -481,13 +513,28 @@ def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
     return entropy
 
 
-def _gaussians(learner: Learner) -> GaussianTaskInference:
+def told_by_router(learner: Learner) -> bool:
+    """Whether every class of every task is looked at to infer a task, by a router, or by Gaussians of tasks and
+    classes; anything else cannot tell what is new."""
     inference = learner.method.inference
+    if isinstance(inference, ClassScores):
+        if not learner.settings.held_out:
+            raise InputError(
+                "held_out is 0, but a classifier with a router tells what is new by rows it did not learn from; give "
+                f"a share, such as {HELD_OUT}."
+            )
+        return True
     if not isinstance(inference, GaussianTaskInference):
         raise InputError(
-            f"inference is {learner.settings.inference}, which has no Gaussians to tell novelty by; a classifier "
-            "needs gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
+            f"inference is {learner.settings.inference}, which has nothing to tell novelty by; a classifier needs "
+            "router, gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
         )
+    return False
+
+
+def _gaussians(learner: Learner) -> GaussianTaskInference:
+    inference = learner.method.inference
+    assert isinstance(inference, GaussianTaskInference)
     return inference
 
 

@@ -18,10 +18,10 @@ from ibpwf.core.weights import load_tensors
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Features, TaskInference
-from ibpwf.learner_state import TaskInfo
+from ibpwf.learner_state import Data, TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
-from ibpwf.settings import Factorization, Settings
+from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of, whole_folder
@@ -113,6 +113,22 @@ class Learner(TaskLearner):
                 f"pass the same again to learn on: Learner.load(path, {given})."
             )
         return super().learn_steps(*arguments, **options)
+
+    def novelty(self, x: Data, false_alarm_rate: float = 0.01) -> Tensor:
+        """How unlike everything learnt each input is, told by router and experts (inference="router", held_out above
+        0): above 1, it is less like any task than all but that share of the task's own inputs."""
+        known = self._learned
+        if not known.tasks:
+            raise InputError("nothing has been learnt yet; call learn(x, y) first.")
+        assert isinstance(known.method, IBPWF)
+        return known.method.novelty(known.inputs(x), false_alarm_rate)
+
+    def fast(self) -> Learner:
+        """A learner that knows the same and answers faster, a little less well: a router asks the experts of likely
+        tasks alone, and each looks at an image once, as it is. docs/class-incremental.md says what that costs."""
+        other = self.fork()
+        other.settings = self.settings.replace(**FAST)
+        return other
 
     def merge(self, task: int | str) -> nn.Module:
         """One task as an ordinary network of the original class, its outputs in the order of the task's classes.

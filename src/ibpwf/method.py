@@ -26,12 +26,16 @@ from ibpwf.core.forgetting import forget_task
 from ibpwf.core.model import FactorModel
 from ibpwf.core.reference import accelerated
 from ibpwf.core.task_network import TaskNetwork
+from ibpwf.core.turns import Shape, Views, check_square, class_logits, turned, turned_labels
 from ibpwf.errors import InputError
+from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
+from ibpwf.inference.fusion import Calibration, ClassScores, by_task
 from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.inference.prediction import Prediction, rows_by_value
+from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
-from ibpwf.limits import check_draws
+from ibpwf.limits import check_draws, check_rate
 from ibpwf.settings import Factorization, Settings
 from ibpwf.storage.network_json import build, describe
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
@@ -43,9 +47,14 @@ ELBO, FINETUNE = "elbo", "finetune"
 
 BUILT_WITH = (
     *Factorization.model_fields,
-    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage"),
+    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
+    *("patch_filters", "patch_grid", "patch_epsilon", "image_shape"),
+    *("router_ridge", "router_precision", "keep_sums_per_task"),
 )
 """Settings that all tasks have in common; any other may change from task to task."""
+
+MOST_HELD_OUT = 500
+"""Rows of a task: three numbers and a few quantiles are all that is made of them."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,8 @@ class IBPWF(Method):
         self.fit_loss = F.cross_entropy if given.loss is None else given.loss
         self.classes: list[tuple[int, ...]] = []
         self.serials: list[int] = []
+        self.calibrations: list[Calibration | None] = []
+        self._held_out: tuple[Rows, Rows] | None = None  # while a task is learned: what it learns from, and the rest
         self.network: TaskNetwork | None = None
         self._phase = ELBO
         self._examples = 1
@@ -114,20 +125,39 @@ class IBPWF(Method):
     def template(self) -> nn.Module:
         return self.model.net
 
+    @property
+    def image_shape(self) -> Shape:
+        """Of images that come as flat rows."""
+        return None if self.settings.image_shape == "auto" else self.settings.image_shape
+
     # Learning
 
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         s = self.settings
+        check_square(next(data.rows.in_order(1))[0], s.turns, self.image_shape)
         start = s.temperature_start or s.temperature
-        network = self.model.start_task(len(data.classes), data.generator("init"), start, s.kl_terms)
+        outputs = s.turns * len(data.classes)
+        network = self.model.start_task(outputs, data.generator("init"), start, s.kl_terms)
+        network.turns = s.turns
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
-        self.network, self._phase, self._examples = network, ELBO, len(data.rows)
-        plan = s.schedule_for(len(data.rows))
+        apart = data.generator("held out")
+        self._held_out = data.rows.apart(s.held_out, MOST_HELD_OUT, apart) if s.held_out else None
+        rows = len(self.rows_to_train(data))
+        self.network, self._phase, self._examples = network, ELBO, s.turns * rows
+        plan = s.schedule_for(rows)
         rate = s.finetune_learning_rate or plan.learning_rate
         phases = [self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)]
         finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate)
         return [*phases, finetune] if plan.finetune_epochs else phases
+
+    @property
+    def least_classes(self) -> int:
+        """One, where its images are told apart by how they are turned."""
+        return 1 if self.settings.turns > 1 else 2
+
+    def rows_to_train(self, data: TaskData) -> Rows:
+        return data.rows if self._held_out is None else self._held_out[0]
 
     def _phase_of(self, name: str, epochs: int, batch_size: int, rate: float) -> Phase:
         s = self.settings
@@ -157,14 +187,15 @@ class IBPWF(Method):
 
     def loss(self, x: Tensor, y: Tensor) -> Loss:
         """The negative ELBO (eq. ELBO); once the selection is fixed, the fit alone."""
-        network = self._training
-        if self._phase == FINETUNE:
-            logits = network(x)
-            return Loss(self.fit_loss(logits, y), accuracy=share_right(logits, y))
-        kl = network.kl()
-        logits = network(x)
-        total = negative_elbo(self.fit_loss(logits, y), kl, self._examples, self.settings.kl_weight)
-        return Loss(total, kl, share_right(logits, y))
+        network, turns = self._training, self._training.turns
+        classes = network.outputs // turns
+        kl = None if self._phase == FINETUNE else network.kl()
+        logits = network(turned(x, turns, self.image_shape))
+        fit = self.fit_loss(logits, turned_labels(y, turns, classes))
+        right = share_right(logits[: len(y), :classes], y)
+        if kl is None:
+            return Loss(fit, accuracy=right)
+        return Loss(negative_elbo(fit, kl, self._examples, self.settings.kl_weight), kl, right)
 
     def after_backward(self) -> None:
         self._training.release()
@@ -196,25 +227,35 @@ class IBPWF(Method):
         in_progress.restore(self._training, content, tensors)
 
     def end_task(self, data: TaskData) -> None:
-        network = self._training
-        plan = self.settings.schedule_for(len(data.rows))
+        network, rows = self._training, self.rows_to_train(data)
+        plan = self.settings.schedule_for(len(rows))
         if not plan.finetune_epochs:
             network.fix_selection(self.settings.kappa)
-            estimate_statistics(network, data.rows, plan.batch_size)
+            estimate_statistics(network, rows, plan.batch_size, lambda x: turned(x, network.turns, self.image_shape))
         self.model.finish_task(network, self.settings.kappa)
         if data.index == 0:
-            self.features.fit(data.rows.in_order(), len(data.rows), data.generator("random features"))
-        phi = ((self.features(x), y) for x, y in data.rows.in_order())
+            self.features.fit(rows.in_order(), len(rows), data.generator("random features"))
+        phi = ((phi, y) for x, y in rows.in_order() for phi in self.features.views(x))
         self.inference.learn(data.index, phi, len(data.classes))
         self.classes.append(data.classes)
         self.serials.append(data.serial)
-        self.network = None
+        self.calibrations.append(None if self._held_out is None else self._calibrated(data.index, self._held_out[1]))
+        self.network = self._held_out = None
+
+    def _calibrated(self, task: int, rows: Rows) -> Calibration:
+        """What the held-out rows of a task say of it, with all that is learned by now."""
+        x, y = rows.tensors()
+        scores = self.class_scores(x, "all") if isinstance(self.inference, ClassScores) else None
+        if self.device.type == "cpu":
+            self.inference = self.inference.fork()  # as if not asked yet: training has other threads, so other bits
+        return fusion.calibrate(scores, self.logits(x, task), y)
 
     def fork(self) -> Self:
         other = copy.copy(self)
         other.model = self.model.fork()
         other.features, other.inference = self.features.fork(other.model), self.inference.fork()
         other.classes, other.serials = list(self.classes), list(self.serials)
+        other.calibrations = list(self.calibrations)
         return other
 
     # Forgetting
@@ -230,7 +271,7 @@ class IBPWF(Method):
             return super().forget(task)
         self.inference.forget(task)
         removed, kept = forget_task(self.model, task, self.features.unread())
-        del self.classes[task], self.serials[task]
+        del self.classes[task], self.serials[task], self.calibrations[task]
         return Forgotten(removed, kept)
 
     # Answering
@@ -243,10 +284,63 @@ class IBPWF(Method):
         return out
 
     def logits(self, x: Tensor, task: int) -> Tensor:
-        return self.model.logits(x, task)
+        views = self.views(task)
+        parts = [self.model.logits(rows, task, views) for rows in torch.split(x, ROWS_AT_ONCE)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def views(self, task: int) -> Views:
+        """How images are looked at to answer for a task."""
+        turns = self.model.tasks[task].turns
+        if self.settings.views == "plain" or turns == 1:
+            return Views()
+        return Views(turns, self.settings.mirror, self.image_shape)
+
+    def class_scores(self, x: Tensor, experts: fusion.Experts) -> fusion.Scores:
+        """What router and experts say of every class of every task (see `inference.fusion`)."""
+        assert isinstance(self.inference, ClassScores)
+        widths = tuple(len(labels) for labels in self.classes)
+        parts = [
+            fusion.look(self.inference.class_log_scores(self.features(rows)), rows, widths, self.logits, experts)
+            for rows in torch.split(x, ROWS_AT_ONCE)
+        ]
+        own = [part.experts for part in parts if part.experts is not None]
+        levels = self.inference.class_levels() if isinstance(self.inference, RidgeRouter) else None
+        router = torch.cat([part.router for part in parts])
+        return fusion.Scores(router, torch.cat(own) if own else None, widths, levels)
+
+    def class_log_scores(self, x: Tensor) -> Tensor | None:
+        """log P(t, c | x) up to a constant, N×ΣC, where task inference looks at every class (see `inference.fusion`);
+        None where it tells tasks alone."""
+        if not isinstance(self.inference, ClassScores):
+            return None
+        router, experts = self.fusion_weights()
+        return self.class_scores(x, self.settings.experts if experts else 0).joint(router, experts)
+
+    def fusion_weights(self) -> tuple[float, float]:
+        """α of the router and β of the experts: what held-out rows say, or the user's β beside a router of 1."""
+        weight = self.settings.expert_weight
+        alone = not self.settings.experts or not weight
+        if weight != "auto" and not alone:
+            return fusion.ROUTER_WEIGHT, weight
+        return fusion.weights(self.calibrations, alone=alone)
+
+    def novelty(self, x: Tensor, rate: float) -> Tensor:
+        """How unlike everything learned each row is, by router and experts; above 1 for a share `rate` of the rows of
+        the tasks themselves."""
+        check_rate(rate)
+        if not isinstance(self.inference, ClassScores):
+            raise InputError(
+                f"inference is {self.settings.inference}, which does not look at every class; learn with "
+                "inference='router' and held_out above 0 to tell what is new, or with a ContinualClassifier."
+            )
+        scores = self.class_scores(x, self.settings.experts or "likely")
+        return fusion.novelty(scores, self.calibrations, rate)
 
     def task_probabilities(self, x: Tensor) -> Tensor:
         """P(t | φ(x)) for every row and task (eq. phi_task_inference)."""
+        joint = self.class_log_scores(x)
+        if joint is not None:
+            return by_task(joint, [len(labels) for labels in self.classes])
         with accelerated(self.accelerate):
             return infer_tasks(self.inference, self.features, x)
 
@@ -257,6 +351,9 @@ class IBPWF(Method):
         """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
         entropy (eqs. predictive_marginal, entropy_incr_class)."""
         tasks = len(self.classes)
+        joint = self.class_log_scores(x) if task is None and not draws else None
+        if joint is not None:
+            return self._joint_prediction(joint, marginal)
         if task is None:
             task_probabilities = self.task_probabilities(x)
             task = task_probabilities.argmax(1)
@@ -294,17 +391,43 @@ class IBPWF(Method):
             mutual_information=(total - single).clamp(min=0) if draws else None,
         )
 
+    def _joint_prediction(self, joint: Tensor, marginal: bool) -> Prediction:
+        """Answers from log P(t, c | x): the likeliest class of all, and its task."""
+        columns = self.class_columns()
+        owner, label = torch.tensor(columns, device=joint.device).unbind(1)
+        best = joint.argmax(1)
+        others = owner != owner[best].unsqueeze(1)
+        probabilities = (joint if marginal else joint.masked_fill(others, -torch.inf)).softmax(1)
+        return Prediction(
+            labels=label[best],
+            probabilities=probabilities,
+            classes=columns,
+            task=owner[best],
+            task_probabilities=by_task(joint, [len(labels) for labels in self.classes]),
+            entropy=entropy(probabilities),
+        )
+
     def class_probabilities(self, x: Tensor, task: int, draws: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
         """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
         if draws:
             check_draws(draws, sum(one.inputs * one.outputs for one in self.model.layers.values()))
             generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + self.serials[task]) % (1 << 63))
             stacked = self.model.drawn_states(task, draws, generator)
+            classes, views = self.model.tasks[task].classes, self.views(task)
             with self.model.shell() as net:
-                return draw_probabilities(net, stacked, x, outputs=self.model.tasks[task].outputs)
-        parts = [self.model.logits(rows, task).double().softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)]
-        p = torch.cat(parts)
+                return draw_probabilities(
+                    net,
+                    stacked,
+                    x,
+                    logits=lambda of, rows: class_logits(of, rows, classes, views) / self.temperature(task),
+                )
+        p = (self.logits(x, task).double() / self.temperature(task)).softmax(1)
         return p, entropy(p)
+
+    def temperature(self, task: int) -> float:
+        """What a task's class scores are divided by: 1, or what its held-out rows say."""
+        calibration = self.calibrations[task]
+        return 1.0 if calibration is None else calibration.temperature
 
     # Storing
 
@@ -337,7 +460,9 @@ class IBPWF(Method):
 
 
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, rows: Rows, batch_size: int) -> None:
+def estimate_statistics(
+    network: nn.Module, rows: Rows, batch_size: int, given: Callable[[Tensor], Tensor] = lambda x: x
+) -> None:
     """Give batch normalization the statistics of the weights as they are now, averaged over all rows: those it kept
     while weights were sampled belong to other weights, and a network that answered with them would fail."""
     norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
@@ -349,6 +474,6 @@ def estimate_statistics(network: nn.Module, rows: Rows, batch_size: int) -> None
         norm.momentum = None  # a plain mean over batches
     for x, _ in rows.in_order(batch_size):
         if len(x) > 1:
-            network(x)
+            network(given(x))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +15,16 @@ from torch import Tensor
 from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.core.posterior import LayerVectors
+from ibpwf.core.turns import check_square
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.layer import features as layer_outputs
+from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.inference.fusion import RATES, Calibration, ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
-from ibpwf.storage.model_record import FactorState
+from ibpwf.storage.model_record import FactorState, FactorTask
 from ibpwf.storage.network_json import check_runs
 from ibpwf.storage.records import first_problem
 from ibpwf.storage.tensor_checks import BOUNDED, Expected, NotWhole, buffer_rules, check_numbers, check_part
@@ -50,8 +54,10 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
                 "serial": serial,
                 "classes": list(method.classes[t]),
                 "outputs": model.tasks[t].outputs,
+                "turns": model.tasks[t].turns,
                 "factors": factors,
                 "inference": learned,
+                "calibration": None if (found := method.calibrations[t]) is None else asdict(found),
             }
         )
     if model.reference is not None:
@@ -115,6 +121,8 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         for key, tensor in part(name).items():
             check_numbers(name, key, tensor, BOUNDED)
     method.features.load_state(state.features, part("features"))
+    if isinstance(method.features, PatchFeatures) and state.features:
+        _check_patches(method.features)
     if state.reference:
         tensors = part(REFERENCE)
         check_part(REFERENCE, tensors, _reference_shapes(method, tensors))
@@ -138,16 +146,45 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
             vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
             selected[name] = tensors[f"posterior/{name}/selected"]
             _check_vectors(place, name, vectors[name])
-        task = LearnedTask(entry.outputs, vectors, selected, _within(tensors, "own/"))
+        task = LearnedTask(entry.outputs, vectors, selected, _within(tensors, "own/"), entry.turns)
         blocks = {name: _block(method, name, factors) for name in model.layers}
         _check_positions(block_place, blocks, {name: len(chosen) for name, chosen in selected.items()}, entry.factors)
         model.add_task(task, blocks)
         method.classes.append(tuple(entry.classes))
         method.serials.append(entry.serial)
+        method.calibrations.append(_calibration(method, entry))
         learned.append((entry.inference, inference))
     method.inference.load_state((state.inference, part("inference")), learned)
     _check_read(method)
     _check_groups(method, state)
+
+
+def _check_patches(features: PatchFeatures) -> None:
+    """Patch features must have a number for each of their products, and none may be divided by 0."""
+    tensors = features.state()[1]
+    size, filters = features.image[0] * features.patch**2, _length(tensors, "filters")
+    width = 2 * features._cells() ** 2 * filters
+    shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
+    check_part("features", tensors, {name: Expected(shape) for name, shape in shapes.items()})
+    if not float(tensors["deviation"].min()) >= 1e-6:
+        raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
+    if type(features.mirror) is not bool or not 0 <= features.threshold < 1:
+        raise NotWhole(f"patch features have mirror={features.mirror!r} and threshold={features.threshold!r}")
+
+
+def _calibration(method: IBPWF, entry: FactorTask) -> Calibration | None:
+    """Of a task; one with limits has been made beside a router."""
+    found = entry.calibration
+    if found is None:
+        return None
+    wanted = len(RATES) if isinstance(method.inference, ClassScores) else 0
+    if len(found.limits or ()) != wanted:
+        raise NotWhole(f"task {entry.serial} has {len(found.limits or ())} limits in its calibration, not {wanted}")
+    known = sum(len(classes) for classes in method.classes)
+    forgotten = entry.serial + 1 - len(method.classes)
+    if wanted and not (known <= found.classes and (forgotten or known == found.classes)):
+        raise NotWhole(f"task {entry.serial} was calibrated among {found.classes} classes, and there were {known}")
+    return Calibration(**{**found.model_dump(), "limits": None if found.limits is None else tuple(found.limits)})
 
 
 def _check_parts(state: FactorState, files: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -249,8 +286,10 @@ def _check_positions(
 
 
 def _check_groups(method: IBPWF, state: FactorState) -> None:
-    """Gaussians of ours: one per task, or per class."""
+    """Gaussians of ours: one per task, or per class; of a router a column per class."""
     inference = method.inference
+    if isinstance(inference, RidgeRouter) and inference.columns() != [len(task.classes) for task in state.tasks]:
+        raise NotWhole(f"the router's tasks have {inference.columns()} classes, which are not those of the tasks")
     if not isinstance(inference, GaussianTaskInference):
         return
     if (inference.absolute_ridge is None) != (not state.tasks):
@@ -267,6 +306,8 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
     if given != wanted:
         head = f"its head '{method.model.head}' has {wanted[1]} outputs"
         raise NotWhole(f"the network gives {list(given)} for one input, and {head}")
+    for task in method.model.tasks:
+        check_square(torch.zeros(1, *shape), task.turns, method.image_shape)
     features, inference = method.features, method.inference
     width: int | None = None
     if isinstance(features, RandomFeatures):
@@ -279,6 +320,10 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
     elif isinstance(features, LayerFeatures):
         net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
         width = layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]
+    elif isinstance(features, PatchFeatures):
+        width = features(torch.zeros(1, *shape, device=method.device)).shape[1]
+    if isinstance(inference, RidgeRouter) and width not in (None, inference.width):
+        raise NotWhole(f"the router is of {inference.width} features, and φ has {width}")
     if isinstance(inference, GaussianTaskInference) and width not in (None, len(inference.groups[0].mean)):
         raise NotWhole(f"the Gaussians are of {len(inference.groups[0].mean)} features, and φ has {width}")
 

@@ -147,7 +147,8 @@ def _spell(hint: Any) -> str:
     if origin is dict:
         return "a mapping from layer patterns to numbers"
     if origin is tuple:
-        return f"a list of {_spell(typing.get_args(hint)[0])}"
+        inner = typing.get_args(hint)
+        return f"a list of {'' if ... in inner else f'{len(inner)}, each '}{_spell(inner[0])}"
     names = {type(None): "none", float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     return names.get(hint, str(hint))
 
@@ -215,6 +216,10 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return now
 
 
+FAST = {"experts": "likely", "views": "plain"}
+"""Settings with which a router asks few experts, and each of them once."""
+
+
 class Settings(Factorization):
     """How IBP-WF factorizes, trains and infers. Names follow the paper."""
 
@@ -232,6 +237,11 @@ class Settings(Factorization):
     weight_decay: NotNegative = Field(0.0, description="the optimizer's")
     augment: Literal["none", "crop-flip"] = Field(
         "none", description="crop-flip: images are moved by up to four pixels and mirrored at random"
+    )
+    turns: Literal[1, 4] = Field(
+        1,
+        description="4: each task also learns by how many quarter turns an image was turned, and so what is not its "
+        "own; for square images",
     )
     precision: Literal["float32", "tfloat32", "bfloat16"] = Field(
         "float32",
@@ -254,14 +264,15 @@ class Settings(Factorization):
     features: str = Field(
         "layer",
         description="φ(x) for inferring tasks: a layer's outputs before its activation under the first task's "
-        "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, a "
-        "name that a package has registered, or module:Name",
+        "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, "
+        "an image's likeness to 'patches' of the first task's images, a name that a package has registered, or "
+        "module:Name",
     )
     inference: str = Field(
         "gaussian",
         description="how the task is told from φ(x): a Gaussian per task ('gaussian', the paper's), one per class "
-        "('class-gaussian'), class means with one covariance for all ('shared-gaussian'), a name that a package has "
-        "registered, or module:Name",
+        "('class-gaussian'), class means with one covariance for all ('shared-gaussian'), ridge regression on all "
+        "classes ('router'), a name that a package has registered, or module:Name",
     )
     inference_layers: Auto | tuple[str, ...] = Field(
         "auto", description="which layers φ reads, by name; 'auto': the first one with a weight"
@@ -271,12 +282,70 @@ class Settings(Factorization):
         description="units of the random layer, at most 20,000; 'auto': 2,000 where the first task has 1,000 rows or "
         "more, else 1,000; a task stores 8 bytes times the square",
     )
+    patch_filters: Annotated[int, Field(ge=1, le=20_000)] | Literal["small", "medium", "large", "best"] = Field(
+        "small",
+        description="how many patches images are compared with: a number, or a size by features, about 1,600, 6,400, "
+        "16,000 or 48,000 of them; a router then stores 10 MB, 164 MB, 1 GB or 9 GB, and half of it with "
+        "router_precision=float32",
+    )
+    patch_grid: Count | Auto = Field(
+        "auto",
+        description="patch features are averaged over the cells of a grid of so many rows and columns; 'auto': 4 for "
+        "images of one channel, 2 for color",
+    )
+    patch_epsilon: Positive = Field(
+        0.1, description="added to the variances of patches before they are whitened, relative to their mean"
+    )
+    mirror: bool = Field(
+        False,
+        description="an image and its mirror image mean the same: patch features learn from both, and tasks learned "
+        "with turns answer for both; for photographs, not for digits",
+    )
+    image_shape: Auto | tuple[Count, Count, Count] = Field(
+        "auto",
+        description="channels, height and width of images that come as flat rows, such as [1, 28, 28]; 'auto': "
+        "images come as images",
+    )
+    router_ridge: Positive | Auto = Field(
+        "auto",
+        description="of the router's regression, relative to the features' mean variance; 'auto': the least error in "
+        "generalized cross-validation, from the sums of all tasks",
+    )
+    router_precision: Literal["float64", "mixed", "float32"] = Field(
+        "float64",
+        description="of the router's sums; mixed: float32 products in float64 sums, for a GPU that is slow at "
+        "float64; float32: half the memory",
+    )
+    keep_sums_per_task: bool = Field(
+        False,
+        description="the router keeps the sums of every task apart, so that one can be forgotten; as many times the "
+        "storage as there are tasks",
+    )
     ridge: Positive = Field(
         1e-4,
         description="added to covariances, relative to the first task's variance and the same for all tasks; of a "
         "shared covariance it is a prior that fades with the rows seen",
     )
     shrinkage: Share = Field(0.0, description="how far each Gaussian's covariance goes towards the mean of all")
+    held_out: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        0.0,
+        description="share of each class's rows, at most 500 in a task, that nothing is learned from, and which then "
+        "tell how sure answers may be, how much router and experts count, and what is usual for the task",
+    )
+    expert_weight: NotNegative | Auto = Field(
+        "auto",
+        description="of a task's own class scores beside the router's; 'auto': what held-out rows say, or 0.5",
+    )
+    experts: Annotated[int, Field(ge=0)] | Literal["all", "likely"] = Field(
+        "all",
+        description="the tasks whose networks a router has asked about an input: all, so many of the likeliest, or "
+        "those 'likely' at 1 % or more; 0: the router alone",
+    )
+    views: Literal["all", "plain"] = Field(
+        "all",
+        description="a task learned with turns answers by the mean over all turns (and mirror images), or by the "
+        "image as it is ('plain'), which is up to eight times as fast",
+    )
     accelerate: bool = Field(
         True,
         description="use the faster stand-ins of ibpwf.accel; false runs the reference functions of ibpwf.core alone "

@@ -77,7 +77,8 @@ def check_torch() -> None:
 
 def near_chance(accuracy: float | None, guessing: float) -> bool:
     """Whether a task was hardly learned: said when it happens, instead of being found out later."""
-    return accuracy is not None and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
+    only = guessing == 100  # one class: there is nothing to guess
+    return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
 
 
 class TaskLearner:
@@ -195,9 +196,10 @@ class TaskLearner:
         known = self._learned
         name = self._task_name(name)
         rows, classes, counts = self._rows(x, y)
-        if len(classes) < 2:
+        if len(classes) < known.method.least_classes:
             raise InputError(
-                f"task '{name}' has one class only ({classes[0]}); a task needs at least two to tell apart."
+                f"task '{name}' has one class only ({classes[0]}); a task needs at least two to tell apart, or "
+                "square images and turns=4, which are told apart by how they are turned."
             )
         first = next(rows.in_order(1))[0]
         self._check_fits(first)

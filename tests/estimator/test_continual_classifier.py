@@ -189,9 +189,9 @@ class Passes:
         self.logits = self.model.logits
 
     def __enter__(self) -> Passes:
-        def counted(x: Any, task: int) -> Any:
+        def counted(x: Any, task: int, *views: Any) -> Any:
             self.rows += len(x)
-            return self.logits(x, task)
+            return self.logits(x, task, *views)
 
         self.model.logits = counted  # type: ignore[method-assign]
         return self

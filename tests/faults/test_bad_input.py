@@ -48,7 +48,7 @@ LEARNING: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     ),
     "no name": ((X, Y), {"name": " "}, "name is ' '; give the task a name, such as 'left camera'"),
     "a number for a name": ((X, Y), {"name": 3}, "name is 3; give the task a name"),
-    "too many classes": ((X, torch.arange(20)), {}, "20 classes but the shared head 'head' has 10 outputs; give"),
+    "too many classes": ((X, torch.arange(20)), {}, r"20 outputs, .* the shared head 'head' has 10 outputs; give"),
 }
 
 

@@ -27,6 +27,7 @@ def evaluate_command(
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write JSON to a file, or to stdout (-).", show_default=False),
     ] = None,
+    fast: own.Fast = False,
     label: own.Label = None,
     ignore: own.Ignore = None,
     unknown: own.Unknown = False,
@@ -46,6 +47,7 @@ def evaluate_command(
     from ibpwf.storage.files import write_text
 
     classifier = load_classifier(model, device)
+    classifier = classifier.fast() if fast else classifier
     if task is not None:
         classifier.learner_.task_number(task)  # an unknown name is refused with the nearest one
     scores = score_rows(classifier, read_like_before(classifier, data, options), task, own.option)

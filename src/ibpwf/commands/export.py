@@ -68,6 +68,8 @@ def show(done: Exported, to: str) -> None:
     included = about["preprocessing"]["included"] and to != "safetensors"
     how = "as they are: standardised inside" if included else f"prepared as {_notes(target, to)} says"
     say(f"{kind} {shape} numbers a row, {how}.")
+    if to == "safetensors" and about["network"]["turns"] > 1:
+        say(f"Its outputs are {printable(about['network']['words'])}.")
     if to != "safetensors":
         runner = "ONNX Runtime" if to == "onnx" else "torch"
         if done.difference is None:

@@ -36,6 +36,10 @@ Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", 
 Unknown = Annotated[bool, typer.Option("--unknown-as-zeros", help=HELP["unknown"])]
 Size = Annotated[str | None, typer.Option("--size", metavar="HxW", help=HELP["size"], show_default=False)]
 Channels = Annotated[int | None, typer.Option("--channels", help=HELP["channels"], show_default=False)]
+Fast = Annotated[
+    bool,
+    typer.Option("--fast", help="A model with a router asks only the networks of likely tasks, each once."),
+]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
 
 

@@ -42,6 +42,7 @@ def predict_command(
         int,
         typer.Option("--draws", metavar="M", help="Average over M posterior draws; adds mutual information."),
     ] = 0,
+    fast: own.Fast = False,
     ignore: own.Ignore = None,
     unknown: own.Unknown = False,
     missing: own.Missing = None,
@@ -66,6 +67,7 @@ def predict_command(
     from ibpwf.own_data.answering import answer_rows, load_classifier, read_like_before
 
     classifier = load_classifier(model, device)
+    classifier = classifier.fast() if fast else classifier
     batches = read_like_before(classifier, data, options)
     seen = Seen()
     write = None

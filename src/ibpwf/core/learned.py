@@ -22,17 +22,23 @@ class LearnedTask:
     """What one finished task keeps, besides the factors it locked.
 
     `vectors` are r, logit π̄, c, d per layer; `selected` the factors it reads; `own` the parameters and
-    buffers that belong to the task alone (biases, normalization, a dense head), named as in the network.
+    buffers that belong to the task alone (biases, normalization, a dense head), named as in the network. With `turns`
+    there are so many outputs for each class (see `core.turns`).
     """
 
     outputs: int
     vectors: dict[str, LayerVectors]
     selected: dict[str, Tensor]
     own: dict[str, Tensor]
+    turns: int = 1
+
+    @property
+    def classes(self) -> int:
+        return self.outputs // self.turns
 
     def apply(self, fn: Move) -> LearnedTask:
         vectors = {name: vectors.apply(fn) for name, vectors in self.vectors.items()}
-        return LearnedTask(self.outputs, vectors, _moved(self.selected, fn), _moved(self.own, fn))
+        return LearnedTask(self.outputs, vectors, _moved(self.selected, fn), _moved(self.own, fn), self.turns)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class FactorUse:
 
 def task_tensors(task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> dict[str, Tensor]:
     """A task and the factors it locked as flat, named tensors."""
-    tensors = {"outputs": torch.tensor(task.outputs)}
+    tensors = {"outputs": torch.tensor(task.outputs), "turns": torch.tensor(task.turns)}
     tensors |= {f"own.{name}": tensor for name, tensor in task.own.items()}
     for name, vectors in task.vectors.items():
         tensors |= {f"{part}.{name}": getattr(vectors, part) for part in VECTORS}
@@ -101,4 +107,4 @@ def task_from_tensors(
     selected = {name: tensors[f"selected.{name}"] for name in layers}
     own = {name.removeprefix("own."): tensor for name, tensor in tensors.items() if name.startswith("own.")}
     blocks = {name: FactorBlock(*(tensors[f"factors.{part}.{name}"] for part in BLOCK)) for name in layers}
-    return LearnedTask(int(tensors["outputs"]), vectors, selected, own), blocks
+    return LearnedTask(int(tensors["outputs"]), vectors, selected, own, int(tensors.get("turns", 1))), blocks

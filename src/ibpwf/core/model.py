@@ -29,6 +29,7 @@ from ibpwf.core.learned import (
 )
 from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
+from ibpwf.core.turns import Views, class_logits
 from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
 from ibpwf.errors import InputError
 
@@ -138,8 +139,9 @@ class FactorModel(nn.Module):
         """A trainable network for the next task with `outputs` classes."""
         if self.heads == "shared" and outputs > self.head_width:
             raise InputError(
-                f"the task has {outputs} classes but the shared head '{self.head}' has {self.head_width} outputs; "
-                "give the network a wider last layer or use heads='per-task'."
+                f"the task needs {outputs} outputs, one per class (and per turn of it), but the shared head "
+                f"'{self.head}' has {self.head_width} outputs; give the network a wider last layer or use "
+                "heads='per-task'."
             )
         previous = self.tasks[-1].vectors if self.tasks else {}
         return TaskNetwork(self, outputs, previous, generator, temperature, kl_terms)
@@ -154,7 +156,7 @@ class FactorModel(nn.Module):
             vectors[name] = network.posterior.vectors(row)
             blocks[name] = FactorBlock(layer.free_a.t(), layer.free_b, layer.free_at)
         selected = {name: chosen.clone() for name, chosen in network.selected.items()}
-        task = LearnedTask(network.outputs, vectors, selected, network.own_state())
+        task = LearnedTask(network.outputs, vectors, selected, network.own_state(), network.turns)
         self.add_task(task, blocks)
         self._fitted.clear()  # only the first task starts from them
         return task
@@ -264,7 +266,7 @@ class FactorModel(nn.Module):
             return  # said elsewhere, in other words
         if out.shape[1] == wanted and self.heads == "per-task":
             wanted += 1
-            net = copy.deepcopy(net)
+            net = copy.deepcopy(net).eval()  # one example has no statistics
             replace_module(net, self.head, resized(net.get_submodule(self.head), wanted))
             try:
                 with torch.no_grad():
@@ -327,12 +329,13 @@ class FactorModel(nn.Module):
             return net
         return self._ready[task]
 
-    def logits(self, x: Tensor, task: int) -> Tensor:
-        """The task's outputs, one column per class of the task."""
+    def logits(self, x: Tensor, task: int, views: Views | None = None) -> Tensor:
+        """The task's outputs, one column per class of the task: the mean over `views`, which are by default all the
+        turns that a task was learned with (see `core.turns`)."""
         task = range(len(self.tasks))[task]
+        learned = self.tasks[task]
         with torch.no_grad():
-            out: Tensor = self.ready(task)(x)
-        return out[:, : self.tasks[task].outputs]
+            return class_logits(self.ready(task), x, learned.classes, views or Views(learned.turns))
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the
@@ -354,22 +357,29 @@ class FactorModel(nn.Module):
         A shared head keeps its shape, so the state dict loads into the user's own network. Where it has more outputs
         than the task has classes, the merged network answers with the task's alone; in the state dict the others
         have a weight of 0 and, if the head has a bias, one so low that they never win. A dense head per task has
-        one output per class of the task.
+        one output per class of the task. Of a task learned with turns, these are the outputs for unturned images.
         """
-        learned = self.tasks[task]
+        classes = self.tasks[task].classes
         net = copy.deepcopy(self.net).eval()
         state = dict(self.state(task))
-        if self.heads == "per-task" and learned.outputs != self.head_width:
-            replace_module(net, self.head, resized(net.get_submodule(self.head), learned.outputs))
-        elif learned.outputs != self.head_width:
+        if self.heads == "per-task":
+            if classes != self.head_width:
+                replace_module(net, self.head, resized(net.get_submodule(self.head), classes))
+            state |= {
+                f"{self.head}.{part}": state[f"{self.head}.{part}"][:classes] for part in self._head_parts(state)
+            }
+        elif classes != self.head_width:
             for part, empty in (("weight", 0.0), ("bias", SILENT)):
-                if f"{self.head}.{part}" in state:
+                if part in self._head_parts(state):
                     rows = state[f"{self.head}.{part}"].clone()
-                    rows[learned.outputs :] = empty
+                    rows[classes:] = empty
                     state[f"{self.head}.{part}"] = rows
-            net.register_forward_hook(FirstOutputs(learned.outputs))
+            net.register_forward_hook(FirstOutputs(classes))
         load_tensors(net, state)
         return self.thawed(net)
+
+    def _head_parts(self, state: Mapping[str, Tensor]) -> list[str]:
+        return [part for part in ("weight", "bias") if f"{self.head}.{part}" in state]
 
     def use(self, task: int) -> dict[str, FactorUse]:
         """Active, new, reused and total locked factors per layer, as they were when the task ended."""

@@ -45,7 +45,7 @@ class TaskNetwork(nn.Module):
         kl_terms: int | None,
     ) -> None:
         super().__init__()
-        self.outputs = outputs
+        self.outputs, self.turns = outputs, 1
         self.generator = generator  # on the CPU: initial values do not depend on the device
         self.noise: torch.Generator | None = None
         self.dropout: Tensor | None = None  # the state of torch's own random numbers, which dropout draws from

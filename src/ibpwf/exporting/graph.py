@@ -1,7 +1,7 @@
 """What a model calculates, as one torch module without Python decisions: it can be traced into any graph format.
 
 A graph takes the user's own numbers and gives probabilities: preprocessing, network, softmax; for a whole learner
-also φ(x) and the Gaussians that say whose task an input is (paper, eq. task_inf).
+also φ(x) and what it says of tasks (paper, eq. task_inf; with a router, `inference.fusion`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn import functional as F
 
+from ibpwf.core.turns import Views
 from ibpwf.errors import InputError
+from ibpwf.exporting.features import phi_of
 from ibpwf.files.layout import Layout
-from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
-from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.inference import fusion
 from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.router import SHARPNESS, RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO, Standardizer
@@ -73,52 +75,124 @@ def prepare(standardizer: Standardizer | None, layout: Layout | None = None) -> 
     return nn.Sequential(*steps)
 
 
+class Expert(nn.Module):
+    """A task's class scores: of one that learned turns, the mean over all ways in which it looks at an image
+    (`core.turns`). The network gets them all in one batch."""
+
+    def __init__(self, net: nn.Module, classes: int, views: Views) -> None:
+        super().__init__()
+        self.net, self.classes, self.shape = net, classes, views.shape
+        self.views = Views(views.turns, views.mirror)
+
+    @classmethod
+    def of(cls, method: IBPWF, task: int) -> Expert:
+        """The weights are copies, and can be trained: otherwise attention takes a path that does not trace."""
+        model = method.model
+        net = model.thawed(copy.deepcopy(model.ready(task)).cpu())
+        return cls(net, model.tasks[task].classes, method.views(task))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.views.turns == 1:
+            plain: Tensor = self.net(x)[:, : self.classes]
+            return plain
+        images = x if self.shape is None else x.reshape(-1, *self.shape)
+        turns, views = zip(*self.views(images), strict=True)
+        rows = torch.cat(views)
+        outputs = self.net(rows if self.shape is None else rows.flatten(1)).unflatten(0, (len(turns), -1))
+        matching = [outputs[i, :, turn * self.classes :][:, : self.classes] for i, turn in enumerate(turns)]
+        return torch.stack(matching).mean(0)
+
+
 class TaskGraph(nn.Module):
     """One task: p(c|x,t), a column per class of the task."""
 
     outputs = ("probabilities",)
 
-    def __init__(self, prepare: nn.Module, net: nn.Module) -> None:
+    def __init__(self, prepare: nn.Module, expert: Expert, temperature: float) -> None:
         super().__init__()
-        self.prepare, self.net = prepare, net
+        self.prepare, self.expert, self.temperature = prepare, expert, temperature
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.net(self.prepare(x))
-        return logits.double().softmax(1).float()
+        scores: Tensor = self.expert(self.prepare(x))
+        return (scores.double() / self.temperature).softmax(1).float()
 
 
 class WholeGraph(nn.Module):
-    """All tasks: P(c|x) = Σ_t P(t|φ(x)) p(c|x,t), a column per label, and P(t|φ(x)), a column per task."""
+    """All tasks: P(c|x), a column per label, and P(t|x), a column per task. A label of several tasks has the sum."""
 
     outputs = ("probabilities", "task_probabilities")
 
-    def __init__(
-        self, prepare: nn.Module, method: IBPWF, nets: Sequence[nn.Module], columns: Sequence[Tensor], labels: int
-    ) -> None:
-        """`columns` has, per task, the place of each of its classes among the `labels`."""
+    def __init__(self, prepare: nn.Module, joint: nn.Module, columns: Sequence[int], labels: int) -> None:
+        """`joint` gives P(t,c|x), a column per class of each task, and P(t|x); `columns` has the place of each of
+        these classes among the `labels`."""
         super().__init__()
-        self.prepare = prepare
-        self.phi = _phi(method)
-        if not isinstance(method.inference, GaussianTaskInference):
-            raise InputError(
-                f"tasks are inferred by a {type(method.inference).__name__}, which cannot be put into one graph; "
-                "export one task at a time with --task."
-            )
-        self.scores = _Scores(method.inference)
-        self.nets = nn.ModuleList(nets)
-        for task, places in enumerate(columns):
-            spread = torch.zeros(len(places), labels, dtype=torch.float64)
-            spread[torch.arange(len(places)), places] = 1.0
-            self.register_buffer(f"columns{task}", spread)
+        self.prepare, self.joint = prepare, joint
+        self.register_buffer("spread", F.one_hot(torch.tensor(columns), labels).double())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        z = self.prepare(x)
-        tasks = self.scores(self.phi(z)).log_softmax(1).exp()
+        joint, tasks = self.joint(self.prepare(x))
+        return (joint @ self.get_buffer("spread")).float(), tasks.float()
+
+
+def joint_of(method: IBPWF) -> nn.Module:
+    """P(t,c|x) and P(t|x) as the method's task inference has them."""
+    if isinstance(method.inference, GaussianTaskInference):
+        return _Mixture(method, method.inference)
+    if type(method.inference) is RidgeRouter:
+        return _Fusion(method, method.inference)
+    raise InputError(
+        f"tasks are inferred by a {type(method.inference).__name__}, which cannot be put into one graph; "
+        "export one task at a time with --task."
+    )
+
+
+class _Mixture(nn.Module):
+    """P(t,c|x) = P(t|φ(x)) p(c|x,t), where Gaussians tell tasks apart."""
+
+    def __init__(self, method: IBPWF, inference: GaussianTaskInference) -> None:
+        super().__init__()
+        tasks = range(len(method.classes))
+        self.phi, self.scores = phi_of(method), _Scores(inference)
+        self.experts = nn.ModuleList(Expert.of(method, task) for task in tasks)
+        self.temperatures = [method.temperature(task) for task in tasks]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        tasks = self.scores(self.phi(x)).log_softmax(1).exp()
         parts = []
-        for task, net in enumerate(self.nets):
-            p = net(z).double().softmax(1) * tasks[:, task : task + 1]
-            parts.append(p @ self.get_buffer(f"columns{task}"))
-        return torch.stack(parts).sum(0).float(), tasks.float()
+        for task, expert in enumerate(self.experts):
+            p = (expert(x).double() / self.temperatures[task]).softmax(1)
+            parts.append(p * tasks[:, task : task + 1])
+        return torch.cat(parts, 1), tasks
+
+
+class _Fusion(nn.Module):
+    """log P(t,c|x) = α r_c(x) + β e_c(x) + const (see `inference.fusion`). All experts are asked about all rows; what
+    the settings would not have asked about a row does not count for it."""
+
+    def __init__(self, method: IBPWF, router: RidgeRouter) -> None:
+        super().__init__()
+        self.alpha, self.beta = method.fusion_weights()
+        self.asked: fusion.Experts = method.settings.experts if self.beta else 0
+        self.widths = [len(labels) for labels in method.classes]
+        self.phi, solution = phi_of(method), router.solution()
+        self.register_buffer("weight", solution.weight.cpu())
+        self.register_buffer("intercept", solution.intercept.cpu())
+        owner = torch.arange(len(self.widths)).repeat_interleave(torch.tensor(self.widths))
+        self.register_buffer("owner", F.one_hot(owner).double())
+        asked = range(len(self.widths)) if self.asked else ()
+        self.experts = nn.ModuleList(Expert.of(method, task) for task in asked)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        owner = self.get_buffer("owner")
+        router = SHARPNESS * (self.phi(x).double() @ self.get_buffer("weight") + self.get_buffer("intercept"))
+        scores = self.alpha * router
+        if self.asked:
+            scores = scores + self.beta * torch.cat([expert(x).double() for expert in self.experts], 1)
+        if self.asked not in (0, "all"):
+            others = fusion.asked(router, self.widths, self.asked).double() @ owner.T == 0
+            scores = scores.masked_fill(others, -torch.inf)
+        joint = scores.softmax(1)
+        return joint, joint @ owner
 
 
 class _Scores(nn.Module):
@@ -147,67 +221,3 @@ class _Scores(nn.Module):
             scores = constant - 0.5 * z.square().sum(-1).T
         # A task's groups are neighbours: they are added task by task, and forgotten together.
         return torch.stack([scores[:, own[0] : own[-1] + 1].logsumexp(1) for own in self.groups], 1)
-
-
-class _RandomPhi(nn.Module):
-    def __init__(self, layer: RandomFeatures) -> None:
-        super().__init__()
-        self.register_buffer("weight", layer.weight.cpu())
-        self.register_buffer("bias", layer.bias.cpu())
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.get_buffer("weight").double(), self.get_buffer("bias").double()
-        return torch.addmm(bias, x.flatten(1).double(), weight).relu()
-
-
-class _LayerPhi(nn.Module):
-    """The output of a layer of an `nn.Sequential`, averaged over space for a convolution."""
-
-    def __init__(self, parts: Sequence[nn.Module], average: bool) -> None:
-        super().__init__()
-        self.parts = nn.Sequential(*parts)
-        self.average = average
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.parts(x)
-        return out.flatten(2).mean(2) if self.average else out
-
-
-def _phi(method: IBPWF) -> nn.Module:
-    """φ(x) as a module of its own: the random layer, or a copy of the network up to the layer it is read from."""
-    features = method.features
-    if isinstance(features, RandomFeatures):
-        return _RandomPhi(features)
-    if not isinstance(features, LayerFeatures):
-        raise InputError(
-            f"tasks are inferred from {type(features).__name__}, which cannot be put into one graph; export one task "
-            "at a time with --task."
-        )
-    net, layers = method.model.net, features.layers
-    names = [name for name, _ in net.named_children()]
-    plain = type(net).forward is nn.Sequential.forward and len(layers) == 1 and layers[0] in names
-    module = net.get_submodule(layers[0])
-    if not plain or not isinstance(module, (nn.Linear, _ConvNd)):
-        raise InputError(
-            f"tasks are inferred from layer {', '.join(layers)}, inside a network that is no plain sequence, which "
-            "cannot be put into one graph; export one task at a time with --task."
-        )
-    factors = isinstance(features, FactorFeatures)
-    state = method.model.factor_state(layers[0]) if factors else method.model.reference_state()
-    parts = []
-    for name in names[: names.index(layers[0]) + 1]:
-        parts.append(
-            _with(net.get_submodule(name), {k: v for k, v in state.items() if k.startswith(f"{name}.")}, name)
-        )
-    return _LayerPhi(parts, isinstance(module, _ConvNd))
-
-
-def _with(module: nn.Module, state: dict[str, Tensor], prefix: str) -> nn.Module:
-    """A copy of a module with other tensors, whatever their shapes."""
-    module = copy.deepcopy(module).eval().cpu()
-    for name, value in state.items():
-        parent, _, leaf = name.removeprefix(f"{prefix}.").rpartition(".")
-        owner = module.get_submodule(parent)
-        fixed = value.detach().cpu().clone()
-        setattr(owner, leaf, nn.Parameter(fixed) if leaf in owner._parameters else fixed)
-    return module

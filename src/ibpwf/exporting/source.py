@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ibpwf import __version__
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.exporting.graph import TaskGraph, WholeGraph, prepare
+from ibpwf.exporting.graph import Expert, TaskGraph, WholeGraph, joint_of, prepare
 from ibpwf.files.arrays import array_numbers
 from ibpwf.files.columns import NO_NUMBER, NOTHING
 from ibpwf.files.layout import Layout
@@ -101,11 +101,10 @@ class Source:
     def graph(self, task: int | None) -> TaskGraph | WholeGraph:
         first = prepare(self.classifier._standardizer if self.classifier else None, self.layout())
         if task is not None:
-            return TaskGraph(first, self.network(task)).eval()
+            return TaskGraph(first, Expert.of(self.method, task), self.method.temperature(task)).eval()
         labels = self.labels(None)
-        tasks = range(len(self.learner.tasks))
-        columns = [torch.tensor([labels.index(label) for label in self.labels(t)]) for t in tasks]
-        return WholeGraph(first, self.method, [self.network(t) for t in tasks], columns, len(labels)).eval()
+        columns = [labels.index(label) for t in range(len(self.learner.tasks)) for label in self.labels(t)]
+        return WholeGraph(first, joint_of(self.method), columns, len(labels)).eval()
 
     # Inputs
 
@@ -219,6 +218,19 @@ class Source:
         scaler = self.classifier._standardizer
         return [scaler.low, scaler.high] if math.isfinite(scaler.low) and math.isfinite(scaler.high) else None
 
+    def _outputs(self, task: int) -> dict[str, Any]:
+        """What the outputs of a task's network are, beside the answers of the model itself."""
+        views, classes = self.method.views(task), self.method.model.tasks[task].classes
+        words = "class scores as the model has them; its probabilities are softmax(scores / temperature)"
+        if views.turns > 1:
+            mirrored = ", each also mirrored" if views.mirror else ""
+            words = (
+                "class scores of the image as it is, unturned; the model itself, and its export to onnx or pt2, "
+                f"takes the mean over {views.turns} quarter turns{mirrored}, and divides it by the temperature"
+            )
+        numbers = {"temperature": self.method.temperature(task), "turns": views.turns, "mirror": views.mirror}
+        return {"classes": classes, **numbers, "words": words}
+
     def about(self, task: int | None, net: nn.Module | None = None) -> dict[str, Any]:
         """Everything one must know to use the exported file, as JSON; with `net`, its architecture too."""
         preprocessing = self.preprocessing()
@@ -241,5 +253,7 @@ class Source:
             "layout": None if layout is None else layout.to_json(),
         }
         if net is not None:
-            found["network"] = {"class": type(net).__name__, "architecture": describe(net), "tensors": signature(net)}
+            assert task is not None
+            made = {"class": type(net).__name__, "architecture": describe(net), "tensors": signature(net)}
+            found["network"] = {**made, **self._outputs(task)}
         return found

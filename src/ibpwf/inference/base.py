@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -35,6 +35,10 @@ class Features(ABC):
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """φ of every row, N×D."""
+
+    def views(self, x: Tensor) -> Iterator[Tensor]:
+        """φ of every row, once for each way in which it is looked at: the rows that inference learns from."""
+        yield self(x)
 
     def check(self, x: Tensor) -> None:  # noqa: B027
         """Refuse a network or inputs these features cannot be had of, seen by one example, before anything is

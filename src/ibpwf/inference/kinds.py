@@ -11,8 +11,10 @@ from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
+from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.settings import Settings
 
@@ -29,12 +31,24 @@ FEATURES: dict[str, Callable[..., Features]] = {
     "layer": lambda settings, model: LayerFeatures(model, _layers(settings)),
     "factors": lambda settings, model: FactorFeatures(model, _layers(settings)),
     "random": lambda settings: RandomFeatures(_width(settings)),
+    "patches": lambda settings: PatchFeatures(
+        settings.patch_filters,
+        grid=settings.patch_grid,
+        epsilon=settings.patch_epsilon,
+        mirror=settings.mirror,
+        shape=None if settings.image_shape == "auto" else settings.image_shape,
+    ),
 }
 
 INFERENCE: dict[str, Callable[..., TaskInference]] = {
     "gaussian": lambda settings: GaussianTaskInference(settings.ridge, settings.shrinkage),
     "class-gaussian": lambda settings: GaussianTaskInference(settings.ridge, settings.shrinkage, per_class=True),
     "shared-gaussian": lambda settings: SharedGaussianInference(settings.ridge),
+    "router": lambda settings: RidgeRouter(
+        settings.router_ridge,
+        precision=settings.router_precision,
+        keep_sums_per_task=settings.keep_sums_per_task,
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,10 +19,14 @@ def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
 
 
 def draw_probabilities(
-    net: nn.Module, stacked: Mapping[str, Tensor], x: Tensor, chunk: int = 512, outputs: int | None = None
+    net: nn.Module,
+    stacked: Mapping[str, Tensor],
+    x: Tensor,
+    chunk: int = 512,
+    logits: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """ρ = mean over draws of softmax p(y|x,θ⁽ᵐ⁾) over the first `outputs`, N×C (eq. predictive_given_task), and the
-    mean entropy of one draw, N.
+    """ρ = mean over draws of softmax p(y|x,θ⁽ᵐ⁾), N×C (eq. predictive_given_task), and one draw's mean entropy, N.
+    `logits` makes a row's class scores of what the network gives; None: they are what it gives.
 
     All draws of a chunk of rows run in one batched pass. Weights are lent to `net`, so it must be the caller's alone.
     """
@@ -30,7 +34,7 @@ def draw_probabilities(
     means, entropies = [], []
     with torch.no_grad():
         for rows in torch.split(x, chunk):
-            p = _all_draws(net, dict(stacked), rows)[..., :outputs].double().softmax(-1)
+            p = _all_draws(net, dict(stacked), rows, logits).double().softmax(-1)
             means.append(p.mean(0))
             entropies.append(entropy(p).mean(0))
     return torch.cat(means), torch.cat(entropies)
@@ -72,10 +76,18 @@ def _attention(
     return out
 
 
-def _all_draws(net: nn.Module, stacked: dict[str, Tensor], rows: Tensor) -> Tensor:
+def _all_draws(
+    net: nn.Module,
+    stacked: dict[str, Tensor],
+    rows: Tensor,
+    logits: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None,
+) -> Tensor:
     def one(state: dict[str, Tensor]) -> Tensor:
-        out: Tensor = functional_call(net, state, (rows,), tie_weights=False)
-        return out
+        def outputs_of(x: Tensor) -> Tensor:
+            out: Tensor = functional_call(net, state, (x,), tie_weights=False)
+            return out
+
+        return outputs_of(rows) if logits is None else logits(outputs_of, rows)
 
     try:
         with PlainAttention():

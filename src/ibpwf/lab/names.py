@@ -8,11 +8,12 @@ from ibpwf.errors import unknown
 METHODS = (
     *("sgd", "adam", "adagrad", "l2", "ewc", "online-ewc", "si", "mas", "lwf", "vcl", "ibnn"),
     *("rehearsal", "vcl-coreset", "gem", "dgr", "rtf"),
-    *("pnn", "side-tuning", "separate", "joint", "slda", "ridge", "gen-classifier", "const-wf", "ibpwf"),
+    *("pnn", "side-tuning", "separate", "separate-turns", "joint", "slda", "ridge", "gen-classifier", "router"),
+    *("const-wf", "ibpwf"),
 )
 """Our methods, in the order of the paper's tables."""
 
-PRESETS = ("paper", "default", "quick")
+PRESETS = ("paper", "default", "quick", "best")
 NO_PRESET = "none"
 
 EXPERIMENTS = (

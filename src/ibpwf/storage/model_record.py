@@ -95,19 +95,42 @@ class Configuration(Record):
         return self
 
 
+class TaskCalibration(Record):
+    """What rows held out of a task said: of its own network, and where there is a router of both."""
+
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
+    router: Annotated[float, Field(ge=1e-3, le=1e3)] | None
+    experts: Annotated[float, Field(ge=0, le=1e3)] | None
+    classes: Count
+    limits: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
+    alone: Annotated[float, Field(ge=1e-3, le=1e3)] | None
+
+    @model_validator(mode="after")
+    def _of_a_router_or_not(self) -> Self:
+        given = [value is not None for value in (self.router, self.experts, self.limits, self.alone)]
+        if any(given) != all(given) or any(given) != bool(self.classes):
+            raise ValueError("field 'calibration' has some numbers of a router, and lacks others")
+        if self.limits is not None and self.limits != sorted(self.limits):
+            raise ValueError("field 'calibration.limits' does not rise")
+        return self
+
+
 class FactorTask(Record):
     """What IBP-WF keeps of a task beside its tensors. `factors` is None where its part holds them (schema 1)."""
 
     serial: Serial
     classes: list[Class]
     outputs: Annotated[int, Field(ge=1)]
+    turns: Literal[1, 4] = 1
     factors: Count | None = None
     inference: dict[str, Any]
+    calibration: TaskCalibration | None = None
 
     @model_validator(mode="after")
     def _an_output_per_class(self) -> Self:
-        if self.outputs != len(self.classes):
-            raise ValueError(f"task {self.serial} has {self.outputs} outputs for {len(self.classes)} classes")
+        if self.outputs != self.turns * len(self.classes):
+            what = f"{self.outputs} outputs for {len(self.classes)} classes in {self.turns} turns"
+            raise ValueError(f"task {self.serial} has {what}")
         return self
 
 
@@ -193,7 +216,7 @@ class ClassifierFace(Record):
     labels: ClassifierLabels
     features: ClassifierFeatures
     standardizer: ClassifierScale
-    novelty: ClassifierNovelty
+    novelty: ClassifierNovelty | None
     own: Annotated[dict[str, Any], Field(default_factory=dict)]  # the user's JSON, before schema 3
 
     def check_fits(self, content: ModelContent) -> None:
@@ -209,7 +232,7 @@ class ClassifierFace(Record):
                 raise ValueError(f"field 'face.{field}' has {length} entries for {count} features")
         if content.input_shape != [count]:
             raise ValueError(f"field 'face.features.count' is {count}, but inputs have shape {content.input_shape}")
-        if len(self.novelty.limits) != len(content.tasks):
+        if self.novelty is not None and len(self.novelty.limits) != len(content.tasks):
             raise ValueError(f"field 'face.novelty.limits' has {len(self.novelty.limits)} entries, not one per task")
         largest = max((task.classes[-1] for task in content.tasks), default=-1)
         lowest = min((task.classes[0] for task in content.tasks), default=0)

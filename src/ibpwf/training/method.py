@@ -115,6 +115,11 @@ class Method(Objective):
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         """Prepare for a task and say what to train."""
 
+    @property
+    def least_classes(self) -> int:
+        """How many classes a task needs to be learned at all."""
+        return 2
+
     def rows_to_train(self, data: TaskData) -> Rows:
         """The rows that mini-batches are made of; asked for after `begin_task`."""
         return data.rows

@@ -6,6 +6,7 @@ such as a DataLoader. A task may well be read once for every epoch, so random tr
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -47,6 +48,10 @@ class Rows(Protocol):
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All rows at once, for methods that need them so."""
 
+    def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
+        """Two parts, the second with that share of every class, drawn at random, and no more than `most` rows; None
+        where that cannot be, or has none."""
+
 
 class TensorRows:
     """Examples that lie on the training device. An epoch is a shuffled order, a batch a gather by index."""
@@ -79,6 +84,24 @@ class TensorRows:
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         return self.x, self.y
+
+    def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
+        chosen = drawn_rows(self.y, share, most, shuffle).to(self.y.device)
+        if not chosen.any():
+            return None
+        first, second = (TensorRows(self.x[rows], self.y[rows]) for rows in (~chosen, chosen))
+        return first, second
+
+
+def drawn_rows(labels: Tensor, share: float, most: int, shuffle: Generator) -> Tensor:
+    """Which rows are drawn: of every class that share, rounded down, and no more than `most` in all."""
+    labels, share = labels.cpu(), min(share, most / max(len(labels), 1))
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label in torch.unique(labels):
+        rows = (labels == label).nonzero().flatten()
+        order = torch.randperm(len(rows), generator=shuffle)
+        chosen[rows[order[: int(len(rows) * share)]]] = True
+    return chosen
 
 
 class StreamedRows:
@@ -118,6 +141,20 @@ class StreamedRows:
     def tensors(self) -> tuple[Tensor, Tensor]:
         parts = list(self.in_order())
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
+        """Of a Dataset whose items can be had by number; of others nobody can say which rows come when."""
+        source = self.source
+        if not isinstance(source, torch.utils.data.Dataset) or hasattr(source, "__iter__"):
+            return None
+        chosen = drawn_rows(self.labels, share, most, shuffle)
+        if not chosen.any():
+            return None
+        first, second = copy.copy(self), copy.copy(self)
+        for part, rows in ((first, ~chosen), (second, chosen)):
+            part.source = torch.utils.data.Subset(source, rows.nonzero().flatten().tolist())
+            part.labels = self.labels[rows]
+        return first, second
 
     def _drawn(self, batches: Iterator[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Transforms that draw from torch's random numbers draw the same ones for the same seed, and leave the

@@ -84,4 +84,5 @@ def test_a_method_without_a_network_for_images_says_which_it_has() -> None:
 def test_every_method_says_whether_it_trains_images() -> None:
     can = {name for name, kind in methods().items() if "resnet20" in getattr(kind, "networks", ())}
     assert set(TABLE_2) <= can
+    assert {"router", "separate-turns"} <= can
     assert can.isdisjoint({"vcl", "ibnn", "dgr", "rtf", "slda", "ridge", "pnn", "const-wf", "gen-classifier"})

@@ -19,6 +19,7 @@ from ibpwf.lab.commands.options import (
     of_run,
 )
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.settings import FAST
 from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:
@@ -33,6 +34,19 @@ class RunOptions(RunChoices):
     seed: Annotated[int | None, typer.Option(help="Run this one seed.", show_default="0")] = None
     seeds: Annotated[int | None, typer.Option(help="Run seeds 0 to N-1.", show_default=False)] = None
     network: Annotated[str | None, of_run("network", show_default=False)] = None
+    order: Annotated[str | None, of_run("order", show_default=False)] = None
+    validation: Annotated[float | None, of_run("validation", show_default=False)] = None
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Ask few experts, each once: --set experts=likely --set views=plain.")
+    ] = False
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            help="Show beside it how another method, one that trains in seconds such as router, does with the task "
+            "inferred.",
+            show_default=False,
+        ),
+    ] = None
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/SCENARIO-METHOD-PRESET")] = (
         None
     )
@@ -48,18 +62,33 @@ class RunOptions(RunChoices):
         if self.seed is not None and self.seeds is not None:
             raise InputError("--seed and --seeds were both given; choose one.")
         at_least_one(seeds=self.seeds)
-        self.check(self.method, fallback=self.fallback)
+        self.check(self.method, *([] if self.beside is None else [self.beside]), fallback=self.fallback)
+        if self.order is not None:
+            parse_order(self.order)
         from ibpwf.lab.experiments.network import parse_network
 
         chosen = tuple(range(self.seeds)) if self.seeds is not None else (self.seed or 0,)
         network = None if self.network is None else parse_network(self.network)
-        more = {"method": self.method, "seeds": chosen, "changes": self.changes(), "network": network}
+        fast = FAST if self.fast else {}
+        more: dict[str, Any] = {"method": self.method, "seeds": chosen, "network": network}
+        more |= {"changes": {**fast, **self.changes()}, "validation": self.validation}
+        more["order"] = None if self.order is None else parse_order(self.order)
         names = [self.scenario] if self.fallback is None else [self.scenario, self.fallback]
         return [self.config(name, **more) for name in names]
 
     def folder(self, config: RunConfig) -> Path:
         name = config.scenario.replace(":", ".")
         return self.out or Path("runs") / f"{name}-{config.folder_name()}-{config.preset}"
+
+
+def parse_order(text: str) -> tuple[int, ...] | str:
+    """`random`, or class numbers with commas between them."""
+    if text == "random":
+        return text
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--order is '{text}'; give 'random', or all classes in order, such as 3,1,0,2.") from None
 
 
 @command_with(RunOptions)
@@ -93,9 +122,13 @@ def run_command(asked: RunOptions) -> None:
 
 def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]:
     from ibpwf.lab.commands.run_display import Display, summary
+    from ibpwf.lab.experiments.beside import beside, beside_config
     from ibpwf.lab.experiments.run import run
     from ibpwf.lab.report import write_report
+    from ibpwf.storage.files import write_json
 
+    if asked.beside is not None:
+        beside_config(config, asked.beside)  # refused now or not at all
     display, folder = Display(screen, len(config.seeds) * len(config.trainings())), asked.folder(config)
     display.say_preset(config)
     with display.bar:
@@ -108,6 +141,9 @@ def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]
             overwrite=asked.overwrite,
             tensorboard=asked.tensorboard,
         )
+        if asked.beside is not None:
+            result = {**result, "beside": beside(config, asked.beside, display.fetched)}
+            write_json(folder / "result.json", result)
     summary(screen, result)
     page = write_report([folder], folder / "report.html")
     for line in (f"Run folder: {folder}", f"Report: {page}"):

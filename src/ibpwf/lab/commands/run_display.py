@@ -158,6 +158,7 @@ def summary(screen: Screen, result: dict[str, Any]) -> None:
         ("task given (incremental task)", result["accuracy"]["task"], "task"),
         ("task inferred (incremental class)", result["accuracy"]["class"], "class"),
         ("task inference", result["task_inference"], "task-inference"),
+        ("calibration error, task inferred", result.get("calibration_error", {}).get("class"), None),
         ("forgetting", result["forgetting"], None),
         ("backward transfer", result["backward_transfer"], None),
         ("forward transfer", result["forward_transfer"], None),
@@ -166,6 +167,10 @@ def summary(screen: Screen, result: dict[str, Any]) -> None:
         paper = result["paper"].get(key) if key else None
         difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper and ours else ""
         shown.add_row(label, _with_spread(ours), *([_with_spread(paper), difference] if compared else []))
+        if key == "class" and "beside" in result:
+            other = result["beside"]
+            beside = [_with_spread(other["class"]), "", ""] if compared else [_with_spread(other["class"])]
+            shown.add_row(f"  … by the method {printable(other['method'])}", *beside)
     screen.print(shown)
     seconds, rate = result["seconds"], result["samples_per_second"]
     screen.print(

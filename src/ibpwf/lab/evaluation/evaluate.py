@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ibpwf.learner import TaskLearner
+
+Sure = tuple[Tensor, Tensor]
+"""Of every answer its probability, and whether it was right."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class TaskScore:
     task: float | None = None
     class_: float | None = None
     task_inference: float | None = None
+    sure: dict[str, Sure] = field(default_factory=dict)  # by setting
 
 
 def percent(right: Tensor) -> float:
@@ -30,12 +34,18 @@ def score(
     """Incremental task (task given), incremental class (task and label must both be right: a class is a task and
     a label) and task inference, on the test set of task `number`."""
     truth = y.to(learner.device)
-    task = percent(learner.predict(x, task=number).labels == truth) if "task" in settings else None
+    task, sure = None, {}
+    if "task" in settings:
+        given = learner.predict(x, task=number)
+        sure["task"] = given.probabilities.amax(1), given.labels == truth
+        task = percent(sure["task"][1])
     if "class" not in settings:
-        return TaskScore(task)
+        return TaskScore(task, sure=sure)
     inferred = learner.predict(x)
     right_task = inferred.task == number
-    return TaskScore(task, percent(right_task & (inferred.labels == truth)), percent(right_task))
+    of_task = inferred.task_probabilities.gather(1, inferred.task.unsqueeze(1)).flatten()
+    sure["class"] = of_task * inferred.probabilities.amax(1), right_task & (inferred.labels == truth)
+    return TaskScore(task, percent(sure["class"][1]), percent(right_task), sure)
 
 
 def zero_shot(learner: TaskLearner, classes: tuple[int, ...], x: Tensor, y: Tensor) -> float | None:

@@ -10,6 +10,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 Matrix = list[list[float | None]]
 
 
@@ -50,6 +53,15 @@ def forward_transfer(before: Sequence[float | None], chance: Sequence[float]) ->
     """Mean over tasks but the first of the accuracy just before learning minus chance (Lopez-Paz, 2017)."""
     gains = [value - base for value, base in zip(before, chance, strict=True) if value is not None]
     return statistics.fmean(gains) if gains else None
+
+
+def calibration_error(probability: Tensor, right: Tensor, bins: int = 15) -> float:
+    """Expected calibration error in percent: how far the share of right answers is from their mean probability, in
+    bins of equal width, weighted by the answers in each (Guo et al., 2017)."""
+    place = (probability * bins).ceil().clamp(1, bins).long() - 1
+    counts = torch.zeros(bins, dtype=torch.float64, device=place.device)
+    gaps = counts.scatter_add(0, place, probability.double() - right.double())
+    return 100.0 * float(gaps.abs().sum()) / max(len(place), 1)
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

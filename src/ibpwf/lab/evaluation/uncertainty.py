@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibpwf.inference.fusion import ClassScores
+from ibpwf.learner import Learner
 from ibpwf.task_learner import TaskLearner
 
 ROWS = 100
@@ -27,8 +29,9 @@ def seen_and_unseen(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, 
     """The mean predictive entropy in nats of every task's test set, the task unknown (eq. entropy_incr_class), and
     how well it tells tasks still to come from those learnt (None after the last one)."""
     some = [x[:ROWS] for x in tests]
-    # All sets in one call: what costs most is to compose the weights of every draw.
-    answers = learner.predict(torch.cat(some), marginal=True, draws=DRAWS).entropy.double().cpu()
+    # A router's answer is of the locked weights. All sets in one call: what costs most is to compose every draw's.
+    draws = 0 if isinstance(getattr(learner.method, "inference", None), ClassScores) else DRAWS
+    answers = learner.predict(torch.cat(some), marginal=True, draws=draws).entropy.double().cpu()
     found = torch.split(answers, [len(x) for x in some])
     learned = len(learner.tasks)
     told = auroc(torch.cat(found[:learned]), torch.cat(found[learned:])) if learned < len(found) else None
@@ -36,3 +39,24 @@ def seen_and_unseen(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, 
         "entropy": [round(float(values.mean()), 5) for values in found],
         "auroc": None if told is None else round(told, 3),
     }
+
+
+RATE, NOVEL_ROWS = 0.05, 500
+"""False alarms that are allowed, and inputs of each test set that are looked at."""
+
+
+def novelty_found(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, Any] | None:
+    """How well novelty by router and experts tells tasks still to come from those learnt: the area under the ROC
+    curve, and the share of each that is called new at a false-alarm rate of 5 %, in percent. None after the last
+    task, or for a method that has none."""
+    learned = len(learner.tasks)
+    if learned == len(tests) or not isinstance(learner, Learner) or None in learner.method.calibrations:
+        return None
+    if not isinstance(learner.method.inference, ClassScores):
+        return None
+    known, new = (
+        learner.novelty(torch.cat([x[:NOVEL_ROWS] for x in part]), RATE).double().cpu()
+        for part in (tests[:learned], tests[learned:])
+    )
+    shares = {name: 100.0 * float((values > 1).double().mean()) for name, values in (("known", known), ("new", new))}
+    return {"auroc": round(auroc(known, new), 3), **{name: round(share, 3) for name, share in shares.items()}}

@@ -8,7 +8,6 @@ from importlib import resources
 from typing import Any
 
 _TABLES = tomllib.loads(resources.files(__package__).joinpath("baselines.toml").read_text(encoding="utf-8"))
-COMMON: dict[str, dict[str, Any]] = _TABLES["common"]
 FOUND_FOR: dict[str, dict[str, dict[str, dict[str, Any]]]] = _TABLES["found_for"]
 
 
@@ -25,7 +24,9 @@ def baseline_settings(method: str, scenario: str, preset: str) -> Baseline:
     """What a baseline runs with in a scenario and preset."""
     like = _TABLES["like"].get(scenario, scenario)
     ours, paper, found = (_TABLES[part].get(like, {}).get(method, {}) for part in ("ours", "paper", "found"))
-    changes: dict[str, Any] = {**COMMON.get(like, {}), **ours, **paper, **found}
+    if like != scenario:
+        ours = {**ours, **_TABLES["ours"].get(scenario, {}).get(method, {})}
+    changes: dict[str, Any] = {**_TABLES["common"].get(like, {}), **ours, **paper, **found}
     special = FOUND_FOR.get(like, {}).get(method, {})
     words = [str(found)] if found else []
     words += [f"{values} in the {setting} setting" for setting, values in special.items()]
@@ -35,7 +36,7 @@ def baseline_settings(method: str, scenario: str, preset: str) -> Baseline:
     if scenario.endswith("digits"):
         changes |= {"hidden": [100, 100], "epochs": 40, "batch_size": 32}
         changes |= {"memory_size": 100} if "memory_size" in changes else {}
-    if preset == "default" and like in _TABLES["short"]:
+    if preset == "default" and like in _TABLES["short"] and not ours:
         short = _TABLES["short"][like]
         note = f"{short['epochs']} epochs a task instead of the paper's {changes['epochs']}"
         changes |= short

@@ -20,6 +20,7 @@ from ibpwf.settings import parse_assignment
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": models.mlp,
     "resnet20": models.resnet20,
+    "resnet9": models.resnet9,
     "resnet": models.resnet,
     "vit_tiny": models.vit_tiny,
 }

@@ -15,7 +15,7 @@ from ibpwf.errors import InputError, unknown
 from ibpwf.lab.data.catalog import DATA_SETS
 from ibpwf.lab.data.scenarios import scenario as make_scenario
 from ibpwf.lab.data.scenarios import scenario_names
-from ibpwf.lab.experiments.baselines import COMMON, baseline_settings
+from ibpwf.lab.experiments.baselines import baseline_settings
 from ibpwf.lab.experiments.network import network_text
 from ibpwf.lab.methods import method_named, methods
 from ibpwf.lab.names import NO_PRESET, PRESETS
@@ -50,7 +50,10 @@ def _read() -> dict[str, dict[str, Preset]]:
         paper = {**base, **family["paper"]}
         presets = {}
         for name in PRESETS:
-            mine = {**paper, "note": "", **family[name]} if name != "paper" else paper
+            if name not in family:
+                continue
+            alone = name in ("paper", "best")
+            mine = paper if name == "paper" else {**({} if alone else paper), "note": "", **family[name]}
             network, note = mine.get("network", family["network"]), mine["note"]
             plain = {key: None if value == "none" else value for key, value in mine.items()}
             presets[name] = Preset(network, {k: v for k, v in plain.items() if k not in ("network", "note")}, note)
@@ -64,8 +67,13 @@ BY_SCENARIO = _read()
 def preset_name(scenario: str, asked: str) -> str:
     """The preset that a scenario runs with: the one asked for, or `NO_PRESET` where it has none."""
     if scenario in BY_SCENARIO:
+        if asked in PRESETS and asked not in BY_SCENARIO[scenario]:
+            raise InputError(
+                f"{scenario} has no preset '{asked}'; it has {', '.join(BY_SCENARIO[scenario])}. With '{asked}' run: "
+                f"{', '.join(name for name, presets in BY_SCENARIO.items() if asked in presets)}."
+            )
         if asked not in PRESETS:
-            raise unknown("preset", asked, PRESETS)
+            raise unknown("preset", asked, BY_SCENARIO[scenario])
         return asked
     registry.find(registry.SCENARIOS, scenario, dict.fromkeys(scenario_names()))
     if asked not in (*PRESETS, NO_PRESET):
@@ -88,16 +96,20 @@ def example_shape(scenario: str) -> tuple[int, ...]:
     return known.shape if known.shape[0] > 1 else (math.prod(known.shape),)
 
 
-def _trains(scenario: str) -> str:
+def _trains(method: str, scenario: str) -> str:
     """The network that a method which builds its own needs for the examples of a scenario."""
-    common = COMMON.get(scenario, {}).get("network", "mlp")
-    return "resnet20" if scenario not in BY_SCENARIO and len(example_shape(scenario)) == 3 else common
+    if scenario in BY_SCENARIO:
+        network: str = baseline_settings(method, scenario, "paper").changes.get("network", "mlp")
+        return network
+    return "resnet20" if len(example_shape(scenario)) == 3 else "mlp"
 
 
 def supports(method: str, scenario: str) -> bool:
     """Whether a method has a network for the examples of a scenario; one from outside must see to that itself."""
     found = method_named(method)
-    return found is IBPWF or method not in methods() or _trains(scenario) in getattr(found, "networks", ("mlp",))
+    if found is IBPWF or method not in methods():
+        return True
+    return _trains(method, scenario) in getattr(found, "networks", ("mlp",))
 
 
 def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
@@ -113,7 +125,7 @@ def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
             f"{', '.join(other for other in methods() if supports(other, scenario))}."
         )
     if name == NO_PRESET:
-        network = {"network": "resnet20"} if _trains(scenario) == "resnet20" else {}
+        network = {"network": "resnet20"} if _trains(method, scenario) == "resnet20" else {}
         return Preset({}, network, f"none for {scenario}, so the default settings of {method}")
     found = baseline_settings(method, scenario, name)
     return Preset({}, found.changes, found.note, found.changes_for)

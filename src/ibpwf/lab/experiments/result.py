@@ -64,6 +64,8 @@ def make_result(
         "note": config.note(),
         "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],
         "examples": config.examples,
+        "order": config.order,
+        "validation": config.validation,
         "seeds": seeds,
         "accuracy": {
             key: spread([average_accuracy(m) for m in found]) if found else None for key, found in matrices.items()
@@ -84,6 +86,12 @@ def make_result(
             for r in records
             if "class" in r["answers"]
         ],
+        "calibration_error": {key: _last_error(found, key) for key, found in answered.items()},
+        "novelty": [
+            {"seed": r["seed"], "per_task": [row.get("novelty") for row in r["rows"]]}
+            for r in records
+            if "class" in r["answers"]
+        ],
         "parameters": spread([float(r[-1]["parameters"]) for r in rows]),
         "memory": {kind: statistics.fmean(r[-1]["memory"].get(kind, 0) for r in rows) for kind in kinds},
         "paper": {key: _paper(config, key) for key in ("task", "class", "task-inference")},
@@ -95,8 +103,15 @@ def make_result(
     }
 
 
+def _last_error(found: Sequence[Sequence[dict[str, Any]]], key: str) -> dict[str, Any] | None:
+    """The calibration error after the last task; rows of earlier versions have none."""
+    values = [rows[-1].get("calibration_error", {}).get(key) for rows in found]
+    return None if not values or None in values else spread(values)
+
+
 def _paper(config: RunConfig, setting: str) -> dict[str, float | None] | None:
-    whole = config.tasks is None and config.examples is None and config.network is None
+    parts = (config.tasks, config.examples, config.network, config.order, config.validation)
+    whole = all(value is None for value in parts)
     found = target(config.scenario, setting, config.method) if whole else None
     return None if found is None else {"mean": found.mean, "std": found.std}
 

@@ -113,11 +113,11 @@ def run_together(
         return [one.result for one in runs]
 
 
-Streams = dict[tuple[str, int | None, int | None, int], Scenario]
+Streams = dict[tuple[Any, ...], Scenario]
 
 
-def _key(config: RunConfig, seed: int) -> tuple[str, int | None, int | None, int]:
-    return config.scenario, config.tasks, config.examples, seed
+def _key(config: RunConfig, seed: int) -> tuple[Any, ...]:
+    return config.scenario, config.tasks, config.examples, config.order, config.validation, seed
 
 
 def _streams(runs: Sequence[Run], device: torch.device, watch: RunCallback) -> Streams:

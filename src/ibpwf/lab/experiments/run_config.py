@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -30,11 +31,23 @@ class RunConfig(FrozenSettings):
     )
     method: str = Field("ibpwf", description="How to learn it: a name that `ibpwf methods` lists, or module:Class.")
     preset: str = Field(
-        "paper", description="Settings to start from: paper, default or quick; scenarios of your own have none."
+        "paper",
+        description="Settings to start from: paper, default, quick or, where there is one, best; scenarios of your "
+        "own have none.",
     )
     seeds: tuple[int, ...] = Field((0,), description="Each seed is a training of its own.")
     changes: dict[str, Any] = Field({}, description="Change a setting, such as --set alpha=300. Repeatable.")
     tasks: int | None = Field(None, description="Only the first N tasks.")
+    order: tuple[int, ...] | Literal["random"] | None = Field(
+        None,
+        description="In which order the classes of a split scenario are dealt out to tasks, such as 3,1,0,2, or "
+        "'random', drawn by the seed.",
+    )
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="Measure on this share of the training examples, which are then not learned from, instead of the "
+        "test examples: to choose settings by.",
+    )
     device: str = Field("auto", description="auto, cpu or cuda.")
     models: bool = Field(True, description="Store the models; without them an interrupted seed starts anew.")
     examples: int | None = Field(None, description="Only the first N examples of each class, of training and test.")
@@ -68,7 +81,12 @@ class RunConfig(FrozenSettings):
         """The tasks as a seed sees them."""
         from ibpwf.lab import scenario
 
-        return scenario(self.scenario, tasks=self.tasks, examples=self.examples, seed=seed, progress=fetched)
+        asked = {name: getattr(self, name) for name in ("order", "validation") if getattr(self, name) is not None}
+        asked |= {"tasks": self.tasks, "examples": self.examples}
+        made = scenario(self.scenario, seed=seed, progress=fetched, **asked)
+        if self.validation is None:
+            return made
+        return replace(made, tasks=tuple(replace(task, test=task.validation or task.test) for task in made))
 
     def chosen(self) -> Preset:
         from ibpwf.lab.experiments.presets import preset
@@ -128,6 +146,9 @@ class RunConfig(FrozenSettings):
         line += ["--tasks", str(self.tasks)] if self.tasks is not None else []
         line += ["--examples", str(self.examples)] if self.examples is not None else []
         line += ["--network", network_text(self.network)] if self.network is not None else []
+        if self.order is not None:
+            line += ["--order", self.order if isinstance(self.order, str) else ",".join(map(str, self.order))]
+        line += ["--validation", str(self.validation)] if self.validation is not None else []
         for name, value in self.changes.items():
             line += ["--set", f"{name}={json.dumps(value)}"]
         line += [] if self.models else ["--no-models"]
@@ -154,6 +175,10 @@ class RunConfig(FrozenSettings):
     def from_stored(cls, stored: Mapping[str, Any], changes: Mapping[str, Any], **others: Any) -> Self:
         """The configuration in a run folder, also of an earlier version, with more changes."""
         names = ("scenario", "method", "preset", "tasks", "examples")
+        order = stored.get("order")
+        if order is not None:
+            others["order"] = order if isinstance(order, str) else tuple(order)
+        others["validation"] = stored.get("validation")
         plain = cls(**{name: stored[name] for name in names}, seeds=tuple(stored["seeds"]), **others)
         usual, then = plain.settings().to_json(), normalized(plain.method, stored)["settings"]
         made = plain.replace(changes={k: v for k, v in then.items() if usual[k] != v} | dict(changes))

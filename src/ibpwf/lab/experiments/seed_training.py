@@ -9,11 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ibpwf.errors import StoreError
 from ibpwf.lab.data.catalog import preprocessing
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score, zero_shot
-from ibpwf.lab.evaluation.uncertainty import seen_and_unseen
+from ibpwf.lab.evaluation.metrics import calibration_error
+from ibpwf.lab.evaluation.uncertainty import novelty_found, seen_and_unseen
 from ibpwf.lab.experiments.executors import one_at_a_time
 from ibpwf.lab.experiments.network import build_network
 from ibpwf.lab.experiments.run_config import RunConfig
@@ -180,7 +183,15 @@ class SeedTraining(Callback):
         if "class" in self.answers:
             row["class_accuracy"] = [s.class_ for s in scores]
             row["task_inference"] = [s.task_inference for s in scores]
-            row["uncertainty"] = seen_and_unseen(self.learner, [task.test.x for task in self.stream])
+            tests = [task.test.x for task in self.stream]
+            row["uncertainty"] = seen_and_unseen(self.learner, tests)
+            row["novelty"] = novelty_found(self.learner, tests)
+        row["calibration_error"] = {
+            setting: calibration_error(
+                torch.cat([s.sure[setting][0] for s in scores]), torch.cat([s.sure[setting][1] for s in scores])
+            )
+            for setting in self.answers
+        }
         return row | {
             "before": self.before,
             "factors": method.use(number),

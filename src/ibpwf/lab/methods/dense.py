@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -37,7 +38,9 @@ class DenseSettings(FrozenSettings):
     """Settings of every baseline, with the paper's defaults for Split MNIST (appendix 'Experiment Setup')."""
 
     hidden: Widths = Field((400, 400), description="widths of the hidden layers, where the network is an mlp")
-    network: Literal["mlp", "resnet20"] = Field("mlp", description="a multilayer perceptron, or a ResNet for images")
+    network: Literal["mlp", "resnet20", "resnet9"] = Field(
+        "mlp", description="a multilayer perceptron, or a ResNet for images; not every method trains each"
+    )
     epochs: Count = Field(10, description="passes over a task's rows")
     batch_size: Count = Field(128, description="rows in a mini-batch")
     learning_rate: Positive = Field(1e-3, description="the optimizer's")
@@ -73,6 +76,14 @@ class Problem:
     @property
     def inputs(self) -> int:
         return int(torch.Size(self.input_shape).numel())
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width, also of square gray images that come as flat rows; None of anything else."""
+        if len(self.input_shape) == 3:
+            return self.input_shape[0], self.input_shape[1], self.input_shape[2]
+        side = math.isqrt(self.inputs)
+        return (1, side, side) if len(self.input_shape) == 1 and side * side == self.inputs else None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -259,7 +270,7 @@ class DenseMethod(Method):
         return torch.cat(parts).log_softmax(1)
 
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
-        if task is None and self.problem.setting == "task":
+        if task is None and self.problem.setting == "task" and not self.serves_both:
             raise InputError(
                 f"this '{self.name}' was trained for the incremental-task setting and cannot infer the task; "
                 "give task=…, or train it for the class setting."

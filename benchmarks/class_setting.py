@@ -1,0 +1,164 @@
+"""What each part brings where nobody tells the task, and what it costs: router, experts, both, how many are asked.
+
+    python benchmarks/class_setting.py split-cifar10 --seeds 5 --out runs/best
+    python benchmarks/class_setting.py split-mnist --network "resnet9;width=8" --set epochs=2 --validation 0.1
+
+Runs the preset `best` (or another whose settings have a router) for all seeds and then looks at what it has learned:
+every way of asking with its accuracy, calibration error and time, experts alone, other weights of the experts, and
+how well novelty tells another data set. `--out` gets the run's result.json and parts.json beside it. Test images are
+looked at, so nothing may be chosen by this; with --validation they are held-out training images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ibpwf.inference import fusion
+from ibpwf.lab import scenario
+from ibpwf.lab.data import Scenario
+from ibpwf.lab.evaluation.metrics import calibration_error
+from ibpwf.lab.evaluation.uncertainty import auroc
+from ibpwf.lab.experiments.network import parse_network
+from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.run import Run, run_together
+from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.learner import Learner
+from ibpwf.settings import FAST, parse_assignment
+from ibpwf.storage.files import write_json
+
+WAYS: dict[str, dict[str, Any]] = {
+    "router alone": {"experts": 0},
+    "likeliest task's expert, plain": {"experts": 1, "views": "plain"},
+    "likely experts, plain (fast)": FAST,
+    "likely experts, all views": {"experts": "likely", "views": "all"},
+    "all experts, plain": {"experts": "all", "views": "plain"},
+    "all experts, all views": {"experts": "all", "views": "all"},
+}
+WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
+STRANGERS = {"split-mnist": "split-fashion-mnist", "split-fashion-mnist": "split-mnist"}
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("scenario")
+    parser.add_argument("--preset", default="best")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--network")
+    parser.add_argument("--order")
+    parser.add_argument("--examples", type=int)
+    parser.add_argument("--validation", type=float)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("runs/class-setting"))
+    return parser.parse_args(given)
+
+
+def rows_of(stream: Scenario, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All test inputs, and the columns of their classes."""
+    x, places, first = [], [], 0
+    for task in stream:
+        x.append(task.test.x.to(device))
+        order = {label: place for place, label in enumerate(task.classes)}
+        places.append(torch.tensor([first + order[int(label)] for label in task.test.y], device=device))
+        first += len(task.classes)
+    return torch.cat(x), torch.cat(places)
+
+
+def ways_of_asking(learner: Learner, x: Tensor, y: Tensor) -> list[dict[str, Any]]:
+    """Accuracy, calibration error and time, the router alone as the unit."""
+    found = []
+    for name, changes in WAYS.items():
+        other = learner.fork()
+        other.settings = learner.settings.replace(**changes)
+        other.method.class_log_scores(x[:64])
+        _wait(x)
+        started = time.perf_counter()
+        joint = other.method.class_log_scores(x)
+        _wait(x)
+        seconds = time.perf_counter() - started
+        assert joint is not None
+        sure, best = joint.softmax(1).max(1)
+        right = best == y
+        cost = seconds / found[0]["seconds"] if found else 1.0
+        accuracy = 100 * float(right.double().mean())
+        error = calibration_error(sure, right)
+        found.append({"way": name, "class": accuracy, "error": error, "seconds": seconds, "cost": cost})
+    return found
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+def parts_of(learner: Learner, stream: Scenario) -> dict[str, Any]:
+    """All that is looked at of one learner."""
+    x, y = rows_of(stream, learner.device)
+    method = learner.method
+    scores = method.class_scores(x, "all")
+    assert scores.experts is not None
+    router, experts = fusion.weights(method.calibrations)
+    sweep = [{"weight": w, "class": _percent(scores.joint(router, w).argmax(1) == y)} for w in WEIGHTS]
+    tasks = torch.repeat_interleave(
+        torch.arange(len(scores.widths), device=y.device), torch.tensor(scores.widths, device=y.device)
+    )
+    joint = scores.joint(router, experts).argmax(1)
+    found = {
+        "ways": ways_of_asking(learner, x, y),
+        "experts alone, largest score": _percent(scores.experts.argmax(1) == y),
+        "task inferred": _percent(tasks[joint] == tasks[y]),
+        "weights": {"router": router, "experts": experts},
+        "sweep": sweep,
+    }
+    if stream.name in STRANGERS and None not in method.calibrations:
+        strangers = torch.cat([task.test.x for task in scenario(STRANGERS[stream.name])])
+        known, new = (learner.novelty(rows, 0.05).double().cpu() for rows in (x, strangers))
+        shares = {name: _percent(values > 1) for name, values in (("known", known), ("new", new))}
+        found["novelty"] = {"of": STRANGERS[stream.name], "auroc": auroc(known, new), **shares}
+    return found
+
+
+def _percent(right: Tensor) -> float:
+    return 100 * float(right.double().mean())
+
+
+def main(given: list[str]) -> None:
+    asked = arguments(given)
+    config = RunConfig(
+        asked.scenario,
+        preset=asked.preset,
+        seeds=tuple(range(asked.seeds)),
+        changes=dict(parse_assignment(text) for text in asked.set),
+        network=None if asked.network is None else parse_network(asked.network),
+        order=asked.order,
+        examples=asked.examples,
+        validation=asked.validation,
+        device=asked.device,
+        models=False,
+    )
+    command = "python benchmarks/class_setting.py " + " ".join(given)
+    one = Run(config, asked.out, command)
+    (result,) = run_together([one], overwrite=True)
+    seeds = []
+    for training in one.trainings:
+        assert isinstance(training.learner, Learner)
+        seeds.append({"seed": training.seed, **parts_of(training.learner, training.stream)})
+    made = {"command": command, "commit": commit(), "environment": environment(asked.device), "seeds": seeds}
+    write_json(asked.out / "parts.json", {"scenario": asked.scenario, **made})
+    for key in ("task", "class"):
+        print(f"{key}: {result['accuracy'][key]['mean']:.2f}")
+    for row in seeds[0]["ways"]:
+        print(f"{row['way']:<34} {row['class']:6.2f}  ECE {row['error']:5.2f}  cost {row['cost']:7.1f}")
+    print({key: value for key, value in seeds[0].items() if key not in ("ways", "sweep")})
+    print([(row["weight"], round(row["class"], 2)) for row in seeds[0]["sweep"]])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,222 @@
+"""Router and experts as one answer: how likely is each class of each task, and does the input look like any of them?
+
+    log P(t, c | x) = α r_c(x) + β e_c(x) + const                     over the classes of the tasks that are asked
+
+r is what task inference says of every class of every task (the router's regression, `inference.router`); e are the
+class scores of the task's own expert (of one that learned turns, the mean over them: `core.turns`). The router has
+looked at all classes together; an expert knows its own far better, and by how small its scores are also what is not
+its own.
+
+α and β are fitted to rows of a task that nothing was learned from, when the task has been learned: they maximize the
+likelihood of the rows' own classes among all that are known then. Every task has its own fit, and answers use their
+mean, each weighted by the classes it had to tell apart; the fit of a forgotten task goes with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibpwf.errors import InputError
+
+Expert = Callable[[Tensor, int], Tensor]
+"""Class scores of rows under a task."""
+Experts = int | Literal["all", "likely"]
+
+ROUTER_WEIGHT, EXPERT_WEIGHT = 1.0, 0.5
+"""α and β where no rows were held out; about what held-out training images of CIFAR-10 gave."""
+
+DOUBT = 0.01
+"""With experts="likely", those tasks are asked that the router gives this probability or more."""
+
+PRIOR_ROWS = 1.0
+"""α and β are drawn towards the above as by so many rows: where the held-out rows are all told apart with ease, their
+likelihood alone has no end."""
+
+RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Shares of a task's own rows below a limit that are kept; a limit for any other share lies between."""
+
+NOTHING_IS_NEW = -1e300
+"""The limit where a single row was held out, which tells nothing of how far others lie apart."""
+
+
+@runtime_checkable
+class ClassScores(Protocol):
+    """Task inference that looks at every class of every task."""
+
+    def class_log_scores(self, phi: Tensor) -> Tensor:
+        """r: log P(t, c | φ) up to a constant, N×ΣC, tasks in order and their classes in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scores:
+    """r and e of rows, N×ΣC; e is −∞ for tasks that were not asked, and None if none was. `widths` has the number of
+    classes per task; `levels`, where they are known, what r is on average for the rows of each class that were
+    learned from: the more classes there are, the lower."""
+
+    router: Tensor
+    experts: Tensor | None
+    widths: tuple[int, ...]
+    levels: Tensor | None = None
+
+    def joint(self, router: float, experts: float) -> Tensor:
+        """log P(t, c | x) up to a constant, N×ΣC."""
+        if self.experts is None or not experts:
+            return router * self.router
+        return router * self.router + experts * self.experts
+
+    def best_of_task(self, task: int, router: float, experts: float) -> Tensor:
+        """The best joint score among a task's classes, N, where r counts from its level: what is usual for a task
+        must not change with the tasks that follow."""
+        joint = self.joint(router, experts).double()
+        joint = joint if self.levels is None else joint - router * self.levels
+        return joint[:, self.of_task(task)].amax(1)
+
+    def of_task(self, task: int) -> slice:
+        first = [0, *accumulate(self.widths)]
+        return slice(first[task], first[task + 1])
+
+
+def asked(scores: Tensor, widths: Sequence[int], experts: Experts) -> Tensor:
+    """Which tasks' experts are asked about a row, N×T, given the router's scores: all, so many of the likeliest, or
+    those that are likely at all and always the likeliest."""
+    best = torch.stack([part.amax(1) for part in torch.split(scores, list(widths), 1)], 1)
+    if experts == "all":
+        return torch.ones_like(best, dtype=torch.bool)
+    most = len(widths) if experts == "likely" else min(experts, len(widths))
+    mask = torch.zeros_like(best, dtype=torch.bool)
+    mask.scatter_(1, best.topk(most, 1).indices, True)
+    if experts == "likely":
+        mask = by_task(scores, widths) >= DOUBT
+        mask.scatter_(1, best.argmax(1, keepdim=True), True)
+    return mask
+
+
+def look(router: Tensor, x: Tensor, widths: Sequence[int], expert: Expert, experts: Experts) -> Scores:
+    """What router and experts say of rows."""
+    if experts == 0:
+        return Scores(router, None, tuple(widths))
+    found = torch.full_like(router, -torch.inf)
+    mask = asked(router, widths, experts)
+    for task, (start, end) in enumerate(pairwise([0, *accumulate(widths)])):
+        rows = mask[:, task].nonzero().flatten()
+        if len(rows):
+            found[rows, start:end] = expert(x if len(rows) == len(x) else x[rows], task).to(router)
+    return Scores(router, found, tuple(widths))
+
+
+def by_task(joint: Tensor, widths: Sequence[int]) -> Tensor:
+    """P(t | x), N×T."""
+    p = joint.softmax(1)
+    return torch.stack([part.sum(1) for part in torch.split(p, list(widths), 1)], 1)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the rows that were held out of a task say: α and β, among how many `classes`, and α `alone`, without any
+    expert; the `temperature` by which the task's own class scores are to be divided where the task is given; and
+    `limits`, below which the best joint score of any of its classes, from its level, lies for a share `RATES` of its
+    rows. None where there is no router."""
+
+    temperature: float
+    router: float | None = None
+    experts: float | None = None
+    classes: int = 0
+    limits: tuple[float, ...] | None = None
+    alone: float | None = None
+
+    def limit(self, rate: float) -> float:
+        """For any share; beyond the table that of its end."""
+        assert self.limits is not None
+        return float(np.interp(math.log(rate), np.log(RATES), self.limits))
+
+
+def calibrate(scores: Scores | None, own: Tensor, y: Tensor) -> Calibration:
+    """From held-out rows of the newest task: the scores of all classes, if a router gives any, those of the task's
+    own expert, and the numbers of the rows' classes within the task."""
+    temperature = 1 / _fit([own], y, [1.0])[0]
+    if scores is None:
+        return Calibration(temperature)
+    last = len(scores.widths) - 1
+    here = scores.of_task(last)
+    y = y + here.start
+    (alone,) = _fit([scores.router], y, [ROUTER_WEIGHT])
+    router, experts = alone, 0.0
+    if scores.experts is not None:
+        router, experts = _fit([scores.router, scores.experts], y, [ROUTER_WEIGHT, EXPERT_WEIGHT])
+    limits = _limits(scores.best_of_task(last, router, experts))
+    return Calibration(temperature, router, experts, sum(scores.widths), limits, alone)
+
+
+def _fit(parts: Sequence[Tensor], y: Tensor, usual: Sequence[float]) -> list[float]:
+    """Weights, none below 0, whose sum of `parts` gives the classes `y` the largest likelihood; its logarithm is
+    concave in them, so there is one answer."""
+    from scipy.optimize import minimize
+
+    stacked = torch.stack([part.double() for part in parts])
+    start, rows = torch.tensor(usual, dtype=torch.float64), len(y)
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        w = torch.from_numpy(weights)
+        log_p = torch.einsum("k,knc->nc", w.to(stacked), stacked).log_softmax(1)
+        picked = stacked[:, torch.arange(rows), y]
+        expected = (stacked * log_p.exp()).sum(2)
+        slope = (expected - picked).mean(1).cpu()
+        pull = PRIOR_ROWS / rows * (w / start - 1)
+        value = -float(log_p[torch.arange(rows), y].mean()) + 0.5 * rows / PRIOR_ROWS * float(pull.square().sum())
+        return value, (slope + pull / start).numpy()
+
+    found = minimize(loss, np.array(usual), jac=True, bounds=[(1e-3, 1e3), *[(0.0, 1e3)] * (len(usual) - 1)])
+    return [float(value) for value in found.x]
+
+
+def _limits(best: Tensor) -> tuple[float, ...]:
+    """The score below which a share of unseen rows lies, for every share of `RATES`: the conformal quantile, which
+    errs on the side of fewer; with too few rows to have it, Student's prediction limit, which so many rows of a
+    normal distribution would give, and no more than the smallest."""
+    from scipy.special import stdtrit
+
+    known = best.double().sort().values.cpu()
+    rows = len(known)
+
+    def below_all(rate: float) -> float:
+        if rows == 1:
+            return NOTHING_IS_NEW
+        spread = float(known.std()) * math.sqrt(1 + 1 / rows)
+        return min(float(known.mean() + stdtrit(rows - 1, rate) * spread), float(known[0]))
+
+    ranks = [(rate, math.floor((rows + 1) * rate)) for rate in RATES]
+    return tuple(float(known[rank - 1]) if rank else below_all(rate) for rate, rank in ranks)
+
+
+def weights(calibrations: Sequence[Calibration | None], *, alone: bool = False) -> tuple[float, float]:
+    """α and β: the mean over tasks, weighted by the classes that each had to tell apart; of a router `alone` its own
+    α and no β."""
+    fitted = [one for one in calibrations if one is not None and one.router is not None]
+    total = sum(one.classes for one in fitted)
+    if not total:
+        return ROUTER_WEIGHT, 0.0 if alone else EXPERT_WEIGHT
+    router = sum(((one.alone if alone else one.router) or 0.0) * one.classes for one in fitted) / total
+    return router, 0.0 if alone else sum((one.experts or 0.0) * one.classes for one in fitted) / total
+
+
+def novelty(scores: Scores, calibrations: Sequence[Calibration | None], rate: float) -> Tensor:
+    """How unlike everything learned each row is: above 1 its joint score lies below what all but a share `rate` of
+    the rows of any task reach, min_t exp(limit_t − max_c (α_t r_c + β_t e_c))."""
+    apart = []
+    for task, one in enumerate(calibrations):
+        if one is None or one.limits is None or one.router is None or one.experts is None:
+            raise InputError(
+                f"task number {task} was learned without held-out rows, so nobody knows what is usual for it; learn "
+                "with held_out above 0 (0.03, say) to tell what is new."
+            )
+        apart.append(one.limit(rate) - scores.best_of_task(task, one.router, one.experts))
+    return torch.stack(apart).amin(0).clamp(max=700).exp()
