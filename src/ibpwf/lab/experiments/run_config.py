@@ -53,8 +53,8 @@ class RunConfig(FrozenSettings):
     examples: int | None = Field(None, description="Only the first N examples of each class, of training and test.")
     network: dict[str, Any] | None = Field(
         None,
-        description="Another network than the preset's: mlp, resnet20, resnet or vit_tiny, with arguments as in "
-        "'resnet;depth=32;width=32'.",
+        description="Another network than the preset's: mlp, resnet9, resnet20, resnet or vit_tiny, with arguments "
+        "as in 'resnet;depth=32;width=32'.",
     )
 
     def __init__(self, scenario: str, **values: Any) -> None:
