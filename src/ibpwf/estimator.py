@@ -272,6 +272,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The settings that tasks are learned with."""
         asked = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
         given = renamed(self.settings or {})
+        if given.get("base") == "frozen":
+            raise InputError(
+                "base is 'frozen', but a classifier's network is new and knows nothing worth keeping; leave it out, "
+                "or use Learner with a trained network."
+            )
         kept = {"held_out": HELD_OUT} if given.get("inference") == "router" else {}
         return Settings(**{**DEFAULTS, **kept, **asked, **given})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from ibpwf.learner_state import Data, TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
 from ibpwf.settings import FAST, Factorization, Settings
-from ibpwf.storage.checkpoint_folder import discard_finished
+from ibpwf.storage.checkpoint_folder import digest_of, discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of, whole_folder
 from ibpwf.storage.model_record import Configuration, manifest_of, read_content
@@ -78,9 +78,11 @@ class Learner(TaskLearner):
             heads=model.heads,
             strength_std=model.strength_std,
             init=model.init,
+            base=model.base,
         )
         parts = Parts(features, inference, loss, optimizer)
         self._needs: list[str] = []  # parts of its own that a loaded learner was taught with and has not been given
+        self._base_digest: str | None = None
         super().__init__(IBPWF(model.to(choose_device(device)), settings, parts), seed=seed)
 
     @property
@@ -153,12 +155,21 @@ class Learner(TaskLearner):
             "layers": list(model.layers),
             "frozen": sorted(model.frozen),
             "parts": sorted({*method.parts.names(), *self._needs}),
+            "base": self._digest_of_base(model),
         }
         return configuration, self._fixed_parts(method)
 
+    def _digest_of_base(self, model: FactorModel) -> str | None:
+        """Of the frozen weights that every task stands on; they never change."""
+        if self._base_digest is None and model.base == "frozen":
+            self._base_digest = base_digest(model.base_weights())
+        return self._base_digest
+
     def _fixed_parts(self, method: Method) -> dict[str, dict[str, Tensor]]:
         assert isinstance(method, IBPWF)
-        return {"template": dict(method.model.net.state_dict())}
+        elsewhere = method.model.base_weights()
+        kept = {name: tensor for name, tensor in method.model.net.state_dict().items() if name not in elsewhere}
+        return {"template": kept}
 
     @classmethod
     def load(
@@ -192,8 +203,13 @@ class Learner(TaskLearner):
             configuration = read_record(Configuration, content.configuration, where)
             files = opened.all_tensors()
             template = files.get("template", {})
-            check_part("template", template, template_shapes(configuration))
+            check_part("template", template, template_shapes(configuration, {*template}))
             described = net is None
+            if net is None and configuration.base is not None:
+                raise NeedsParts(
+                    f"{path} holds differences from a trained network, which is not in it; pass that network: "
+                    "Learner.load(path, net=trained)."
+                )
             if net is None:
                 if configuration.network is None:
                     raise NeedsParts(
@@ -205,8 +221,9 @@ class Learner(TaskLearner):
             buffers = {name for name, _ in net.named_buffers()}
             for name, tensor in template.items():
                 check_numbers("template", name, tensor, NOT_NAN if name in buffers else BOUNDED)
-            load_tensors(net, template)
             settings = Settings.from_json(configuration.settings)
+            check_base(path, net, configuration, settings, {*template})
+            load_tensors(net, template)
             wanted = [name for name in configuration.parts if parts.get(name) is None]
             for name in ("features", "inference"):
                 if name in wanted or (":" in getattr(settings, name) and parts.get(name) is None):
@@ -228,10 +245,33 @@ SPARE = 1 << 22
 """Numbers that building a network may make beyond a few times those it has."""
 
 
-def template_shapes(configuration: Configuration) -> dict[str, Expected]:
-    """What the network's own tensors must be like, by its signature."""
+def base_digest(weights: Mapping[str, Tensor]) -> str:
+    """Of weights by their parameters' names."""
+    return digest_of([], {"base": weights})
+
+
+def check_base(
+    path: Path, net: nn.Module, configuration: Configuration, settings: Settings, stored: set[str]
+) -> None:
+    """Refuse a network that is not the one that the tasks are differences from."""
+    if (configuration.base is None) != (settings.base == "none"):
+        raise NotWhole(f"field 'base' is {configuration.base}, and the settings say {settings.base}")
+    if configuration.base is None:
+        return
+    given = {name: net.get_parameter(name) for name, _, _ in configuration.signature if name not in stored}
+    if base_digest(given) != configuration.base:
+        raise NeedsParts(
+            f"{path} holds differences from another network than the one given: shapes agree, weights do not. Pass "
+            "the trained network that its tasks were learned with."
+        )
+
+
+def template_shapes(configuration: Configuration, stored: set[str]) -> dict[str, Expected]:
+    """What the network's own tensors must be like, by its signature; without a frozen base all of them are there."""
     shapes = {}
     for name, shape, kind in configuration.signature:
+        if configuration.base is not None and name not in stored:
+            continue
         dtype = getattr(torch, kind, None)
         if not isinstance(dtype, torch.dtype) or name in shapes:
             raise NotWhole(f"the signature says '{kind}' of '{name}'")

@@ -164,7 +164,8 @@ class Factorization(FrozenSettings):
     alpha: Positive | Auto | dict[str, Positive] = Field(
         "auto",
         description="the IBP's expected number of factors per task and layer: a number, a mapping from layer-name or "
-        "type patterns to numbers, or 'auto' for half of what each weight's rank allows",
+        "type patterns to numbers, or 'auto' for half of what each weight's rank allows, or 4 beside a "
+        "frozen base",
     )
     max_factors: Count | dict[str, Count] | None = Field(
         None, description="cap on a layer's dictionary (the paper's truncation K); none lets it grow as needed"
@@ -175,6 +176,11 @@ class Factorization(FrozenSettings):
     strength_std: Positive = Field(0.316, description="spread of the initial strengths r")
     init: Literal["random", "pretrained"] = Field(
         "random", description="factors drawn at random, or fitted to the network's own weights"
+    )
+    base: Literal["none", "frozen"] = Field(
+        "none",
+        description="frozen: the network's own weights stay as they are, and a task's factors are its difference "
+        "from them",
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 def compose(w_a: Tensor, scores: Tensor, w_b: Tensor) -> Tensor:
     """`W_t = W_a diag(λ_t) W_b = Σ_k λ_k w_a,k ⊗ w_b,k`, J×M, from J×F, F and F×M (eqs. W_fac, W_fac_sum).
 
-    Several λ in rows, N×F, give as many weights, N×J×M.
+    Several λ in rows, N×F, give as many weights, N×J×M. Beside a frozen base W_0 this is a task's difference from it.
     """
     return (w_a * scores.unsqueeze(-2)) @ w_b
 

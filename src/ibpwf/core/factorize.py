@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from ibpwf.core.dictionary import Dictionary
 from ibpwf.core.model import FactorModel
 from ibpwf.core.weights import (
     Weight,
+    adapter_alpha,
     automatic_alpha,
     check_patterns,
     check_weight,
@@ -35,6 +36,7 @@ def factorize(
     exclude: str | list[str] | None = None,
     strength_std: float = 0.316,
     init: str = "random",
+    base: str = "none",
 ) -> FactorModel:
     """Turn a network into a continual learner's model; `net` itself is copied, not changed.
 
@@ -49,14 +51,25 @@ def factorize(
     `init="pretrained"` fits the dictionary to the weights of `net` by singular value decomposition, so that the first
     task starts from what `net` computes and each later one from the task before it; `FactorModel.fits` tells the
     error. `"random"` takes nothing from `net` but what is not factorized.
+    `base="frozen"` leaves the weights of `net` as they are and gives each task a difference from them,
+    W_t = W_0 + W_a diag(λ_t) W_b: every task begins as `net` itself, and takes as few factors as its data ask for.
     """
     if not isinstance(net, nn.Module):
         raise InputError(f"net is a {type(net).__name__}; factorize takes a torch.nn.Module.")
-    for field, value, choices in (("heads", heads, ("shared", "per-task")), ("init", init, ("random", "pretrained"))):
+    for field, value, choices in (
+        ("heads", heads, ("shared", "per-task")),
+        ("init", init, ("random", "pretrained")),
+        ("base", base, ("none", "frozen")),
+    ):
         if value not in choices:
             raise InputError(f"{field} is {value!r}; choose {' or '.join(map(repr, choices))}.")
     if not (strength_std > 0 and math.isfinite(strength_std)):
         raise InputError(f"strength_std is {strength_std}; the spread of the initial r must be above 0.")
+    if base == "frozen" and init == "pretrained":
+        raise InputError(
+            "base is 'frozen' and init is 'pretrained': the trained weights are either kept beside the factors or "
+            "turned into them; leave one out."
+        )
     template = copy.deepcopy(net)
     found = factorizable(template)
     for field, chosen_by in (("include", include), ("exclude", exclude)):
@@ -78,16 +91,18 @@ def factorize(
         )
     for weight in [*chosen.values(), found[head]] if heads == "per-task" else chosen.values():
         check_weight(template, weight)
-    layers = {name: _dictionary(template, weight, alpha, max_factors) for name, weight in chosen.items()}
+    automatic = adapter_alpha if base == "frozen" else automatic_alpha
+    layers = {name: _dictionary(template, weight, alpha, max_factors, automatic) for name, weight in chosen.items()}
     frozen = [name for name, parameter in template.named_parameters() if not parameter.requires_grad]
     template.requires_grad_(False)
-    model = FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen)
+    model = FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen, base)
     model.options = {
         "alpha": alpha,
         "max_factors": max_factors,
         "heads": heads,
         "strength_std": strength_std,
         "init": init,
+        "base": base,
     }
     return model
 
@@ -102,10 +117,16 @@ def _chosen_head(head: str | None, found: Mapping[str, Weight]) -> str:
     return head or choices[-1]
 
 
-def _dictionary(net: nn.Module, weight: Weight, alpha: object, max_factors: object) -> Dictionary:
+def _dictionary(
+    net: nn.Module,
+    weight: Weight,
+    alpha: object,
+    max_factors: object,
+    automatic: Callable[[int, int], float],
+) -> Dictionary:
     """An empty dictionary for a weight, with the settings that the patterns give it."""
     inputs, outputs = as_matrix(net.get_parameter(weight.parameter)).shape
-    layer_alpha = per_layer("alpha", alpha, weight, automatic_alpha(inputs, outputs))
+    layer_alpha = per_layer("alpha", alpha, weight, automatic(inputs, outputs))
     cap = per_layer("max_factors", max_factors, weight, None)
     if cap is not None and not cap.is_integer():
         raise InputError(f"max_factors is {cap}; give a whole number, or None for a dictionary that grows freely.")

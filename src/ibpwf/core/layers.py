@@ -33,7 +33,10 @@ class FactorLayer(nn.Module):
 
     A factor is a row of `..._a` (W_aᵀ) and of `..._b` (W_b), and `..._at` is its stick. `scores` has λ in the order
     of `places`, the sticks of all factors: locked ones, then free ones (-1 where an accelerated layout fills up).
+    `base` is W_0, to which the factors are added, as the original's weight has it; None where they are all there is.
     """
+
+    base: Tensor | None
 
     locked_a: Tensor
     locked_b: Tensor
@@ -42,9 +45,18 @@ class FactorLayer(nn.Module):
     scores: Tensor
     places: Tensor
 
-    def __init__(self, original: nn.Module, locked: FactorBlock, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        original: nn.Module,
+        locked: FactorBlock,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        keeps_base: bool = False,
+    ) -> None:
         super().__init__()
         self.shape = tuple(weight.shape)
+        self.register_buffer("base", weight.detach() if keeps_base else None, persistent=False)
         self.scores = locked.a.new_empty(0)
         self.register_buffer("locked_a", locked.a.t(), persistent=False)
         self.register_buffer("locked_b", locked.b, persistent=False)
@@ -89,7 +101,8 @@ class FactorLayer(nn.Module):
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 return self.weight
-        return as_weight(layer_weight(self), self.shape)
+        weight = as_weight(layer_weight(self), self.shape)
+        return weight if self.base is None else self.base + weight
 
     def set_free(self, a: Tensor, b: Tensor, positions: Tensor) -> None:
         """Replace the free factors (when the dictionary grows or a selection is fixed), a row each."""
@@ -145,8 +158,10 @@ class FactorLinear(FactorLayer):
         rows = x.numel() // max(x.shape[-1], 1)
         factors = len(self.locked_at) + len(self.free_at)
         by_factors = rows * factors * (self.inputs + self.outputs)
-        composed = self.inputs * self.outputs * (factors + rows)
-        return layer_product(self, x) if by_factors <= composed else F.linear(x, self.weight, self.bias)
+        composed = self.inputs * self.outputs * (factors + (rows if self.base is None else 0))
+        if by_factors > composed:
+            return F.linear(x, self.weight, self.bias)
+        return layer_product(self, x) if self.base is None else F.linear(x, self.base) + layer_product(self, x)
 
 
 class FactorConv(FactorLayer):
@@ -162,10 +177,10 @@ class FactorWeight(FactorLayer):
     with a forward pass of its own. It is composed before every pass and lent to the module; a bias stays there."""
 
 
-def factor_layer(original: nn.Module, locked: FactorBlock) -> FactorLayer:
+def factor_layer(original: nn.Module, locked: FactorBlock, *, keeps_base: bool = False) -> FactorLayer:
     """The factor layer that stands in for `original`."""
     if isinstance(original, nn.Linear):
-        return FactorLinear(original, locked, original.weight, original.bias)
+        return FactorLinear(original, locked, original.weight, original.bias, keeps_base=keeps_base)
     if isinstance(original, _ConvNd) and not original.transposed:
-        return FactorConv(original, locked, original.weight, original.bias)
+        return FactorConv(original, locked, original.weight, original.bias, keeps_base=keeps_base)
     raise TypeError(f"no factor layer for {type(original).__name__}")

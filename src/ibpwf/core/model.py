@@ -63,6 +63,7 @@ class FactorModel(nn.Module):
         strength_std: float,
         init: str = "random",
         frozen: Iterable[str] = (),
+        base: str = "none",
     ) -> None:
         super().__init__()
         self.net = net
@@ -71,7 +72,7 @@ class FactorModel(nn.Module):
         self.head = head
         self.heads = heads
         self.strength_std = strength_std
-        self.init = init
+        self.init, self.base = init, base
         self.frozen = frozenset(frozen)
         self.options: dict[str, Any] = {}  # as `factorize` was asked
         self.tasks: list[LearnedTask] = []
@@ -218,9 +219,14 @@ class FactorModel(nn.Module):
     ) -> dict[str, Tensor]:
         state = dict(own)
         for name, (factors, strength) in chosen.items():
-            weight = as_weight(compose(factors.a, strength, factors.b), self._weight(name).shape)
-            state[self.weights[name].parameter] = weight.contiguous()
+            state[self.weights[name].parameter] = self._composed_weight(name, factors, strength)
         return state
+
+    def _composed_weight(self, name: str, factors: FactorBlock, scores: Tensor) -> Tensor:
+        """A layer's weight from the factors it reads, beside the base where there is one: W_0 + W_a diag(λ) W_b."""
+        base = self._weight(name)
+        weight = as_weight(compose(factors.a, scores, factors.b), base.shape)
+        return (base + weight if self.base == "frozen" else weight).contiguous()
 
     def factor_state(self, layer: str) -> dict[str, Tensor]:
         """`reference_state()` in which `layer` gives what each of its selected factors makes of the input,
@@ -248,6 +254,12 @@ class FactorModel(nn.Module):
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(parameter.is_floating_point() and name not in self.frozen)
         return net
+
+    def base_weights(self) -> dict[str, Tensor]:
+        """W_0 of every factorized layer by its parameter's name; none where factors are all there is."""
+        if self.base != "frozen":
+            return {}
+        return {self.weights[name].parameter: self._weight(name) for name in self.layers}
 
     def _weight(self, name: str) -> Tensor:
         return self.net.get_parameter(self.weights[name].parameter)
@@ -347,8 +359,7 @@ class FactorModel(nn.Module):
             probability = learned.vectors[name].logit[factors.positions].sigmoid()
             noise = torch.rand(draws, len(probability), generator=generator, device=probability.device)
             scores = strength * (noise < probability)
-            weights = as_weight(compose(factors.a, scores, factors.b), self._weight(name).shape)
-            state[self.weights[name].parameter] = weights
+            state[self.weights[name].parameter] = self._composed_weight(name, factors, scores)
         return state
 
     def merge(self, task: int) -> nn.Module:

@@ -65,3 +65,10 @@ def continued_vectors(start: LayerVectors, previous: LayerVectors, locked_at: Te
     at = locked_at.cpu()
     strength[at] = previous.strength.cpu()[at]
     return LayerVectors(strength, start.logit, start.c, start.d)
+
+
+def without_locked(start: LayerVectors, locked_at: Tensor) -> LayerVectors:
+    """Where a task beside a frozen base starts: no strength on locked factors, so that it begins as the base."""
+    strength = start.strength.clone()
+    strength[locked_at.cpu()] = 0
+    return LayerVectors(strength, start.logit, start.c, start.d)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ibpwf.core.dictionary import FactorBlock
+from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.layers import FactorLayer, FactorWeight, deal_scores, factor_layer, xavier
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
-from ibpwf.core.pretrained import continued_vectors, fitted_vectors
+from ibpwf.core.pretrained import continued_vectors, fitted_vectors, without_locked
 from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class TaskNetwork(nn.Module):
         self._temperature, self._kl_terms = temperature, kl_terms
         self.number = len(model.tasks) + 1
         self._fitted = model.init == "pretrained" and self.number == 1
+        self._on_base = model.base == "frozen"
         self._layer_names = list(model.layers)
         net = copy.deepcopy(model.net).train()
         if model.init == "pretrained" and model.tasks:
@@ -89,7 +90,7 @@ class TaskNetwork(nn.Module):
     ) -> tuple[FactorLayer, LayerVectors]:
         """A layer's factors and vectors as the task finds them."""
         dictionary = model.layers[name]
-        layer = _layer_of(net, model.weights[name], dictionary.gathered())
+        layer = _layer_of(net, model.weights[name], dictionary.gathered(), keeps_base=self._on_base)
         fitted = model.fitted_factors(name) if self._fitted else None
         width = dictionary.room_for(self.number) if fitted is None else fitted[0].shape[1]
         vectors = initial_vectors(dictionary.alpha, width, previous, self.strength_std, generator)
@@ -99,11 +100,20 @@ class TaskNetwork(nn.Module):
             a, b = fitted
             vectors = fitted_vectors(vectors)
         else:
-            a, b = xavier(dictionary.inputs, dictionary.outputs, len(free_at), width, generator)
+            a, b = self._fresh(dictionary, len(free_at), width, generator)
+            if self._on_base:
+                vectors = without_locked(vectors, layer.locked_at)
             if model.init == "pretrained" and previous is not None:
                 vectors = continued_vectors(vectors, previous, layer.locked_at)
         layer.set_free(a.t(), b, free_at)
         return layer, vectors
+
+    def _fresh(
+        self, dictionary: Dictionary, count: int, width: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """New factors. Beside a frozen base W_b starts at 0, so that a task begins as the base itself."""
+        a, b = xavier(dictionary.inputs, dictionary.outputs, count, width, generator)
+        return a, torch.zeros_like(b) if self._on_base else b
 
     @cached_property
     def factor_layers(self) -> dict[str, FactorLayer]:
@@ -174,7 +184,7 @@ class TaskNetwork(nn.Module):
             if extra:
                 width = len(vectors) + extra
                 fresh = initial_vectors(dictionary.alpha, width, vectors, self.strength_std, self.generator)
-                a, b = xavier(dictionary.inputs, dictionary.outputs, extra, width, self.generator)
+                a, b = self._fresh(dictionary, extra, width, self.generator)
                 at = torch.arange(len(vectors), width)
                 layer.set_free(
                     torch.cat([layer.free_a.detach(), a.t().to(device)]),
@@ -230,13 +240,13 @@ class TaskNetwork(nn.Module):
         return [p for p in [*outer, *inner] if p.requires_grad and p.numel()]
 
 
-def _layer_of(net: nn.Module, weight: Weight, locked: FactorBlock) -> FactorLayer:
+def _layer_of(net: nn.Module, weight: Weight, locked: FactorBlock, *, keeps_base: bool) -> FactorLayer:
     """The factor layer of a weight; the module's own parameter, if it stays, is not trained."""
     if weight.replaceable:
-        return factor_layer(net.get_submodule(weight.layer), locked)
+        return factor_layer(net.get_submodule(weight.layer), locked, keeps_base=keeps_base)
     owner, _, _ = weight.parameter.rpartition(".")
     parameter = net.get_parameter(weight.parameter).requires_grad_(False)
-    return FactorWeight(net.get_submodule(owner), locked, parameter)
+    return FactorWeight(net.get_submodule(owner), locked, parameter, keeps_base=keeps_base)
 
 
 def _continue_from(net: nn.Module, own: Mapping[str, Tensor], but: str | None) -> None:

@@ -139,6 +139,11 @@ def automatic_alpha(inputs: int, outputs: int) -> float:
     return max(4.0, min(inputs, outputs) / 2)
 
 
+def adapter_alpha(inputs: int, outputs: int) -> float:
+    """Of factors beside a frozen base: a difference from trained weights needs few."""
+    return 4.0
+
+
 def load_tensors(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put values into a network by name. Its own state dict brings what a module may want to know besides (some ask
     for the version they were written with)."""

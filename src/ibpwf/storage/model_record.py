@@ -86,6 +86,7 @@ class Configuration(Record):
     layers: Annotated[Names, Field(min_length=1)]
     frozen: Annotated[Names, Field(default_factory=list)]
     parts: Annotated[Names, Field(default_factory=list)]
+    base: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of a frozen base, which is not stored
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:

@@ -123,8 +123,10 @@ class SeedTraining(Callback):
     def _stored(self) -> TaskLearner:
         """The learner in the folder. A model folder is data and names no module to import; the run does."""
         model = self.folder / "model"
-        parts = [self.config.method, *self.config.settings().to_json().values()]
-        if not any(isinstance(part, str) and ":" in part for part in parts):
+        settings = self.config.settings()
+        parts = [self.config.method, *settings.to_json().values()]
+        on_base = getattr(settings, "base", "none") == "frozen"  # which a folder leaves out, and a run makes again
+        if not on_base and not any(isinstance(part, str) and ":" in part for part in parts):
             learner = load(model, device=self.config.device)
             assert isinstance(learner, TaskLearner)
             return learner
