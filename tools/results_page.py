@@ -47,8 +47,8 @@ def _otherwise(result: dict[str, Any]) -> str:
 
 
 def read_comparisons(folder: Path) -> dict[str, list[Outcome]]:
-    """Every sub-folder of results as one comparison of methods."""
-    parts = sorted(path for path in folder.iterdir() if path.is_dir())
+    """Every sub-folder `compare-…` of results as one comparison of methods."""
+    parts = sorted(path for path in folder.glob("compare-*") if path.is_dir())
     found = {part.name: [outcome for _, outcome in read_outcomes(part)] for part in parts}
     return {name: outcomes for name, outcomes in found.items() if outcomes}
 
