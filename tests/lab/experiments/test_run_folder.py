@@ -15,7 +15,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments import run as experiments
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.lab.experiments.run_folder import remove_run
+from ibpwf.lab.experiments.run_folder import check_folder, remove_run
 from ibpwf.storage.files import read_jsonl
 from ibpwf.storage.folder import lock_folder, open_folder
 from processes import Finished
@@ -359,3 +359,30 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     config = RunConfig("split-digits", preset="quick", tasks=1)
     with pytest.raises(StoreError, match=r"cannot make the folder '/proc/none/r': .*Check the path"):
         experiments.run(config, Path("/proc/none/r"), command="")
+
+
+def test_a_run_that_was_killed_while_it_wrote_its_first_file_begins_anew(tmp_path: Path) -> None:
+    begun = tmp_path / "run"
+    begun.mkdir()
+    (begun / ".lock").touch()
+    (begun / "config.json.tmp-0123456789abcdef").write_text('{"scen')
+    config = RunConfig("split-digits", preset="quick", tasks=1, changes={"epochs": 1}, device="cpu")
+    for resume in (True, False):
+        check_folder(begun, config, resume=resume, overwrite=False)
+    experiments.run(config, begun, resume=True)
+    assert (begun / "result.json").exists()
+    experiments.run(config, begun, overwrite=True)
+    assert not list(begun.glob("*.tmp-*"))
+    (begun / "config.json").unlink()
+    with pytest.raises(InputError, match="is not empty and holds no run"):
+        check_folder(begun, config, resume=True, overwrite=False)
+
+
+def test_a_run_goes_on_in_the_order_and_on_the_rows_it_began_with(tmp_path: Path) -> None:
+    config = RunConfig("split-digits", preset="quick", tasks=1, changes={"epochs": 1}, device="cpu", order="random")
+    result = experiments.run(config, tmp_path / "run")
+    assert result["order"] == "random"
+    check_folder(tmp_path / "run", config, resume=True, overwrite=False)
+    for changed, field in (({"order": (3, 1, 0, 2, 4, 5, 6, 7, 8, 9)}, "order"), ({"validation": 0.2}, "validation")):
+        with pytest.raises(InputError, match=f"was started with {field} = "):
+            check_folder(tmp_path / "run", config.replace(**changed), resume=True, overwrite=False)

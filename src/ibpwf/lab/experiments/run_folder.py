@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from ibpwf.errors import InputError
 from ibpwf.lab.experiments.run_config import RunConfig, normalized
 from ibpwf.storage.files import read_json, read_jsonl, write_text
 from ibpwf.storage.folder import LOCK, MANIFEST
+
+_BEGUN = re.compile(r"config\.json\.tmp-[0-9a-f]{16}")
+"""What a run leaves that was killed while it wrote its first file."""
 
 
 def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
@@ -24,7 +28,7 @@ def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool)
     if not out.is_dir():
         raise InputError(f"{out} is a file; choose a folder as --out.")
     if not (out / "config.json").exists():
-        if any(path.name != LOCK for path in out.iterdir()):
+        if any(path.name != LOCK and not _BEGUN.fullmatch(path.name) for path in out.iterdir()):
             raise InputError(f"{out} is not empty and holds no run; choose another --out.")
         return
     if not resume:
@@ -41,7 +45,7 @@ def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool)
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What must stay the same in a resumed run and does not; more seeds may be added."""
-    for key in ("scenario", "method", "preset", "tasks", "examples", "network"):
+    for key in ("scenario", "method", "preset", "tasks", "examples", "network", "order", "validation"):
         if old.get(key) != new[key]:
             yield key, old.get(key), new[key]
     before = old.get("settings", {})
@@ -65,7 +69,7 @@ def drop_unfinished(metrics: Path, finished: Mapping[str, int]) -> None:
 
 OURS = (
     *("config.json", "result.json", "metrics.jsonl", "report.html", "tensorboard/events.out.tfevents.*"),
-    "seed-[0-9]*/rows.json",
+    *("seed-[0-9]*/rows.json", "config.json.tmp-*", "result.json.tmp-*"),
 )
 # The manifest goes first: without it a half-removed folder is no model.
 MODELS = tuple(f"seed-[0-9]*/model/{name}" for name in (MANIFEST, "*.safetensors", LOCK))
