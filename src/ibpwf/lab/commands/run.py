@@ -122,7 +122,7 @@ def run_command(asked: RunOptions) -> None:
 
 def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]:
     from ibpwf.lab.commands.run_display import Display, summary
-    from ibpwf.lab.experiments.beside import beside, beside_config
+    from ibpwf.lab.experiments.beside import beside_config, meanwhile
     from ibpwf.lab.experiments.run import run
     from ibpwf.lab.report import write_report
     from ibpwf.storage.files import write_json
@@ -132,6 +132,9 @@ def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]
     display, folder = Display(screen, len(config.seeds) * len(config.trainings())), asked.folder(config)
     display.say_preset(config)
     with display.bar:
+        if asked.beside is not None:
+            config.stream(config.seeds[0], display.fetched)  # fetched once, before two want it
+            other = meanwhile(config, asked.beside)
         result = run(
             config,
             folder,
@@ -142,7 +145,7 @@ def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]
             tensorboard=asked.tensorboard,
         )
         if asked.beside is not None:
-            result = {**result, "beside": beside(config, asked.beside, display.fetched)}
+            result = {**result, "beside": other()}
             write_json(folder / "result.json", result)
     summary(screen, result)
     page = write_report([folder], folder / "report.html")

@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
-from ibpwf.errors import InputError
+from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.evaluation.evaluate import score
 from ibpwf.lab.evaluation.metrics import average_accuracy, spread
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import new_learner
 from ibpwf.lab.methods import method_named
+from ibpwf.learner import choose_device
 from ibpwf.training.environment import prepared_to_train
 
 
-def beside(config: RunConfig, name: str, tell: Callable[[str, int, int], None]) -> dict[str, Any]:
+def meanwhile(config: RunConfig, name: str) -> Callable[[], dict[str, Any]]:
+    """`beside`, begun now in a process of its own where a run leaves cores idle, as small networks do; what is
+    returned waits for it. On a GPU, or a single core, it is done when it is asked for."""
+    if choose_device(config.device).type != "cpu" or (os.cpu_count() or 1) < 2:
+        return lambda: beside(config, name)
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_in_a_process, args=(send, config, name), daemon=True)  # ends with this one
+    process.start()
+    send.close()
+
+    def result() -> dict[str, Any]:
+        try:
+            found = receive.recv()
+        except EOFError:  # killed, for lack of memory perhaps
+            return beside(config, name)
+        finally:
+            process.join()
+        if isinstance(found, IBPWFError):
+            raise found
+        return dict(found)
+
+    return result
+
+
+def _in_a_process(send: Connection, config: RunConfig, name: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run
+    try:
+        send.send(beside(config, name))
+    except IBPWFError as error:
+        send.send(error)
+
+
+def beside(config: RunConfig, name: str) -> dict[str, Any]:
     """What method `name` answers with the task inferred once it has learned what `config` asks for, with the settings
-    of the same preset. `tell` hears how many tasks are done."""
+    of the same preset."""
     other = beside_config(config, name)
-    started, found, tasks = time.perf_counter(), [], 0
+    started, found = time.perf_counter(), []
     for seed in other.seeds:
         stream = other.stream(seed)
         learner = new_learner(other, seed, stream, ("class",))
         for task in stream:
-            tell(f"{name}: {task.name}", tasks, len(stream) * len(other.seeds))
             learner.learn(task.train.x, task.train.y, name=task.name)
-            tasks += 1
         with prepared_to_train(learner.method.template, learner.method.device):
             scores = [score(learner, task.index, task.test.x, task.test.y, ("class",)).class_ for task in stream]
         found.append(average_accuracy([scores]))
