@@ -164,7 +164,7 @@ def test_the_loss_of_a_mini_batch_is_cross_entropy_on_turned_rows_and_the_kl_sha
     loss = method.loss(x[:16], local[:16])
 
     training.noise.set_state(random)
-    kl = float(training.kl()) if phase == "elbo" else None
+    kl = float(training.kl().detach()) if phase == "elbo" else None
     rows = np.concatenate([np.rot90(x[:16].numpy(), turn, axes=(2, 3)) for turn in range(4)])
     outputs = training(torch.from_numpy(rows.copy())).detach().double().numpy()
     assert outputs.shape == (64, 4 * len(classes))

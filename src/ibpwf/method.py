@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import ibpwf.accel.standins  # noqa: F401 (registers what is faster than the reference)
 from ibpwf import method_state
@@ -42,6 +41,7 @@ from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, make_optimizer
 from ibpwf.training.rows import ROWS_AT_ONCE, Rows
+from ibpwf.training.statistics import estimate_statistics
 
 ELBO, FINETUNE = "elbo", "finetune"
 
@@ -457,23 +457,3 @@ class IBPWF(Method):
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
         method_state.take_state(self, content, files)
-
-
-@torch.no_grad()
-def estimate_statistics(
-    network: nn.Module, rows: Rows, batch_size: int, given: Callable[[Tensor], Tensor] = lambda x: x
-) -> None:
-    """Give batch normalization the statistics of the weights as they are now, averaged over all rows: those it kept
-    while weights were sampled belong to other weights, and a network that answered with them would fail."""
-    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over batches
-    for x, _ in rows.in_order(batch_size):
-        if len(x) > 1:
-            network(given(x))
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum

@@ -121,8 +121,6 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         for key, tensor in part(name).items():
             check_numbers(name, key, tensor, BOUNDED)
     method.features.load_state(state.features, part("features"))
-    if isinstance(method.features, PatchFeatures) and state.features:
-        _check_patches(method.features)
     if state.reference:
         tensors = part(REFERENCE)
         check_part(REFERENCE, tensors, _reference_shapes(method, tensors))
@@ -157,19 +155,6 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     method.inference.load_state((state.inference, part("inference")), learned)
     _check_read(method)
     _check_groups(method, state)
-
-
-def _check_patches(features: PatchFeatures) -> None:
-    """Patch features must have a number for each of their products, and none may be divided by 0."""
-    tensors = features.state()[1]
-    size, filters = features.image[0] * features.patch**2, _length(tensors, "filters")
-    width = 2 * features._cells() ** 2 * filters
-    shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
-    check_part("features", tensors, {name: Expected(shape) for name, shape in shapes.items()})
-    if not float(tensors["deviation"].min()) >= 1e-6:
-        raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
-    if type(features.mirror) is not bool or not 0 <= features.threshold < 1:
-        raise NotWhole(f"patch features have mirror={features.mirror!r} and threshold={features.threshold!r}")
 
 
 def _calibration(method: IBPWF, entry: FactorTask) -> Calibration | None:

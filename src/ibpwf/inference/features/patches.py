@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from ibpwf.errors import InputError, unknown
 from ibpwf.inference.base import Batch, Features, State
+from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
 
 Size = Literal["small", "medium", "large", "best"]
 
@@ -153,7 +154,19 @@ class PatchFeatures(Features):
             self.patch, self.grid, self.filters = content["patch"], content["grid"], content["filters"]
             self.threshold, self.mirror = content["threshold"], content["mirror"]
             self.shape = None if content["shape"] is None else tuple(content["shape"])
+            self._check_stored(tensors)
             self._fitted = _Fitted(**tensors)
+
+    def _check_stored(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse what does not have a number for each of its products, or would divide by 0."""
+        size, filters = self.image[0] * self.patch**2, len(tensors["filters"])
+        width = 2 * self._cells() ** 2 * filters
+        shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
+        check_part("features", tensors, {name: Expected(shape) for name, shape in shapes.items()})
+        if not float(tensors["deviation"].min()) >= 1e-6:
+            raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
+        if type(self.mirror) is not bool or not 0 <= self.threshold < 1:
+            raise NotWhole(f"patch features have mirror={self.mirror!r} and threshold={self.threshold!r}")
 
     def _kept(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> Tensor:
         """The first task's images, or as many of them at random as may be kept."""
