@@ -51,3 +51,6 @@ def test_the_command_shows_it_and_keeps_it(command: Callable[..., Finished], tmp
     assert f"… by the method router  {kept['class']['mean']:.2f}".split() == next(
         line.split() for line in done.out.splitlines() if "by the method router" in line
     )
+    page = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+    assert "… by the method router, %" in page
+    assert f"{kept['class']['mean']:.2f}" in page.partition("… by the method router, %")[2][:300]

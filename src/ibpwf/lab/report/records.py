@@ -165,6 +165,13 @@ class Seconds(Record):
     train: float | None = None
 
 
+class Beside(Record):
+    """Another method, run beside a run."""
+
+    method: str
+    class_: Spread = Field(alias="class")
+
+
 class Result(Description):
     """result.json: what a finished run measured."""
 
@@ -174,6 +181,7 @@ class Result(Description):
     forgetting: Spread | None = None
     backward_transfer: Spread | None = None
     forward_transfer: Spread | None = None
+    beside: Beside | None = None
     paper: Accuracy | None = None
     matrix: list[SeedMatrix]
     factors: list[SeedFactors] | None = None
