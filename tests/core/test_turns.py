@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ibpwf import factorize
+from ibpwf.core.layers import channels_last
 from ibpwf.core.model import FactorModel
 from ibpwf.core.turns import Views, class_logits, turned, turned_labels
 from ibpwf.errors import InputError
@@ -166,3 +167,21 @@ def test_a_state_dict_from_before_there_were_turns_is_of_tasks_without_them() ->
     other.load_state_dict(old)
     assert [task.turns for task in other.tasks] == [1, 1]
     assert torch.equal(other.logits(x, 1), model.logits(x, 1))
+
+
+def test_turned_images_lie_in_memory_as_they_came() -> None:
+    x = images(4, channels=3)
+    assert turned(x, 4).is_contiguous()
+    near = turned(x.contiguous(memory_format=torch.channels_last), 4)
+    assert near.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(near, turned(x, 4))
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 3, 3), (6, 3, 3, 3), (6, 4, 1, 1)])
+def test_a_weight_with_its_channels_side_by_side_is_the_same_weight(shape: tuple[int, ...]) -> None:
+    weight = torch.randn(shape, requires_grad=True)
+    near = channels_last(weight)
+    assert torch.equal(near, weight)
+    assert near.stride(1) == 1
+    near.square().sum().backward()
+    assert torch.equal(weight.grad, 2 * weight.detach())

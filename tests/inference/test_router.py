@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from ibpwf import Learner, Settings, models
 from ibpwf.errors import InputError
 from ibpwf.inference import router as module
-from ibpwf.inference.router import NormalEquations, RidgeRouter, packed, unpacked
+from ibpwf.inference.router import Attempt, NormalEquations, RidgeRouter, downhill, packed, unpacked
 
 Rows = tuple[Tensor, Tensor]
 
@@ -353,3 +354,28 @@ def test_a_learner_with_the_router_on_patches_is_stored_whole(keep: bool, tmp_pa
         return
     again.forget(0)
     assert again.predict(tasks[1][0]).task.unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("best", [-9.0, -4.6, -4.0, -3.4, -2.0, -1.4, -0.5, 0.0, 3.0])
+@pytest.mark.parametrize("lost", [-9.0, -4.5, -1.5])
+def test_the_ridge_is_found_on_the_way_down_and_few_are_tried(best: float, lost: float) -> None:
+    """As if all had been tried, where the error has one valley; below `lost` rounding errors leave no factor."""
+    tried: list[float] = []
+
+    def attempt(ridge: float) -> Attempt | None:
+        tried.append(ridge)
+        power = math.log10(ridge)
+        return None if power < lost else Attempt(ridge, torch.empty(0), abs(power - best))
+
+    found = downhill(attempt)
+    count = len(tried)
+    assert found is not None
+    all_of_them = [attempt(10 ** (half / 2)) for half in range(-10, 1)]
+    least = min(each.error for each in all_of_them if each is not None)
+    assert found.error <= least + 1e-9
+    assert count <= (5 if -2.5 < best < -1.5 else 7)
+    assert count == len(set(tried[:count]))
+
+
+def test_no_ridge_is_found_where_none_leaves_a_factor() -> None:
+    assert downhill(lambda ridge: None) is None

@@ -50,9 +50,14 @@ def _turned(x: Tensor, turn: int, shape: Shape, *, mirror: bool = False) -> Tens
 
 
 def turned(x: Tensor, turns: int, shape: Shape = None) -> Tensor:
-    """All rows unturned, then all rows turned once, and so on: turns·N×…"""
+    """All rows unturned, then all rows turned once, and so on: turns·N×…, with their channels side by side in memory
+    where they came so."""
     check_square(x, turns, shape)
-    return torch.cat([_turned(x, turn, shape) for turn in range(turns)]) if turns > 1 else x
+    if turns == 1:
+        return x
+    images = torch.cat([_turned(x, turn, shape) for turn in range(turns)])
+    side_by_side = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return images.contiguous(memory_format=torch.channels_last) if side_by_side else images
 
 
 def turned_labels(y: Tensor, turns: int, classes: int) -> Tensor:

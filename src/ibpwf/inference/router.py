@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -290,17 +290,32 @@ def add_upper_products(total: Tensor, rows: Tensor) -> None:
 def solve(sums: RidgeSums, ridge: float | Literal["auto"]) -> RidgeSolution:
     """The regression on all tasks."""
     normal = NormalEquations(sums)
-    tried = [normal.attempt(each) for each in (DECADES if ridge == "auto" else (ridge,))]
-    found = [attempt for attempt in tried if attempt is not None]
-    if ridge == "auto" and found:
-        best = min(found, key=lambda attempt: attempt.error)
-        between = (normal.attempt(best.ridge * factor) for factor in (10**-0.5, 10**0.5))
-        found = [best, *(attempt for attempt in between if attempt is not None)]
-    if not found:
-        found = [normal.by_eigenvalues(DECADES[-1] if ridge == "auto" else ridge)]
-    best = min(found, key=lambda attempt: attempt.error)
+    best = downhill(normal.attempt) if ridge == "auto" else normal.attempt(ridge)
+    if best is None:
+        best = normal.by_eigenvalues(DECADES[-1] if ridge == "auto" else ridge)
     intercept = normal.share - normal.center @ best.weight
     return RidgeSolution(sums, best.weight, intercept, best.ridge)
+
+
+def downhill(attempt: Callable[[float], Attempt | None]) -> Attempt | None:
+    """The attempt with the least error, in steps of ten from the middle of `DECADES`, and then of √10. Each is a
+    Cholesky factor, so those that the error rises towards are not made."""
+    best = None
+    middle = len(DECADES) // 2
+    for side in (DECADES[middle:], DECADES[:middle][::-1]):
+        climbed = False
+        for number, ridge in enumerate(side):
+            tried = attempt(ridge)
+            if tried is not None and (best is None or tried.error < best.error):
+                best, climbed = tried, number > 0
+            elif best is not None:
+                break
+        if climbed:
+            break
+    if best is None:
+        return None
+    between = (attempt(best.ridge * factor) for factor in (10**-0.5, 10**0.5))
+    return min((best, *(each for each in between if each is not None)), key=lambda each: each.error)
 
 
 @dataclass(frozen=True)
