@@ -5,8 +5,9 @@
 
 Runs the preset `best` (or another whose settings have a router) for all seeds and then looks at what it has learned:
 every way of asking with its accuracy, calibration error and time, experts alone, other weights of the experts, and
-how well novelty tells another data set. `--out` gets the run's result.json and parts.json beside it. Test images are
-looked at, so nothing may be chosen by this; with --validation they are held-out training images.
+how well novelty tells another data set. `--out` gets the run's result.json, parts.json and every test image's scores,
+after each seed. Test images are looked at, so nothing may be chosen by this; with --validation they are held-out
+training images.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ibpwf.inference import fusion
@@ -31,7 +33,7 @@ from ibpwf.lab.experiments.run import Run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.settings import FAST, parse_assignment
-from ibpwf.storage.files import write_json
+from ibpwf.storage.files import read_json, write_json
 
 WAYS: dict[str, dict[str, Any]] = {
     "router alone": {"experts": 0},
@@ -55,6 +57,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--order")
     parser.add_argument("--examples", type=int)
     parser.add_argument("--validation", type=float)
+    parser.add_argument("--resume", action="store_true", help="go on after the last seed in --out")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/class-setting"))
     return parser.parse_args(given)
@@ -73,7 +76,7 @@ def rows_of(stream: Scenario, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def ways_of_asking(learner: Learner, x: Tensor, y: Tensor) -> list[dict[str, Any]]:
     """Accuracy, calibration error and time, the router alone as the unit."""
-    found = []
+    found: list[dict[str, Any]] = []
     for name, changes in WAYS.items():
         other = learner.fork()
         other.settings = learner.settings.replace(**changes)
@@ -98,12 +101,14 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def parts_of(learner: Learner, stream: Scenario) -> dict[str, Any]:
-    """All that is looked at of one learner."""
+def parts_of(learner: Learner, stream: Scenario, folder: Path) -> dict[str, Any]:
+    """All that is looked at of one learner; its scores go to the folder."""
     x, y = rows_of(stream, learner.device)
     method = learner.method
     scores = method.class_scores(x, "all")
     assert scores.experts is not None
+    kept = {"router": scores.router, "experts": scores.experts, "classes": y}
+    save_file({name: tensor.contiguous().cpu() for name, tensor in kept.items()}, folder / "scores.safetensors")
     router, experts = fusion.weights(method.calibrations)
     sweep = [{"weight": w, "class": _percent(scores.joint(router, w).argmax(1) == y)} for w in WEIGHTS]
     tasks = torch.repeat_interleave(
@@ -131,10 +136,9 @@ def _percent(right: Tensor) -> float:
 
 def main(given: list[str]) -> None:
     asked = arguments(given)
-    config = RunConfig(
+    first = RunConfig(
         asked.scenario,
         preset=asked.preset,
-        seeds=tuple(range(asked.seeds)),
         changes=dict(parse_assignment(text) for text in asked.set),
         network=None if asked.network is None else parse_network(asked.network),
         order=asked.order,
@@ -144,20 +148,26 @@ def main(given: list[str]) -> None:
         models=False,
     )
     command = "python benchmarks/class_setting.py " + " ".join(given)
-    one = Run(config, asked.out, command)
-    (result,) = run_together([one], overwrite=True)
-    seeds = []
-    for training in one.trainings:
+    there = asked.out / "parts.json"
+    seeds: list[dict[str, Any]] = read_json(there)["seeds"] if asked.resume and there.exists() else []
+    for seed in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU
+        one = Run(first.replace(seeds=tuple(range(seed + 1))), asked.out, command)
+        (result,) = run_together([one], resume=bool(seed), overwrite=not seed)
+        training = one.trainings[-1]
         assert isinstance(training.learner, Learner)
-        seeds.append({"seed": training.seed, **parts_of(training.learner, training.stream)})
-    made = {"command": command, "commit": commit(), "environment": environment(asked.device), "seeds": seeds}
-    write_json(asked.out / "parts.json", {"scenario": asked.scenario, **made})
-    for key in ("task", "class"):
-        print(f"{key}: {result['accuracy'][key]['mean']:.2f}")
-    for row in seeds[0]["ways"]:
+        seeds.append({"seed": seed, **parts_of(training.learner, training.stream, training.folder)})
+        made = {"command": command, "commit": commit(), "environment": environment(asked.device), "seeds": seeds}
+        write_json(there, {"scenario": asked.scenario, **made})
+        show(result, seeds[-1])
+
+
+def show(result: dict[str, Any], parts: dict[str, Any]) -> None:
+    means = {key: round(result["accuracy"][key]["mean"], 2) for key in ("task", "class")}
+    print(f"mean until seed {parts['seed']}: {means}")
+    for row in parts["ways"]:
         print(f"{row['way']:<34} {row['class']:6.2f}  ECE {row['error']:5.2f}  cost {row['cost']:7.1f}")
-    print({key: value for key, value in seeds[0].items() if key not in ("ways", "sweep")})
-    print([(row["weight"], round(row["class"], 2)) for row in seeds[0]["sweep"]])
+    print({key: value for key, value in parts.items() if key not in ("ways", "sweep")})
+    print([(row["weight"], round(row["class"], 2)) for row in parts["sweep"]], flush=True)
 
 
 if __name__ == "__main__":

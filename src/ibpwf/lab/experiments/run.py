@@ -39,6 +39,9 @@ from ibpwf.training.callbacks import TensorBoard
 from ibpwf.training.environment import is_small
 from ibpwf.training.phase import Phase, make_optimizer
 
+FILLS_A_GPU = 4_000_000
+"""Parameters of a network from which on two of them that take turns are no faster than one after the other."""
+
 
 @dataclass
 class Run:
@@ -166,10 +169,27 @@ def _quiet() -> Iterator[None]:
 
 
 def _in_turns(runs: Sequence[Run], device: torch.device) -> None:
-    """Task after task, the trainings of all runs: on a GPU at the same time, on a CPU one after another."""
-    for number in range(max(len(one.trainings[0].stream) for one in runs)):
-        everyone = [training for one in runs for training in one.trainings]
-        ready = [training for training in everyone if len(training.rows) == number < len(training.stream)]
+    """Task after task, the trainings of all runs: on a GPU at the same time, on a CPU one after another. A network
+    that fills a GPU by itself learns all its tasks before the next seed begins, which takes the memory of one."""
+    everyone = [training for one in runs for training in one.trainings if training.tasks_left]
+    small = [training for training in everyone if device.type != "cuda" or not fills_a_gpu(training)]
+    large = [training for training in everyone if training not in small]
+    for group in [small, *([training] for training in large)]:
+        _tasks_of(group, runs, device)
+        if len(everyone) > 1 and group is not small:
+            group[0].release()
+    for one in runs:
+        one.write_result()
+
+
+def fills_a_gpu(training: SeedTraining) -> bool:
+    """Whether a step of the network leaves no room for that of another."""
+    return sum(parameter.numel() for parameter in training.learner.method.template.parameters()) > FILLS_A_GPU
+
+
+def _tasks_of(trainings: Sequence[SeedTraining], runs: Sequence[Run], device: torch.device) -> None:
+    for number in range(max((len(training.stream) for training in trainings), default=0)):
+        ready = [training for training in trainings if len(training.rows) == number < len(training.stream)]
         started = time.perf_counter()
         take_turns([training.begin(number) for training in ready], device)
         seconds = (time.perf_counter() - started) / max(len(ready), 1)

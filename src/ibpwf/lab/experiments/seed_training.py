@@ -108,11 +108,12 @@ class SeedTraining(Callback):
         return sum(size * self.config.epochs(size) for size in sizes)
 
     def _resume_or_start(self) -> tuple[TaskLearner, list[dict[str, Any]]]:
-        if not (self.folder / "model" / MANIFEST).exists():
-            return new_learner(self.config, self.seed, self.stream, self.answers), []
-        learner = self._stored()
         there = self.folder / "rows.json"
         rows = read_json(there)["rows"] if there.exists() else []
+        if not (self.folder / "model" / MANIFEST).exists():
+            done = not self.config.models and len(rows) == len(self.stream)  # and there is no model to be had
+            return new_learner(self.config, self.seed, self.stream, self.answers), rows if done else []
+        learner = self._stored()
         if len(rows) < len(learner.tasks):
             raise StoreError(
                 f"{there} has {len(rows)} rows for {len(learner.tasks)} learnt tasks; "
@@ -133,6 +134,10 @@ class SeedTraining(Callback):
         with whole_folder(model):
             learner = new_learner(self.config, self.seed, self.stream, self.answers)
             return learner.restore(open_folder(model, kind=KIND))
+
+    def release(self) -> None:
+        """Let go of what was learned, once its rows are all that is asked for."""
+        self.learner = new_learner(self.config, self.seed, self.stream, self.answers)
 
     def begin(self, number: int) -> Generator[None, None, None]:
         """The steps in which task `number` is learned."""
