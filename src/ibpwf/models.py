@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ibpwf.core.reference import reference
 from ibpwf.errors import InputError, unknown
 from ibpwf.limits import check_layer
 from ibpwf.storage.network_json import builder
@@ -137,8 +138,14 @@ class ConvolutionUnit(nn.Module):
         self.halve = halve
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.conv(x)))
-        return F.max_pool2d(x, 2) if self.halve else x
+        return normalized(self.conv(x), self.norm, self.halve)
+
+
+@reference
+def normalized(x: Tensor, norm: nn.BatchNorm2d, halve: bool) -> Tensor:
+    """What follows the convolution of a `ConvolutionUnit`."""
+    x = F.relu(norm(x))
+    return F.max_pool2d(x, 2) if halve else x
 
 
 class ResNet9(nn.Module):

@@ -43,6 +43,7 @@ def test_there_is_a_stand_in_for_every_reference_and_all_are_registered_at_once(
         "core.layers.layer_product",
         "core.layers.deal_scores",
         "inference.base.infer_tasks",
+        "models.normalized",
         "training.objective.share_right",
         "training.phase.make_optimizer",
         "training.step.make_step",
