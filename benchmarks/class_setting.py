@@ -120,6 +120,7 @@ def parts_of(learner: Learner, stream: Scenario, folder: Path) -> dict[str, Any]
         "experts alone, largest score": _percent(scores.experts.argmax(1) == y),
         "task inferred": _percent(tasks[joint] == tasks[y]),
         "weights": {"router": router, "experts": experts},
+        "fits": [[one.router, one.experts, one.alone] for one in method.calibrations if one is not None],
         "sweep": sweep,
     }
     if stream.name in STRANGERS and None not in method.calibrations:

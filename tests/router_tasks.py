@@ -110,15 +110,12 @@ def expert_scores(learner: Learner, x: Tensor = X) -> np.ndarray:
     return np.concatenate([learner.logits(x, task).double().numpy() for task in range(len(learner.tasks))], 1)
 
 
-def mean_weights(learner: Learner) -> tuple[float, float]:
+def fused_weights(learner: Learner) -> tuple[float, float]:
     known = [one for one in learner.method.calibrations if one is not None]
     if not known:
         return ROUTER_WEIGHT, EXPERT_WEIGHT
     by = [one.classes for one in known]
-    return (
-        float(np.average([one.router or 0.0 for one in known], weights=by)),
-        float(np.average([one.experts or 0.0 for one in known], weights=by)),
-    )
+    return known[-1].router or 0.0, float(np.average([one.experts or 0.0 for one in known], weights=by))
 
 
 def same_models(left: Learner, right: Learner, *, calibrated: bool = True) -> bool:

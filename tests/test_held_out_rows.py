@@ -25,7 +25,7 @@ from router_tasks import (
     calibrations,
     examples,
     expert_scores,
-    mean_weights,
+    fused_weights,
     network,
     router_scores,
     same_answers,
@@ -162,8 +162,8 @@ def test_rows_may_be_held_out_of_some_tasks_alone() -> None:
     first, second = learner.method.calibrations
     assert first is None
     assert second is not None
-    assert mean_weights(learner) == (second.router, second.experts)
-    joint = mean_weights(learner)[0] * router_scores(learner) + mean_weights(learner)[1] * expert_scores(learner)
+    assert fused_weights(learner) == (second.router, second.experts)
+    joint = fused_weights(learner)[0] * router_scores(learner) + fused_weights(learner)[1] * expert_scores(learner)
     found = learner.predict(X, marginal=True).probabilities.numpy()
     np.testing.assert_allclose(found, special.softmax(joint, axis=1), atol=1e-6)
     with pytest.raises(InputError, match="task number 0 was learned without held-out rows"):

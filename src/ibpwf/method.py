@@ -245,10 +245,10 @@ class IBPWF(Method):
     def _calibrated(self, task: int, rows: Rows) -> Calibration:
         """What the held-out rows of a task say of it, with all that is learned by now."""
         x, y = rows.tensors()
-        scores = self.class_scores(x, "all") if isinstance(self.inference, ClassScores) else None
+        scores = self.class_scores(x, "all", distances=True) if isinstance(self.inference, ClassScores) else None
         if self.device.type == "cpu":
             self.inference = self.inference.fork()  # as if not asked yet: training has other threads, so other bits
-        return fusion.calibrate(scores, self.logits(x, task), y)
+        return fusion.calibrate(scores, self.logits(x, task), y, self.calibrations)
 
     def fork(self) -> Self:
         other = copy.copy(self)
@@ -295,18 +295,26 @@ class IBPWF(Method):
             return Views()
         return Views(turns, self.settings.mirror, self.image_shape)
 
-    def class_scores(self, x: Tensor, experts: fusion.Experts) -> fusion.Scores:
-        """What router and experts say of every class of every task (see `inference.fusion`)."""
+    def class_scores(self, x: Tensor, experts: fusion.Experts, *, distances: bool = False) -> fusion.Scores:
+        """What router and experts say of every class of every task (see `inference.fusion`), and how far rows lie
+        from each, where that is asked for and known."""
         assert isinstance(self.inference, ClassScores)
         widths = tuple(len(labels) for labels in self.classes)
-        parts = [
-            fusion.look(self.inference.class_log_scores(self.features(rows)), rows, widths, self.logits, experts)
-            for rows in torch.split(x, ROWS_AT_ONCE)
-        ]
+        parts: list[fusion.Scores] = []
+        apart: list[Tensor] = []
+        for rows in torch.split(x, ROWS_AT_ONCE):
+            phi = self.features(rows)
+            parts.append(fusion.look(self.inference.class_log_scores(phi), rows, widths, self.logits, experts))
+            if distances and isinstance(self.inference, RidgeRouter):
+                apart.append(self.inference.distances(phi))
         own = [part.experts for part in parts if part.experts is not None]
-        levels = self.inference.class_levels() if isinstance(self.inference, RidgeRouter) else None
-        router = torch.cat([part.router for part in parts])
-        return fusion.Scores(router, torch.cat(own) if own else None, widths, levels)
+        return fusion.Scores(
+            torch.cat([part.router for part in parts]),
+            torch.cat(own) if own else None,
+            widths,
+            self.inference.class_levels() if isinstance(self.inference, RidgeRouter) else None,
+            torch.cat(apart) if apart else None,
+        )
 
     def class_log_scores(self, x: Tensor) -> Tensor | None:
         """log P(t, c | x) up to a constant, N×ΣC, where task inference looks at every class (see `inference.fusion`);
@@ -333,7 +341,7 @@ class IBPWF(Method):
                 f"inference is {self.settings.inference}, which does not look at every class; learn with "
                 "inference='router' and held_out above 0 to tell what is new, or with a ContinualClassifier."
             )
-        scores = self.class_scores(x, self.settings.experts or "likely")
+        scores = self.class_scores(x, self.settings.experts or "likely", distances=True)
         return fusion.novelty(scores, self.calibrations, rate)
 
     def task_probabilities(self, x: Tensor) -> Tensor:

@@ -163,13 +163,18 @@ def _calibration(method: IBPWF, entry: FactorTask) -> Calibration | None:
     if found is None:
         return None
     wanted = len(RATES) if isinstance(method.inference, ClassScores) else 0
-    if len(found.limits or ()) != wanted:
-        raise NotWhole(f"task {entry.serial} has {len(found.limits or ())} limits in its calibration, not {wanted}")
+    measured = wanted if isinstance(method.inference, RidgeRouter) else 0
+    for name, table, count in (("limits", found.limits, wanted), ("nearness", found.nearness, measured)):
+        if len(table or ()) != count:
+            raise NotWhole(f"task {entry.serial} has {len(table or ())} {name} in its calibration, not {count}")
     known = sum(len(classes) for classes in method.classes)
     forgotten = entry.serial + 1 - len(method.classes)
     if wanted and not (known <= found.classes and (forgotten or known == found.classes)):
         raise NotWhole(f"task {entry.serial} was calibrated among {found.classes} classes, and there were {known}")
-    return Calibration(**{**found.model_dump(), "limits": None if found.limits is None else tuple(found.limits)})
+    tables = {"limits": found.limits, "nearness": found.nearness}
+    return Calibration(
+        **found.model_dump() | {name: None if table is None else tuple(table) for name, table in tables.items()}
+    )
 
 
 def _check_parts(state: FactorState, files: Mapping[str, Mapping[str, Tensor]]) -> None:

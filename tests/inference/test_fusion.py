@@ -25,6 +25,8 @@ from ibpwf.inference.fusion import (
     asked,
     by_task,
     calibrate,
+    expert_weight,
+    limit,
     look,
     novelty,
     weights,
@@ -140,10 +142,12 @@ def fitted(router: float, experts: float, classes: int) -> Calibration:
     return Calibration(1.0, router, experts, classes, tuple(float(place) for place in range(len(RATES))))
 
 
-def test_the_weights_of_all_tasks_are_their_mean_by_the_classes_each_had_to_tell_apart() -> None:
-    tasks = [fitted(1.0, 0.2, 2), fitted(2.0, 0.4, 4), None, Calibration(3.0), fitted(4.0, 0.1, 6)]
+def test_the_routers_weight_is_the_newest_tasks_and_the_experts_the_mean_by_the_classes_each_had_to_tell_apart() -> (
+    None
+):
+    tasks = [fitted(1.0, 0.2, 2), fitted(2.0, 0.4, 4), None, Calibration(3.0), fitted(4.0, 0.1, 6), None]
     router, experts = weights(tasks)
-    assert router == pytest.approx((1.0 * 2 + 2.0 * 4 + 4.0 * 6) / 12)
+    assert router == 4.0
     assert experts == pytest.approx((0.2 * 2 + 0.4 * 4 + 0.1 * 6) / 12)
 
 
@@ -277,12 +281,12 @@ def test_limits_are_finite_and_rise_with_the_share_below_them(rows: int) -> None
 def test_where_there_are_rows_enough_a_limit_is_the_conformal_quantile(rows: int) -> None:
     best = normal(rows, seed=rows)
     ordered = sorted(best.tolist())
-    for rate, limit in zip(RATES, limits_of(best), strict=True):
+    for rate, found in zip(RATES, limits_of(best), strict=True):
         rank = int((rows + 1) * rate)
         if rank:
-            assert limit == ordered[rank - 1]
+            assert found == ordered[rank - 1]
         else:
-            assert limit <= ordered[0]
+            assert found <= ordered[0]
 
 
 @pytest.mark.parametrize("rows", [2, 5, 10, 40, 150])
@@ -300,41 +304,52 @@ def test_of_fresh_rows_no_larger_share_lies_below_a_limit_than_it_says(rows: int
 def test_a_single_row_tells_nothing_of_the_others_so_that_nothing_looks_new() -> None:
     one = Calibration(1.0, 1.0, 0.0, 1, limits_of(torch.tensor([3.0])))
     far = Scores(torch.tensor([[-1e6], [3.0]]), None, (1,))
-    assert novelty(far, [one], 0.01).tolist() == [0.0, 0.0]
+    assert novelty(far, [one], 0.01).tolist() == pytest.approx([math.exp(-1)] * 2)
     assert (novelty(far, [one], 0.5) > 1).tolist() == [True, False]
 
 
 def test_a_limit_for_any_share_lies_on_the_line_between_its_neighbors() -> None:
-    one = Calibration(1.0, 1.0, 0.5, 4, (-9.0, -7.0, -6.0, -5.0, -3.0, -1.0, 0.0, 2.0, 4.0))
-    assert one.limits is not None
-    for rate, limit in zip(RATES, one.limits, strict=True):
-        assert one.limit(rate) == pytest.approx(limit)
+    table = (-9.0, -7.0, -6.0, -5.0, -3.0, -1.0, 0.0, 2.0, 4.0)
+    for rate, expected in zip(RATES, table, strict=True):
+        assert limit(table, rate) == pytest.approx(expected)
     for rate in np.geomspace(0.001, 0.5, 40)[1:-1]:
         after = next(place for place, other in enumerate(RATES) if other > rate)
         left, right = RATES[after - 1], RATES[after]
         share = math.log(rate / left) / math.log(right / left)
-        assert one.limit(rate) == pytest.approx(one.limits[after - 1] * (1 - share) + one.limits[after] * share)
-    assert one.limit(1e-9) == one.limits[0]
-    assert one.limit(0.99) == one.limits[-1]
+        assert limit(table, rate) == pytest.approx(table[after - 1] * (1 - share) + table[after] * share)
+    assert limit(table, 1e-9) == table[0]
+    assert limit(table, 0.99) == table[-1]
 
 
 # Novelty
 
 
-def test_novelty_is_the_least_over_tasks_of_how_far_the_best_score_lies_below_the_limit() -> None:
-    scores = Scores(normal(20, sum(WIDTHS), seed=11), normal(20, sum(WIDTHS), seed=12), WIDTHS)
-    known = [Calibration(1.0, 0.5 + t, 0.3 * t, 2 + t, tuple(np.linspace(-3 - t, 1, len(RATES)))) for t in range(4)]
+@pytest.mark.parametrize("measured", [False, True])
+def test_novelty_is_the_least_over_tasks_of_how_far_score_or_distance_lies_beyond_the_limit(measured: bool) -> None:
+    apart = normal(20, 4, seed=15).abs() * 3 if measured else None
+    scores = Scores(normal(20, sum(WIDTHS), seed=11), normal(20, sum(WIDTHS), seed=12), WIDTHS, None, apart)
+    near = tuple(np.linspace(-5, -1, len(RATES)))
+    known = [
+        Calibration(1.0, 0.5 + t, 0.3 * t, 2 + t, tuple(np.linspace(-3 - t, 1, len(RATES))), 1.0, near)
+        for t in range(4)
+    ]
     found = novelty(scores, known, 0.02)
     assert scores.experts is not None
     for row in range(20):
         each = []
-        for one, start, width in zip(known, STARTS, WIDTHS, strict=True):
+        for task, (one, start, width) in enumerate(zip(known, STARTS, WIDTHS, strict=True)):
+            assert one.limits is not None
             assert one.router is not None and one.experts is not None  # noqa: PT018
             own = [
                 one.router * float(scores.router[row, c]) + one.experts * float(scores.experts[row, c])
                 for c in range(start, start + width)
             ]
-            each.append(math.exp(one.limit(0.02) - max(own)))
+            here = limit(one.limits, 0.01 if measured else 0.02)
+            far = (here - max(own)) / (one.limits[-1] - here)
+            if apart is not None:
+                most = -limit(near, 0.01)
+                far = max(far, (float(apart[row, task]) - most) / (most - 1.0))
+            each.append(math.exp(far))
         assert float(found[row]) == pytest.approx(min(each))
 
 
@@ -364,7 +379,7 @@ def test_tasks_whose_experts_were_not_asked_have_no_say_in_what_is_new() -> None
     experts = torch.tensor([[2.0, -torch.inf]], dtype=torch.float64)
     one = fitted(1.0, 1.0, 2)
     found = novelty(Scores(router, experts, (1, 1)), [one, one], 0.001)
-    assert found.tolist() == [pytest.approx(math.exp(0.0 - 2.0))]
+    assert found.tolist() == [pytest.approx(math.exp((0.0 - 2.0) / 8.0))]
 
 
 @pytest.mark.parametrize("missing", [None, Calibration(1.5)])
@@ -372,3 +387,27 @@ def test_a_task_without_held_out_rows_is_named(missing: Calibration | None) -> N
     scores = Scores(normal(3, 2), None, (1, 1))
     with pytest.raises(InputError, match=r"task number 1 was learned without held-out rows.*held_out above 0"):
         novelty(scores, [fitted(1.0, 0.0, 1), missing], 0.01)
+
+
+def test_the_routers_weight_is_fitted_beside_the_mean_of_what_experts_weigh_for_all_tasks() -> None:
+    y = torch.arange(300) % 2
+    scores = Scores(normal(300, 4, seed=21), normal(300, 4, seed=22), (2, 2))
+    assert scores.experts is not None
+    scores.router[torch.arange(300), y + 2] += 1.5
+    scores.experts[torch.arange(300), y + 2] += 1.0
+    own = scores.experts[:, 2:]
+    first = calibrate(scores, own, y)
+    before = [fitted(1.0, 3.0, 20)]
+    later = calibrate(scores, own, y, before)
+    assert (later.experts, later.alone) == (first.experts, first.alone)
+    mean = expert_weight([*before, later])
+    assert mean == pytest.approx((3.0 * 20 + (later.experts or 0) * 4) / 24)
+
+    def loss(alpha: float) -> float:
+        joint = alpha * scores.router + mean * scores.experts
+        pull = 0.5 * PRIOR_ROWS / 300 * (alpha / ROUTER_WEIGHT - 1) ** 2
+        return pull - float(joint.double().log_softmax(1)[torch.arange(300), y + 2].mean())
+
+    assert later.router is not None
+    assert loss(later.router) <= min(loss(later.router * 1.05), loss(later.router * 0.95))
+    assert later.router != first.router

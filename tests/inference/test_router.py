@@ -152,7 +152,7 @@ def test_saved_and_loaded_it_answers_and_learns_on_to_the_bit(keep: bool, precis
 
 def test_the_storage_is_half_a_square_matrix_for_all_tasks_or_for_each() -> None:
     tasks = made_rows((2, 2, 2), 20, 0)
-    means = 6 * 20 * 8
+    means = 6 * 20 * 8 + 3 * 20 * 20 * 4  # and outlines
     assert learned(tasks).bytes == 20 * 21 // 2 * 8 + means
     assert learned(tasks, precision="float32").bytes == 20 * 21 // 2 * 4 + means
     assert learned(tasks, keep_sums_per_task=True).bytes == 3 * 20 * 21 // 2 * 8 + means

@@ -8,8 +8,10 @@ looked at all classes together; an expert knows its own far better, and by how s
 its own.
 
 α and β are fitted to rows of a task that nothing was learned from, when the task has been learned: they maximize the
-likelihood of the rows' own classes among all that are known then. Every task has its own fit, and answers use their
-mean, each weighted by the classes it had to tell apart; the fit of a forgotten task goes with it.
+likelihood of the rows' own classes among all that are known then. Experts stay as they are, so answers use the mean
+of all tasks' β, each weighted by the classes it had to tell apart. The router is another one after every task, and
+the more classes there are the less r differs between them: its α is the newest task's, fitted once more with the mean
+of β given. The fit of a forgotten task goes with it.
 """
 
 from __future__ import annotations
@@ -60,12 +62,13 @@ class ClassScores(Protocol):
 class Scores:
     """r and e of rows, N×ΣC; e is −∞ for tasks that were not asked, and None if none was. `widths` has the number of
     classes per task; `levels`, where they are known, what r is on average for the rows of each class that were
-    learned from: the more classes there are, the lower."""
+    learned from: the more classes there are, the lower; `distances`, N×T, how far rows lie from every task."""
 
     router: Tensor
     experts: Tensor | None
     widths: tuple[int, ...]
     levels: Tensor | None = None
+    distances: Tensor | None = None
 
     def joint(self, router: float, experts: float) -> Tensor:
         """log P(t, c | x) up to a constant, N×ΣC."""
@@ -121,10 +124,11 @@ def by_task(joint: Tensor, widths: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the rows that were held out of a task say: α and β, among how many `classes`, and α `alone`, without any
-    expert; the `temperature` by which the task's own class scores are to be divided where the task is given; and
-    `limits`, below which the best joint score of any of its classes, from its level, lies for a share `RATES` of its
-    rows. None where there is no router."""
+    """What the rows that were held out of a task say: its own β, and α beside the mean of β until then, among how
+    many `classes`, and α `alone`, without any expert; the `temperature` by which the task's own class scores are to
+    be divided where the task is given; `limits`, below which the best joint score of any of its classes, from its
+    level, lies for a share `RATES` of its rows; and `nearness`, below which minus their distance from the task does.
+    None where there is no router, or none that knows distances."""
 
     temperature: float
     router: float | None = None
@@ -132,16 +136,25 @@ class Calibration:
     classes: int = 0
     limits: tuple[float, ...] | None = None
     alone: float | None = None
-
-    def limit(self, rate: float) -> float:
-        """For any share; beyond the table that of its end."""
-        assert self.limits is not None
-        return float(np.interp(math.log(rate), np.log(RATES), self.limits))
+    nearness: tuple[float, ...] | None = None
 
 
-def calibrate(scores: Scores | None, own: Tensor, y: Tensor) -> Calibration:
+def limit(table: Sequence[float], rate: float) -> float:
+    """For any share of rows; beyond the table that of its end."""
+    return float(np.interp(math.log(rate), np.log(RATES), table))
+
+
+def beyond(table: Sequence[float], values: Tensor, rate: float) -> Tensor:
+    """How far values lie below their limit, as a multiple of how far that is from the median; above 0 if below."""
+    here, usual = limit(table, rate), limit(table, 0.5)
+    return (here - values.double()) / max(usual - here, 1e-9 * (1 + abs(usual)))
+
+
+def calibrate(
+    scores: Scores | None, own: Tensor, y: Tensor, before: Sequence[Calibration | None] = ()
+) -> Calibration:
     """From held-out rows of the newest task: the scores of all classes, if a router gives any, those of the task's
-    own expert, and the numbers of the rows' classes within the task."""
+    own expert, and the numbers of the rows' classes within the task; `before` is what other tasks' rows said."""
     temperature = 1 / _fit([own], y, [1.0])[0]
     if scores is None:
         return Calibration(temperature)
@@ -149,16 +162,19 @@ def calibrate(scores: Scores | None, own: Tensor, y: Tensor) -> Calibration:
     here = scores.of_task(last)
     y = y + here.start
     (alone,) = _fit([scores.router], y, [ROUTER_WEIGHT])
-    router, experts = alone, 0.0
+    router, experts, classes = alone, 0.0, sum(scores.widths)
     if scores.experts is not None:
-        router, experts = _fit([scores.router, scores.experts], y, [ROUTER_WEIGHT, EXPERT_WEIGHT])
+        _, experts = _fit([scores.router, scores.experts], y, [ROUTER_WEIGHT, EXPERT_WEIGHT])
+        mean = expert_weight([*before, Calibration(temperature, alone, experts, classes)])
+        (router,) = _fit([scores.router], y, [ROUTER_WEIGHT], beside=mean * scores.experts)
     limits = _limits(scores.best_of_task(last, router, experts))
-    return Calibration(temperature, router, experts, sum(scores.widths), limits, alone)
+    nearness = None if scores.distances is None else _limits(-scores.distances[:, last])
+    return Calibration(temperature, router, experts, classes, limits, alone, nearness)
 
 
-def _fit(parts: Sequence[Tensor], y: Tensor, usual: Sequence[float]) -> list[float]:
-    """Weights, none below 0, whose sum of `parts` gives the classes `y` the largest likelihood; its logarithm is
-    concave in them, so there is one answer."""
+def _fit(parts: Sequence[Tensor], y: Tensor, usual: Sequence[float], beside: Tensor | None = None) -> list[float]:
+    """Weights, none below 0, whose sum of `parts`, and of what stands `beside` them as it is, gives the classes `y`
+    the largest likelihood; its logarithm is concave in them, so there is one answer."""
     from scipy.optimize import minimize
 
     stacked = torch.stack([part.double() for part in parts])
@@ -166,7 +182,8 @@ def _fit(parts: Sequence[Tensor], y: Tensor, usual: Sequence[float]) -> list[flo
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
         w = torch.from_numpy(weights)
-        log_p = torch.einsum("k,knc->nc", w.to(stacked), stacked).log_softmax(1)
+        joint = torch.einsum("k,knc->nc", w.to(stacked), stacked)
+        log_p = (joint if beside is None else joint + beside.double()).log_softmax(1)
         picked = stacked[:, torch.arange(rows), y]
         expected = (stacked * log_p.exp()).sum(2)
         slope = (expected - picked).mean(1).cpu()
@@ -197,20 +214,30 @@ def _limits(best: Tensor) -> tuple[float, ...]:
     return tuple(float(known[rank - 1]) if rank else below_all(rate) for rate, rank in ranks)
 
 
-def weights(calibrations: Sequence[Calibration | None], *, alone: bool = False) -> tuple[float, float]:
-    """α and β: the mean over tasks, weighted by the classes that each had to tell apart; of a router `alone` its own
-    α and no β."""
+def expert_weight(calibrations: Sequence[Calibration | None]) -> float:
+    """β: the mean over tasks, weighted by the classes that each had to tell apart."""
     fitted = [one for one in calibrations if one is not None and one.router is not None]
     total = sum(one.classes for one in fitted)
-    if not total:
+    return sum((one.experts or 0.0) * one.classes for one in fitted) / total if total else EXPERT_WEIGHT
+
+
+def weights(calibrations: Sequence[Calibration | None], *, alone: bool = False) -> tuple[float, float]:
+    """α, the newest task's, and β; of a router `alone` its own α and no β."""
+    newest = next((one for one in reversed(calibrations) if one is not None and one.router is not None), None)
+    if newest is None:
         return ROUTER_WEIGHT, 0.0 if alone else EXPERT_WEIGHT
-    router = sum(((one.alone if alone else one.router) or 0.0) * one.classes for one in fitted) / total
-    return router, 0.0 if alone else sum((one.experts or 0.0) * one.classes for one in fitted) / total
+    if alone:
+        return newest.alone or ROUTER_WEIGHT, 0.0
+    return newest.router or ROUTER_WEIGHT, expert_weight(calibrations)
 
 
 def novelty(scores: Scores, calibrations: Sequence[Calibration | None], rate: float) -> Tensor:
-    """How unlike everything learned each row is: above 1 its joint score lies below what all but a share `rate` of
-    the rows of any task reach, min_t exp(limit_t − max_c (α_t r_c + β_t e_c))."""
+    """How unlike everything learned each row is: above 1 if no task is left for which neither its joint score nor its
+    distance lies beyond what all but a share `rate` of the task's own rows keep to,
+
+        exp min_t max( (l_t − s_t)/(m_t − l_t), (d_t − l'_t)/(l'_t − m'_t) )
+
+    s_t being max_c (α_t r_c + β_t e_c), m medians and l the limits of half the share each."""
     apart = []
     for task, one in enumerate(calibrations):
         if one is None or one.limits is None or one.router is None or one.experts is None:
@@ -218,5 +245,10 @@ def novelty(scores: Scores, calibrations: Sequence[Calibration | None], rate: fl
                 f"task number {task} was learned without held-out rows, so nobody knows what is usual for it; learn "
                 "with held_out above 0 (0.03, say) to tell what is new."
             )
-        apart.append(one.limit(rate) - scores.best_of_task(task, one.router, one.experts))
+        best = scores.best_of_task(task, one.router, one.experts)
+        if scores.distances is None or one.nearness is None:
+            apart.append(beyond(one.limits, best, rate))
+            continue
+        both = beyond(one.limits, best, rate / 2), beyond(one.nearness, -scores.distances[:, task], rate / 2)
+        apart.append(torch.maximum(*both))
     return torch.stack(apart).amin(0).clamp(max=700).exp()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ibpwf.errors import InputError
+from ibpwf.inference import outline
 from ibpwf.inference.base import Batch, State, TaskInference
 
 Precision = Literal["float64", "mixed", "float32"]
@@ -54,15 +55,17 @@ DECADES = tuple(10.0**power for power in range(-5, 1))
 
 @dataclass(frozen=True)
 class TaskSums:
-    """A task's classes: counts C and means C×D in float64; `scatter` about the means where each task has its own."""
+    """A task's classes: counts C and means C×D in float64; the `whitening` of its outline; `scatter` about the means
+    where each task has its own."""
 
     counts: Tensor
     means: Tensor
+    whitening: Tensor
     scatter: Tensor | None = None
 
     def to(self, device: torch.device) -> TaskSums:
         scatter = None if self.scatter is None else self.scatter.to(device)
-        return TaskSums(self.counts.to(device), self.means.to(device), scatter)
+        return TaskSums(self.counts.to(device), self.means.to(device), self.whitening.to(device), scatter)
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,11 @@ class RidgeRouter(TaskInference):
 
     @property
     def bytes(self) -> int:
-        """What is stored: a matrix of D(D + 1)/2 numbers for all tasks or for each, and a mean for each class."""
+        """What is stored: a matrix of D(D + 1)/2 numbers for all tasks or for each, a mean for each class, and an
+        outline of each task."""
         numbers = [(len(matrix) * (len(matrix) + 1) // 2, matrix.element_size()) for matrix in self._sums.scatters()]
-        return sum(count * size for count, size in numbers) + sum(task.means.nbytes for task in self._sums.tasks)
+        own = sum(task.means.nbytes + task.whitening.nbytes for task in self._sums.tasks)
+        return sum(count * size for count, size in numbers) + own
 
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """Add a task to the sums. Until it is whole, nothing is changed."""
@@ -153,7 +158,7 @@ class RidgeRouter(TaskInference):
         else:
             if sums.scatter is not None:
                 new.scatter.add_(sums.scatter)  # nobody else has the new one
-            self._sums = RidgeSums((*sums.tasks, TaskSums(new.counts, new.means)), new.scatter)
+            self._sums = RidgeSums((*sums.tasks, replace(new, scatter=None)), new.scatter)
 
     def class_scores(self, phi: Tensor) -> Tensor:
         """f(φ): about how probable each class is, but not between 0 and 1. N×ΣC, tasks in order and their classes in
@@ -175,6 +180,11 @@ class RidgeRouter(TaskInference):
         solution = self.solution()
         parts = torch.split(solution.scores(phi) * SHARPNESS, solution.sums.columns(), 1)
         return torch.stack([part.amax(1) for part in parts], 1)
+
+    def distances(self, phi: Tensor) -> Tensor:
+        """How far rows lie from the nearest class of each task, N×T (see `outline`). What is learned later changes
+        nothing of it."""
+        return torch.stack([outline.distances(phi, task.means, task.whitening) for task in self._sums.tasks], 1)
 
     def columns(self) -> list[int]:
         """How many classes each task has."""
@@ -221,13 +231,14 @@ class RidgeRouter(TaskInference):
     def task_state(self, task: int) -> State:
         kept = self._sums.tasks[task]
         scatter = {} if kept.scatter is None else {"scatter": packed(kept.scatter)}
-        return {"counts": [int(count) for count in kept.counts]}, {"means": kept.means, **scatter}
+        own = {"means": kept.means, "whitening": kept.whitening}
+        return {"counts": [int(count) for count in kept.counts]}, {**own, **scatter}
 
     def load_state(self, state: State, tasks: Iterable[State]) -> None:
         loaded: list[TaskSums] = []
         for number, (content, tensors) in enumerate(tasks):
             counts, means = content["counts"], tensors["means"]
-            if {*tensors} - {"means", "scatter"}:
+            if {*tensors} - {"means", "whitening", "scatter"}:
                 raise ValueError(f"task number {number} has tensors of the router that nothing reads")
             if not counts or not all(type(count) is int and 0 < count < 1 << 53 for count in counts):
                 raise ValueError(f"task number {number} has {counts!r} rows in its sums")
@@ -235,8 +246,12 @@ class RidgeRouter(TaskInference):
             if means.dtype != torch.float64 or tuple(means.shape) != (len(counts), width):
                 raise ValueError(f"the means of task number {number} are {means.dtype} {list(means.shape)}")
             check_sums(means)
+            size, whitening = min(width, outline.DIRECTIONS), tensors["whitening"]
+            if whitening.dtype != torch.float32 or tuple(whitening.shape) != (size, size):
+                raise ValueError(f"the outline of task number {number} is {whitening.dtype} {list(whitening.shape)}")
+            check_sums(whitening)
             scatter = unpacked(tensors["scatter"], width) if "scatter" in tensors else None
-            loaded.append(TaskSums(torch.tensor(counts).to(means), means, scatter))
+            loaded.append(TaskSums(torch.tensor(counts).to(means), means, whitening, scatter))
         whole = state[1].get("scatter")
         if {*state[1]} - {"scatter"} or (whole is not None) != any(task.scatter is None for task in loaded):
             raise ValueError("the router must have sums of its own for each task, or one for those that have none")
@@ -251,28 +266,37 @@ class RidgeRouter(TaskInference):
         digits are lost to features far from 0."""
         products = torch.float64 if self.precision == "float64" else torch.float32
         kept = torch.float32 if self.precision == "float32" else torch.float64
-        shift = second = first = counts = None
+        shift = second = first = counts = inside = None
         for phi, y in batches:
             if not len(phi):
                 continue
-            if shift is None or second is None or first is None or counts is None:
+            if shift is None or second is None or first is None or counts is None or inside is None:
                 size = phi.shape[1]
+                straight = outline.directions(size, phi.device)
+                inside = torch.zeros(straight.shape[1], straight.shape[1], dtype=torch.float64, device=phi.device)
                 shift = phi.double().mean(0)
                 second = torch.zeros(size, size, dtype=kept, device=phi.device)
                 first = torch.zeros(classes, size, dtype=torch.float64, device=phi.device)
                 counts = torch.zeros(classes, dtype=torch.float64, device=phi.device)
             moved = phi.to(products) - shift.to(products)
             add_upper_products(second, moved)
+            seen = (moved @ straight.to(moved)).double()
+            inside += seen.T @ seen
             one_hot = F.one_hot(y, classes).to(moved)
             first += (one_hot.T @ moved).double()
             counts += one_hot.double().sum(0)
-        if shift is None or second is None or first is None or counts is None or not bool((counts > 0).all()):
-            raise InputError("every class of a task needs examples for the router to learn.")
+        missing = "every class of a task needs examples for the router to learn."
+        if shift is None or second is None or first is None or counts is None or inside is None:
+            raise InputError(missing)
+        if not bool((counts > 0).all()):
+            raise InputError(missing)
         if not bool(torch.isfinite(first).all()):
             raise InputError("φ has values that are not finite; look at the inputs, or choose other features.")
         apart = first / counts.unsqueeze(1)
         second.addmm_((apart * counts.unsqueeze(1)).T.to(kept), apart.to(kept), alpha=-1)
-        return TaskSums(counts, shift + apart, second)
+        seen = apart @ straight.double()
+        inside -= seen.T @ (seen * counts.unsqueeze(1))
+        return TaskSums(counts, shift + apart, outline.whitening(inside, float(counts.sum())), second)
 
 
 def add_upper_products(total: Tensor, rows: Tensor) -> None:

@@ -105,14 +105,16 @@ class TaskCalibration(Record):
     classes: Count
     limits: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
     alone: Annotated[float, Field(ge=1e-3, le=1e3)] | None
+    nearness: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
 
     @model_validator(mode="after")
     def _of_a_router_or_not(self) -> Self:
         given = [value is not None for value in (self.router, self.experts, self.limits, self.alone)]
         if any(given) != all(given) or any(given) != bool(self.classes):
             raise ValueError("field 'calibration' has some numbers of a router, and lacks others")
-        if self.limits is not None and self.limits != sorted(self.limits):
-            raise ValueError("field 'calibration.limits' does not rise")
+        for name, table in (("limits", self.limits), ("nearness", self.nearness)):
+            if table is not None and table != sorted(table):
+                raise ValueError(f"field 'calibration.{name}' does not rise")
         return self
 
 

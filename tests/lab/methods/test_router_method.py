@@ -218,12 +218,13 @@ def test_a_learner_of_it_is_saved_loaded_and_goes_on_with_the_same_bits(
     assert torch.equal(learner.logits(x, 1), loaded.logits(x, 1))
 
 
-def test_memory_is_filters_sums_and_means(digits: Scenario) -> None:
+def test_memory_is_filters_sums_means_and_outlines(digits: Scenario) -> None:
     method = train(fresh(), *map(data_of, digits[:3]))
     cells = 3 * 3  # places of a patch of 6 pixels in 8
     width = 2 * cells * 12
     filters = 4 * (36 * 36 + 12 * 36 + 2 * width)
-    assert method.memory() == {"features": filters, "sums": 8 * (width * (width + 1) // 2 + 6 * width)}
+    outlines = 3 * 4 * width * width  # of fewer than 256 features
+    assert method.memory() == {"features": filters, "sums": 8 * (width * (width + 1) // 2 + 6 * width) + outlines}
     assert method.parameter_count() == filters // 4 + width * 6 + 6
 
 

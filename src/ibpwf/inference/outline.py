@@ -1,0 +1,48 @@
+"""How far φ lies from a task's classes in a few directions, by which what is like nothing learned is known.
+
+A regression says which class is likeliest, not whether any is: clothes may well look like a digit to a router of
+digits. Of every task a Gaussian is kept beside its sums, of all its classes one covariance, in q = 256 random
+directions of φ (the distances of D features are all but kept in so few: Johnson and Lindenstrauss, 1984):
+
+    d(φ) = min_c |(φ − μ_c) P W|        with P = ±1/√D, and W such that WᵀPᵀΣP W = I
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DIRECTIONS = 256
+
+FLOOR = 1e-2
+"""Of the mean variance, added to every direction's: one in which hardly any row has moved says nothing of others."""
+
+
+@lru_cache(maxsize=4)
+def directions(width: int, device: torch.device = torch.device("cpu")) -> Tensor:  # noqa: B008
+    """P, D×q, the same for ever: the bits of a generator whose stream NumPy promises to keep. Up to 256 features are
+    looked at as they are."""
+    if width <= DIRECTIONS:
+        return torch.eye(width, device=device)
+    bits = np.unpackbits(np.random.PCG64(2021).random_raw(width * DIRECTIONS // 64).astype("<u8").view(np.uint8))
+    signs = torch.from_numpy(bits.astype(np.float32).reshape(width, DIRECTIONS)) * 2 - 1
+    found: Tensor = (signs / width**0.5).to(device)
+    return found
+
+
+def whitening(scatter: Tensor, rows: float) -> Tensor:
+    """W, q×q in float32, of the scatter of so many rows in the directions."""
+    values, vectors = torch.linalg.eigh(scatter.double() / rows)
+    floor = FLOOR * float(values.clamp(min=0).mean())
+    found: Tensor = (vectors / (values.clamp(min=0) + (floor or 1.0)).sqrt()).float().contiguous()
+    return found
+
+
+def distances(phi: Tensor, means: Tensor, whitening: Tensor) -> Tensor:
+    """d of rows from the nearest of a task's classes, N."""
+    straight = directions(phi.shape[1], phi.device) @ whitening
+    apart = torch.cdist(phi.float() @ straight, (means @ straight.double()).float())
+    return apart.amin(1).double()
