@@ -159,6 +159,7 @@ def test_a_calibration_of_a_router_beside_gaussians_is_refused(tmp_path: Path) -
         "classes": 0,
         "limits": None,
         "alone": None,
+        "nearness": None,
     }
     whole = {
         "alone": 1.0,
