@@ -90,10 +90,36 @@ def ways_table(results: Path) -> list[str]:
 KEYS = ("class", "error", "cost")
 
 
+def novelty_table(results: Path) -> list[str]:
+    """How well what is new is told from what is known, by the results that say so."""
+    rows = []
+    for name in SCENARIOS:
+        best = found(results, f"class-incremental/{name}-best.json")
+        each = [row for seed in (best or {}).get("novelty") or () for row in [seed["per_task"]]]
+        for done in range(len(each[0]) if each else 0):
+            if all(tasks[done] is not None for tasks in each):
+                new = f"{name}, {done + 1} task{'s' * (done > 0)} learned, images of the others"
+                rows.append(_novelty_row(new, [tasks[done] for tasks in each]))
+        parts = found(results, f"class-incremental/{name}-parts.json")
+        strangers = [seed["novelty"] for seed in (parts or {"seeds": ()})["seeds"] if "novelty" in seed]
+        if strangers:
+            rows.append(_novelty_row(f"{name}, all tasks learned, images of {strangers[0]['of']}", strangers))
+    if not rows:
+        return []
+    head = ["| what is new | AUROC | called new, of the new | of the known, 5 % asked for |", "|---|---:|---:|---:|"]
+    return ["", "What is new, told by router and experts together:", "", *head, *rows]
+
+
+def _novelty_row(name: str, found: Sequence[dict[str, Any]]) -> str:
+    means = [statistics.fmean(one[key] for one in found) for key in ("auroc", "new", "known")]
+    return f"| {name} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |"
+
+
 def with_tables(page: str, results: Path) -> str:
     start, _, rest = page.partition(BEGIN)
     _, _, end = rest.partition(END)
-    return f"{start}{BEGIN}\n" + "\n".join([*parts_table(results), *ways_table(results)]) + f"\n{END}{end}"
+    lines = [*parts_table(results), *ways_table(results), *novelty_table(results)]
+    return f"{start}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{end}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import comparison_figure, method_figure
+from tools import comparison_figure, expert_weight_figure, method_figure
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 IMAGES = RESULTS.parent / "images"
@@ -20,6 +20,16 @@ def test_the_committed_comparison_is_made_from_the_committed_results(tmp_path: P
     out = tmp_path / "comparison.svg"
     assert comparison_figure.main([str(RESULTS / "compare-split-mnist"), "-o", str(out)]) == 0
     assert out.read_bytes() == (IMAGES / "comparison.svg").read_bytes(), "run `make results`"
+
+
+def test_the_committed_figure_of_weights_is_made_from_the_committed_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "weight.svg"
+    assert expert_weight_figure.main([str(RESULTS), "-o", str(out)]) == 0
+    assert out.read_bytes() == (IMAGES / "expert-weight.svg").read_bytes(), "run `make results`"
+    assert expert_weight_figure.main([str(tmp_path), "-o", str(tmp_path / "none.svg")]) == 2
+    assert "has no class-incremental" in capsys.readouterr().err
 
 
 def test_the_readme_figure_is_drawn_from_the_run(finished_run: Path, tmp_path: Path) -> None:
