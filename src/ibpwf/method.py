@@ -374,10 +374,16 @@ class IBPWF(Method):
         probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
         best = torch.zeros(len(x), dtype=torch.long, device=x.device)
         total, single = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
-        # Grouped by task: every row runs through its own task's network once (all tasks' when marginal).
+        # Grouped by task: every row runs through its own task's network once (all tasks' when marginal). Beside a
+        # frozen base, rows of all tasks run through one.
+        together = None if marginal or draws else self._logits_of_all(x, task)
         everything = torch.arange(len(x), device=x.device)
         for t, rows in [(t, everything) for t in range(tasks)] if marginal else rows_by_value(task):
-            p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
+            if together is None:
+                p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
+            else:
+                p = (together[rows, : widths[t]].double() / self.temperature(t)).softmax(1)
+                spread = entropy(p)
             here = slice(first[t], first[t + 1])
             # The label is the inferred task's own best class (the paper's rule), also when marginal.
             own = task == t if marginal else rows
@@ -398,6 +404,20 @@ class IBPWF(Method):
             entropy=total,
             mutual_information=(total - single).clamp(min=0) if draws else None,
         )
+
+    def _logits_of_all(self, x: Tensor, task: Tensor) -> Tensor | None:
+        """Class scores of rows of several tasks in one pass, where that can be had."""
+        if self.model.base != "frozen" or not len(x) or bool((task == task[0]).all()):
+            return None
+        parts = [
+            self.model.mixed_logits(rows, tasks)
+            for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), torch.split(task, ROWS_AT_ONCE), strict=True)
+        ]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return None
+        widest = max(part.shape[1] for part in found)
+        return torch.cat([F.pad(part, (0, widest - part.shape[1])) for part in found])
 
     def _joint_prediction(self, joint: Tensor, marginal: bool) -> Prediction:
         """Answers from log P(t, c | x): the likeliest class of all, and its task."""

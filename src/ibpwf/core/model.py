@@ -27,10 +27,11 @@ from ibpwf.core.learned import (
     task_from_tensors,
     task_tensors,
 )
+from ibpwf.core.mixed import MixedNetwork, mixed
 from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import Views, class_logits
-from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
+from ibpwf.core.weights import Weight, load_tensors, replace_module, resized, sharing
 from ibpwf.errors import InputError
 
 SILENT = -1e4
@@ -38,6 +39,9 @@ SILENT = -1e4
 
 TASKS, FORGOTTEN = "tasks", "reference"
 """Where a state dict keeps the tasks, and what φ reads of a forgotten first one."""
+
+MIXTURES = 3
+"""Of tasks whose networks are remembered, beside the newest."""
 
 REFERENCE = -1
 """Stands for the number of a forgotten first task where composed weights are remembered."""
@@ -81,6 +85,7 @@ class FactorModel(nn.Module):
         self._ready: dict[int, nn.Module] = {}
         self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
         self._shells: list[nn.Module] = []
+        self._mixed: dict[tuple[int, ...], MixedNetwork | None] = {}
 
     def __repr__(self) -> str:
         shown = [f"{name} {d.inputs}×{d.outputs} α={d.alpha:g}" for name, d in self.layers.items()]
@@ -184,7 +189,7 @@ class FactorModel(nn.Module):
 
     def forget_composed(self) -> None:
         """Compose every task's weights anew: the tasks' numbers, or the device, have changed."""
-        self._composed, self._ready, self._shells = {}, {}, []
+        self._composed, self._ready, self._shells, self._mixed = {}, {}, [], {}
 
     def add_task(self, task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> None:
         """Append a finished task: lock its factors, store its vectors."""
@@ -349,6 +354,16 @@ class FactorModel(nn.Module):
         with torch.no_grad():
             return class_logits(self.ready(task), x, learned.classes, views or Views(learned.turns))
 
+    def mixed_logits(self, x: Tensor, tasks: Tensor) -> Tensor | None:
+        """Outputs for rows of several tasks in one pass (`core.mixed`), as many columns as the largest of them has
+        classes, of which a row's own come first; None where that cannot be had."""
+        present = torch.unique(tasks)
+        key = tuple(present.tolist())
+        if key not in self._mixed:
+            self._mixed = {**dict(list(self._mixed.items())[-MIXTURES:]), key: mixed(self, key)}
+        network = self._mixed[key]
+        return None if network is None else network(x, torch.searchsorted(present, tasks))
+
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the
         task selected (appendix E). Parameters that are not sampled are repeated without a copy."""
@@ -414,16 +429,6 @@ class FactorModel(nn.Module):
         strengths = sum(int(chosen.sum()) for each in kept for chosen in each.selected.values())
         own = sum(tensor.numel() for each in kept for tensor in each.own.values())
         return {"factors": factors, "strengths": strengths, "own": own}
-
-
-def sharing(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a network that holds the tensors of `state`, and where it has none the network's: not copies."""
-    memo: dict[int, object] = {}  # what deepcopy takes for the copy of a tensor
-    for name, tensor in [*net.named_buffers(), *net.named_parameters()]:
-        value = state.get(name, tensor)
-        given = isinstance(tensor, nn.Parameter) and not isinstance(value, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(value, requires_grad=False) if given else value
-    return copy.deepcopy(net, memo)
 
 
 class FirstOutputs:

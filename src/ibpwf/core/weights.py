@@ -167,3 +167,13 @@ def resized(layer: nn.Module, outputs: int) -> nn.Module:
         setattr(other, part, nn.Parameter(value.detach().new_zeros(outputs, *value.shape[1:])))
     setattr(other, "out_features" if isinstance(other, nn.Linear) else "out_channels", outputs)
     return other
+
+
+def sharing(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a network that holds the tensors of `state`, and where it has none the network's: not copies."""
+    memo: dict[int, object] = {}  # what deepcopy takes for the copy of a tensor
+    for name, tensor in [*net.named_buffers(), *net.named_parameters()]:
+        value = state.get(name, tensor)
+        given = isinstance(tensor, nn.Parameter) and not isinstance(value, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(value, requires_grad=False) if given else value
+    return copy.deepcopy(net, memo)

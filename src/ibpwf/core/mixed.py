@@ -1,0 +1,224 @@
+"""Rows of several tasks in one pass: with one shared dictionary they differ in a few numbers alone.
+
+    y_n = x_n W_0 + ((x_n W_a) ⊙ λ_{t(n)}) W_b + bias_{t(n)}
+
+Beside a frozen base, the product with W_0 is the same for every row, and that with the factors differs by λ. So a
+batch of any mixture of tasks costs one pass and not one for each. Normalization and biases, which are each task's
+own, are looked up by row; of dense heads all are asked, and each row takes its own.
+
+A network can be mixed if its first axis is the row in every layer, and if all that its tasks have of their own lies
+in Linear layers, convolutions without groups, and normalizations; for any other `mixed` gives None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from ibpwf.core.weights import replace_module, sharing
+
+if TYPE_CHECKING:
+    from ibpwf.core.model import FactorModel
+
+_PLACES: ContextVar[Tensor] = ContextVar("places")
+"""Of each row of the batch that is looked at, its task's place among those that are mixed; a thread has its own."""
+
+
+class NotMixed(Exception):
+    """A layer does not have the rows of the batch on its first axis."""
+
+
+def by_row(values: Tensor, x: Tensor, axis: int) -> Tensor:
+    """Of values T×C each row's own, as they multiply x: C on `axis`, and 1 elsewhere."""
+    places = _PLACES.get()
+    if len(x) != len(places):
+        raise NotMixed
+    shape = [len(x)] + [1] * (x.ndim - 1)
+    shape[axis] = values.shape[1]
+    return values.index_select(0, places).view(shape)
+
+
+class MixedFactors(nn.Module):
+    """A Linear layer or convolution of several tasks: `a` (J×F) and `b` (F×M) are all factors that any of them reads,
+    `scores` (T×F) their λ, `bias` T×M."""
+
+    bias: Tensor | None
+
+    def __init__(self, original: nn.Module, base: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None) -> None:
+        super().__init__()
+        self.original = (original,)  # not a module of ours
+        self.register_buffer("base", base, persistent=False)
+        for name, tensor in factors.items():
+            self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        original = self.original[0]
+        if isinstance(original, _ConvNd):
+            return self._convolved(x, original)
+        a, b, scores, base = (self.get_buffer(name) for name in ("a", "b", "scores", "base"))
+        rows = x.reshape(-1, x.shape[-1])
+        y = rows @ base.t()
+        if a.shape[1]:
+            h = rows @ a
+            h.view(*x.shape[:-1], -1).mul_(by_row(scores, x, x.ndim - 1))
+            y.addmm_(h, b)  # in place: a pass over memory costs as much as the product of a few factors
+        y = y.view(*x.shape[:-1], y.shape[-1])
+        return y if self.bias is None else y.add_(by_row(self.bias, y, x.ndim - 1))
+
+    def _convolved(self, x: Tensor, original: _ConvNd) -> Tensor:
+        a, b, scores, base = (self.get_buffer(name) for name in ("a", "b", "scores", "base"))
+        y: Tensor = original._conv_forward(x, base, None)
+        if a.shape[1]:
+            h = original._conv_forward(x, a.t().reshape(-1, *base.shape[1:]), None)
+            h.mul_(by_row(scores, h, 1))
+            y.add_((h.movedim(1, -1) @ b).movedim(-1, 1))
+        return y if self.bias is None else y.add_(by_row(self.bias, y, 1))
+
+
+class MixedHeads(nn.Module):
+    """Dense heads of several tasks, side by side: row n takes the columns of its own, filled up where it has fewer
+    classes than others."""
+
+    bias: Tensor | None
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.cat(list(weights)), persistent=False)
+        self.register_buffer("bias", None if biases is None else torch.cat(list(biases)), persistent=False)
+        widest, first, columns = max(map(len, weights)), 0, []
+        for weight in weights:
+            columns.append([first + min(place, len(weight) - 1) for place in range(widest)])
+            first += len(weight)
+        self.register_buffer("columns", torch.tensor(columns, device=weights[0].device), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = _PLACES.get()
+        if len(x) != len(places) or x.ndim != 2:
+            raise NotMixed
+        every = F.linear(x, self.get_buffer("weight"), self.bias)
+        return every.gather(1, self.get_buffer("columns").index_select(0, places))
+
+
+class MixedNorm(nn.Module):
+    """A normalization of several tasks: as the original without its own numbers, then `scale` and `shift`, T×C each,
+    on the axis of channels."""
+
+    def __init__(self, original: nn.Module, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.original = (original,)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.original[0]
+        axis = 1
+        if isinstance(norm, nn.LayerNorm):
+            x, axis = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps), x.ndim - 1
+        elif isinstance(norm, nn.GroupNorm):
+            x = F.group_norm(x, norm.num_groups, None, None, norm.eps)
+        return torch.addcmul(by_row(self.get_buffer("shift"), x, axis), x, by_row(self.get_buffer("scale"), x, axis))
+
+
+class MixedNetwork:
+    """A network that answers for rows of several tasks at once."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def __call__(self, x: Tensor, places: Tensor) -> Tensor | None:
+        """Outputs, a row for each of x, whose task is the one in its place; None where layers do not keep to rows."""
+        token = _PLACES.set(places)
+        try:
+            with torch.no_grad():
+                out: Tensor = self.net(x)
+                return out
+        except NotMixed:
+            return None
+        finally:
+            _PLACES.reset(token)
+
+
+def mixed(model: FactorModel, tasks: Sequence[int]) -> MixedNetwork | None:
+    """The network of several tasks, or None where what they have of their own cannot be looked up by row."""
+    own = [model.tasks[task].own for task in tasks]
+    if model.base != "frozen" or any(model.tasks[task].turns > 1 for task in tasks):
+        return None
+    differ = {name for name, first in own[0].items() if not all(_same(first, other[name]) for other in own[1:])}
+    net = sharing(model.net, {name: value for name, value in own[0].items() if name not in differ}).eval()
+    stand_ins: dict[str, nn.Module] = {}
+    for name in model.layers:
+        module = net.get_submodule(name) if model.weights[name].replaceable else None
+        if module is None or getattr(module, "groups", 1) != 1:
+            return None
+        stand_ins[name] = _factors(model, tasks, name, module)
+    if model.heads == "per-task":
+        if not isinstance(net.get_submodule(model.head), nn.Linear):
+            return None
+        weights, biases = ([part.get(f"{model.head}.{leaf}") for part in own] for leaf in ("weight", "bias"))
+        stand_ins[model.head] = MixedHeads(_all(weights) or [], _all(biases))
+    for name, module in net.named_modules():
+        prefix = f"{name}."
+        if isinstance(module, NORMS) and any(key.startswith(prefix) for key in differ):
+            stand_ins[name] = _norm(module, [_within(part, prefix) for part in own])
+    if any(key.rpartition(".")[0] not in stand_ins for key in differ):
+        return None
+    for name, stand_in in stand_ins.items():
+        replace_module(net, name, stand_in)
+    return MixedNetwork(net)
+
+
+def _within(own: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+def _all(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
+    """All of them, or None where one is missing."""
+    found = [tensor for tensor in tensors if tensor is not None]
+    return found if len(found) == len(tensors) else None
+
+
+def _factors(model: FactorModel, tasks: Sequence[int], name: str, module: nn.Module) -> MixedFactors:
+    """All factors of a layer that any of the tasks reads, in stick order, each once."""
+    each = [model.selected_factors(task, name) for task in tasks]
+    at, place = torch.unique(torch.cat([factors.positions for factors, _ in each]), return_inverse=True)
+    base = model.base_weights()[model.weights[name].parameter]
+    scores = base.new_zeros(len(tasks), len(at))
+    a, b = base.new_zeros(each[0][0].a.shape[0], len(at)), base.new_zeros(len(at), each[0][0].b.shape[1])
+    for row, ((factors, strength), columns) in enumerate(
+        zip(each, torch.split(place, [len(factors.positions) for factors, _ in each]), strict=True)
+    ):
+        scores[row, columns] = strength
+        a[:, columns], b[columns] = factors.a, factors.b
+    biases = _all([model.tasks[task].own.get(f"{name}.bias") for task in tasks])
+    bias = None if biases is None else torch.stack(biases)
+    return MixedFactors(module, base, {"a": a, "b": b, "scores": scores}, bias)
+
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm)
+
+
+def _norm(module: nn.Module, own: Sequence[Mapping[str, Tensor]]) -> MixedNorm:
+    """Scale and shift of every task; the statistics that batch normalization keeps are a part of them."""
+    scales, shifts = [], []
+    for part in own:
+        some = next(part[key] for key in ("weight", "running_mean", "bias") if key in part)
+        scale = part.get("weight", torch.ones_like(some))
+        shift = part.get("bias", torch.zeros_like(some))
+        if isinstance(module, _BatchNorm):
+            scale = scale / (part["running_var"] + module.eps).sqrt()
+            shift = shift - part["running_mean"] * scale
+        scales.append(scale)
+        shifts.append(shift)
+    return MixedNorm(module, torch.stack(scales), torch.stack(shifts))

@@ -1,0 +1,175 @@
+"""Rows of several tasks in one pass, compared with each task's own network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ibpwf import Learner, Settings
+from ibpwf.core.model import FactorModel
+from ibpwf.models import mlp, vit_tiny
+
+CLASSES = (2, 3, 2, 4)
+
+
+class Convolutions(nn.Module):
+    """Convolutions with stride and padding, batch and group normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 6, 3, padding=1, bias=False)
+        self.batch = nn.BatchNorm2d(6)
+        self.second = nn.Conv2d(6, 8, 3, stride=2, padding=1, padding_mode="reflect")
+        self.group = nn.GroupNorm(2, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.batch(self.first(x)))
+        h = torch.relu(self.group(self.second(h)))
+        logits: Tensor = self.head(h.mean((2, 3)))
+        return logits
+
+
+class Windows(nn.Module):
+    """Its inner layer sees four rows for each of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(16, 8), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.inner(x.reshape(-1, 16)))
+        logits: Tensor = self.head(h.reshape(-1, 32))
+        return logits
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return nn.Sequential(nn.Flatten(), mlp(64, [20, 16], 4))
+    if kind == "vit":
+        return vit_tiny(image=8, patch=4, width=12, depth=2, heads=3, classes=4, in_channels=1)
+    if kind == "windows":
+        return nn.Sequential(nn.Flatten(), Windows())
+    if kind == "attention":
+        return Attentive()
+    return Convolutions()
+
+
+class Attentive(nn.Module):
+    """Torch's own attention reads its weights itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.flatten(1, 2)
+        h, _ = self.attention(h, h, h, need_weights=False)
+        logits: Tensor = self.head(h.mean(1))
+        return logits
+
+
+def rows(task: int, count: int = 40) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(task)
+    x = torch.randn(count, 1, 8, 8, generator=generator)
+    return x, torch.arange(count) % CLASSES[task % len(CLASSES)]
+
+
+def taught(kind: str, heads: str = "per-task", tasks: int = 4) -> Learner:
+    settings = Settings(base="frozen", heads=heads, epochs=2, finetune_epochs=1, batch_size=8, learning_rate=0.01)
+    settings = settings.replace(features="random", random_features=10)
+    learner = Learner(network(kind), settings, seed=2, device="cpu")
+    for task in range(tasks):
+        learner.learn(*rows(task))
+    return learner
+
+
+def mixture(count: int = 50) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(50)
+    return torch.randn(count, 1, 8, 8, generator=generator), torch.randint(0, 4, (count,), generator=generator)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "convolutions", "vit"])
+@pytest.mark.parametrize("heads", ["shared", "per-task"])
+def test_a_mixed_batch_is_answered_as_each_task_alone_would_in_one_pass(
+    kind: str, heads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = taught(kind, heads)
+    x, task = mixture()
+    expected = [learner.logits(x[place : place + 1], int(task[place]))[0] for place in range(len(x))]
+    found = learner.model.mixed_logits(x, task)
+    if kind == "vit":  # tokens and positions are each task's own, and no layer's
+        assert found is None
+        return
+    assert found is not None
+    for row, own in enumerate(expected):
+        torch.testing.assert_close(found[row, : len(own)], own, rtol=1e-4, atol=1e-5)
+
+    def refuse(*_: object) -> Tensor:
+        raise AssertionError("a task was asked alone")
+
+    alone = [learner.predict(x[place : place + 1], int(task[place])) for place in range(len(x))]
+    monkeypatch.setattr(FactorModel, "logits", refuse)
+    answer = learner.predict(x, task=task)
+    assert answer.labels.tolist() == [int(one.labels[0]) for one in alone]
+    expected_p = torch.cat([one.probabilities for one in alone])
+    torch.testing.assert_close(answer.probabilities, expected_p, atol=1e-5, rtol=0)
+
+
+def test_tokens_that_all_tasks_share_can_be_mixed() -> None:
+    net = network("vit")
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_("token" not in name and "positions" not in name)
+    learner = Learner(net, Settings(base="frozen", heads="per-task", epochs=1, finetune_epochs=1), device="cpu")
+    for task in range(3):
+        learner.learn(*rows(task))
+    x, task = mixture()
+    found = learner.model.mixed_logits(x, task.clamp(max=2))
+    assert found is not None
+    for row, number in enumerate(task.clamp(max=2).tolist()):
+        own = learner.logits(x[row : row + 1], number)[0]
+        torch.testing.assert_close(found[row, : len(own)], own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["windows", "attention"])
+def test_what_cannot_be_mixed_is_asked_task_by_task(kind: str) -> None:
+    learner = taught(kind)
+    x, task = mixture()
+    assert learner.model.mixed_logits(x, task) is None
+    answer = learner.predict(x, task=task)
+    for number in range(4):
+        at = task == number
+        assert torch.equal(answer.labels[at], learner.predict(x[at], number).labels)
+
+
+def test_a_mixture_gives_the_same_bits_after_another_task() -> None:
+    learner = taught("convolutions", tasks=3)
+    x, task = mixture()
+    task = task.clamp(max=2)
+    before = learner.predict(x, task=task).probabilities
+    learner.learn(*rows(3))
+    after = learner.predict(x, task=task).probabilities
+    assert torch.equal(after[:, : before.shape[1]], before)
+    assert not bool(after[:, before.shape[1] :].any())
+
+
+def test_a_forgotten_task_is_gone_from_the_mixture() -> None:
+    learner = taught("mlp")
+    x, task = mixture()
+    learner.predict(x, task=task)
+    learner.forget(0)
+    task = task.clamp(max=2)
+    answer = learner.predict(x, task=task)
+    for number in range(3):
+        at = task == number
+        assert torch.equal(answer.labels[at], learner.predict(x[at], number).labels)
+
+
+def test_without_a_base_tasks_are_asked_one_by_one() -> None:
+    learner = Learner(network("mlp"), Settings(epochs=1, finetune_epochs=1, heads="per-task"), device="cpu")
+    for task in range(2):
+        learner.learn(*rows(task))
+    x, task = mixture()
+    assert learner.model.mixed_logits(x, task.clamp(max=1)) is None
