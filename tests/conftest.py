@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import ibpwf
 import ibpwf.lab
 import processes
+import zoos
 from ibpwf import Learner, Settings, models
 from ibpwf.lab.data.tasks import Scenario
 
@@ -42,6 +44,15 @@ SMALL = Settings(epochs=4, finetune_epochs=2, learning_rate=0.01, alpha=16.0, ba
 def digits() -> Scenario:
     """Split digits: five tasks of two classes, 64 values an example."""
     return ibpwf.lab.scenario("split-digits")
+
+
+@pytest.fixture(scope="session")
+def transformers() -> ModuleType:
+    """Hugging Face's package; tests that need it are skipped where it is not installed."""
+    try:
+        return zoos.transformers()
+    except ImportError:
+        pytest.skip("transformers is not installed")
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ import numpy as np
 import page
 from settings import ENTRIES, WAYS, Training
 
+from ibpwf.fetching.cache import cache_folder
 from ibpwf.lab import scenario
-from ibpwf.lab.data.cache import cache_folder
 
 HERE = Path(__file__).parent
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

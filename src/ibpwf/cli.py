@@ -41,6 +41,9 @@ COMMANDS: Mapping[str, Mapping[str, Place]] = {
         "forget": Place("ibpwf.commands.model:forget_command", "Remove a task and all that only it used."),
         "export": Place("ibpwf.commands.export:export_command", "Write a network for use without ibpwf."),
     },
+    "Trained networks": {
+        "backbones": Place("ibpwf.commands.backbones:app", "List and fetch the trained networks known by name."),
+    },
     "The laboratory": {
         "run": Place("ibpwf.lab.commands.run:run_command", "Learn a scenario task by task, beside the paper's."),
         "compare": Place("ibpwf.lab.commands.compare:compare_command", "Run several methods on one scenario."),

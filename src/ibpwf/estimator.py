@@ -30,7 +30,7 @@ from ibpwf.learner import Learner
 from ibpwf.limits import check_rate
 from ibpwf.method import BUILT_WITH
 from ibpwf.models import mlp
-from ibpwf.preprocessing import Standardizer
+from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD, Standardizer
 from ibpwf.settings import Settings, renamed
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
@@ -56,6 +56,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
 
+
+BACKBONE = "backbone"
+"""Features that must know what pixels an input was made from."""
 
 HELD_OUT = 0.1
 """Share of rows that nothing is learnt from where a router tells tasks: they say what is usual for a task."""
@@ -199,7 +202,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if classes is not None:
             labels = labels.with_labels(label_array(classes, "classes"))
         labels = labels.with_labels(y)
-        standardizer = Standardizer.fit(X) if anew else self._standardizer
+        standardizer = self._new_standardizer(X) if anew else self._standardizer
         rate = self.false_alarm_rate
         check_rate(rate)
         learner = self._new_learner(len(present), X.shape[1]) if anew else self._next_learner()
@@ -277,8 +280,13 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "base is 'frozen', but a classifier's network is new and knows nothing worth keeping; leave it out, "
                 "or use Learner with a trained network."
             )
-        kept = {"held_out": HELD_OUT} if given.get("inference") == "router" else {}
+        kept: dict[str, Any] = {"held_out": HELD_OUT} if given.get("inference") == "router" else {}
+        if given.get("features") == BACKBONE:
+            kept |= {"image_mean": (PIXEL_MEAN,), "image_std": (PIXEL_STD,)}
         return Settings(**{**DEFAULTS, **kept, **asked, **given})
+
+    def _new_standardizer(self, X: Any) -> Standardizer:
+        return (Standardizer.of_pixels if self.make_settings().features == BACKBONE else Standardizer.fit)(X)
 
     def _new_learner(self, outputs: int, inputs: int) -> Learner:
         seed = self.random_state

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+
+if TYPE_CHECKING:
+    from ibpwf.core.packing import Packing
 
 
 def _tensor(field: str, value: object) -> Tensor:
@@ -19,15 +25,32 @@ def _tensor(field: str, value: object) -> Tensor:
     if array.dtype.kind not in "biuf":
         kind = {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(array.dtype.kind, array.dtype)
         remedy = "encode the labels as whole numbers" if field == "y" else "give numbers (a tensor or a numpy array)"
+        remedy = "give numbers, or leave that field out" if field.startswith("x[") else remedy
         raise InputError(f"{field} holds {kind}; {remedy}.")
     # torch has neither the other byte order nor longer floats, nor strides that run backwards.
     native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.ascontiguousarray(array, native)).reshape(array.shape)
 
 
-def check_inputs(x: object, shape: tuple[int, ...] | None, *, empty_ok: bool = False) -> Tensor:
-    """Examples as float32, one per row, finite, of the shape earlier tasks had."""
-    given = _tensor("x", x)
+def named_tensors(x: Mapping[Any, object]) -> dict[str, Tensor]:
+    """Inputs by their names."""
+    return {str(name): _tensor(f"x['{name}']", value) for name, value in x.items()}
+
+
+def check_inputs(
+    x: object, shape: tuple[int, ...] | None, *, empty_ok: bool = False, packing: Packing | None = None
+) -> Tensor:
+    """Examples as float32, one per row, finite, of the shape earlier tasks had. A network with named inputs has a
+    `packing` by which they become one tensor; where it has one input, that may come without its name."""
+    if packing is not None:
+        main = packing.fields[0].name
+        given = packing.pack(named_tensors(x if isinstance(x, Mapping) else {main: x}))
+    elif isinstance(x, Mapping):
+        raise InputError(
+            "x is a dict, but the network takes one tensor without a name; give that tensor, one example per row."
+        )
+    else:
+        given = _tensor("x", x)
     if given.ndim < 2:
         raise InputError(f"x has shape {tuple(given.shape)}; give one example per row, such as (N, features).")
     if not len(given) and not empty_ok:

@@ -5,32 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ibpwf import __version__
+from ibpwf.adapters import adapter_classes, as_task, read_adapter
 from ibpwf.core.factorize import factorize
 from ibpwf.core.model import FactorModel
+from ibpwf.core.packing import Field, Packing, find_packing, names_inputs
 from ibpwf.core.weights import load_tensors
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Features, TaskInference
-from ibpwf.learner_state import Data, TaskInfo
+from ibpwf.inputs import named_tensors
+from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
 from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import digest_of, discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of, whole_folder
-from ibpwf.storage.model_record import Configuration, manifest_of, read_content
+from ibpwf.storage.model_record import Configuration, StoredPacking, manifest_of, read_content
 from ibpwf.storage.network_json import NeedsParts, build, check_same, describe, signature
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at_most, check_numbers, check_part
 from ibpwf.task_learner import TaskLearner
-from ibpwf.training.method import Method
+from ibpwf.training.fitting import check_fits
+from ibpwf.training.method import Method, TaskData
+from ibpwf.training.rows import Batches
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
@@ -79,6 +85,7 @@ class Learner(TaskLearner):
             strength_std=model.strength_std,
             init=model.init,
             base=model.base,
+            length=model.options["length"],
         )
         parts = Parts(features, inference, loss, optimizer)
         self._needs: list[str] = []  # parts of its own that a loaded learner was taught with and has not been given
@@ -108,13 +115,69 @@ class Learner(TaskLearner):
         self._learned = replace(self._learned, method=self.method.with_settings(settings))
 
     def learn_steps(self, *arguments: Any, **options: Any) -> Generator[None, None, None]:
+        self._check_parts()
+        return super().learn_steps(*arguments, **options)
+
+    def _check_parts(self) -> None:
         if self._needs:
             given = ", ".join(f"{name}=..." for name in self._needs)
             raise InputError(
                 f"this learner was taught with your own {' and '.join(self._needs)}, which a folder cannot hold; "
                 f"pass the same again to learn on: Learner.load(path, {given})."
             )
-        return super().learn_steps(*arguments, **options)
+
+    @torch.inference_mode(False)  # what is kept of the task must be fit for training beside it
+    def learn_adapter(
+        self,
+        path: str | Path,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None = None,
+        name: str | None = None,
+        *,
+        classes: Sequence[int] | None = None,
+    ) -> TaskInfo:
+        """Make a LoRA adapter that peft has saved in a folder a task like any other, trained no further; the model
+        must have been factorized with base="frozen", on the adapter's own base.
+
+        `x` and `y`, as for `learn`, are examples of it: they tell what its inputs are like, for task inference, and
+        `training_accuracy` says how many of them it answers rightly. The labels of y in rising order are the
+        adapter's outputs; where it has more outputs than that, `classes` says that these are the first of them.
+        """
+        self._check_free("learnt")
+        self._check_parts()
+        known, name = self._learned, self._task_name(name)
+        adapter = read_adapter(path)
+        rows, found, counts, packing = self._rows(x, y)
+        adapter_classes(adapter, self.model, classes, found)
+        ready = as_task(adapter, self.model, len(found))
+        first = next(rows.in_order(1))[0]
+        method = self.method.fork()
+        if self.input_shape is None:
+            self._take_packing(method, packing)
+            check_fits(method, first)
+        number = len(known.tasks)
+        data = TaskData(name, number, found, seed=self.seed, serial=known.method.serial(number), rows=rows)
+        method.take_task(data, ready.factors, ready.own)
+        answers = ((method.logits(inputs, number).argmax(1), labels) for inputs, labels in rows.in_order())
+        right = sum(int((answer == labels).sum()) for answer, labels in answers)
+        task = TaskInfo(name, number, found, len(rows), training_accuracy=100 * right / len(rows))
+        event = {"event": "learnt", "serial": data.serial, "version": __version__}
+        guessing = 100 * float(counts.max() / counts.sum())
+        shape = tuple(first.shape[1:])
+        self._learned = Learned(method, (*known.tasks, task), (*known.history, event), shape, guessing)
+        return task
+
+    def _find_packing(self, x: object, before: Packing | None) -> Packing | None:
+        net = self.model.net
+        if not isinstance(x, Mapping) and not names_inputs(net):
+            return None
+        named = named_tensors(x if isinstance(x, Mapping) else {net.main_input_name: x})
+        return find_packing(net, named, self.settings.length, before)
+
+    def _take_packing(self, method: Method, packing: Packing | None) -> None:
+        assert isinstance(method, IBPWF)
+        if packing is not None:
+            method.model.take_packing(packing)
 
     def novelty(self, x: Data, false_alarm_rate: float = 0.01) -> Tensor:
         """How unlike everything learnt each input is, told by router and experts (inference="router", held_out above
@@ -156,6 +219,7 @@ class Learner(TaskLearner):
             "frozen": sorted(model.frozen),
             "parts": sorted({*method.parts.names(), *self._needs}),
             "base": self._digest_of_base(model),
+            "packing": None if model.packing is None else asdict(model.packing),
         }
         return configuration, self._fixed_parts(method)
 
@@ -233,6 +297,7 @@ class Learner(TaskLearner):
             model = factorize(net, **settings.factorization, head=configuration.head, include=[*configuration.layers])
             check_layers(configuration, model)
             model.frozen = frozenset(configuration.frozen)  # as it was, whatever the given network has
+            take_stored_packing(model, configuration.packing, content.input_shape)
             learner = cls(model, settings, seed=content.seed, device=device, **parts)
             learner._needs = wanted
             learner.restore(opened, files)
@@ -288,6 +353,16 @@ def check_layers(configuration: Configuration, model: FactorModel) -> None:
             raise NotWhole(f"field 'frozen' has '{name}', which is no parameter of the network")
     if {*configuration.parts} - {*Parts.__annotations__}:
         raise NotWhole(f"field 'parts' is {configuration.parts}; known are {', '.join(Parts.__annotations__)}")
+
+
+def take_stored_packing(model: FactorModel, stored: StoredPacking | None, shape: Sequence[int] | None) -> None:
+    """Let a model take inputs as they were packed, if that is what examples are like."""
+    if stored is None:
+        return
+    packing = Packing(tuple(Field(f.name, tuple(f.shape), f.kind) for f in stored.fields), stored.padding)
+    if shape is None or packing.row_shape != tuple(shape):
+        raise NotWhole(f"field 'packing' makes rows of shape {packing.row_shape}, and input_shape is {shape}")
+    model.take_packing(packing)
 
 
 def _check_factorization(model: FactorModel, settings: Settings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ibpwf.core.packing import packing_of
 from ibpwf.errors import InputError, unknown
 from ibpwf.inputs import check_inputs
 from ibpwf.training.method import Method
 
-Data = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+Data = Tensor | np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any]
 TaskChoice = int | str | Sequence[int] | Sequence[str] | Tensor | None
 
 
@@ -77,4 +78,5 @@ class Learned:
         """Examples to answer, on the device."""
         if not self.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
-        return check_inputs(x, self.input_shape, empty_ok=True).to(self.method.device)
+        packing = packing_of(self.method.template)
+        return check_inputs(x, self.input_shape, empty_ok=True, packing=packing).to(self.method.device)

@@ -23,6 +23,7 @@ from ibpwf.core.elbo import negative_elbo
 from ibpwf.core.factorize import factorize
 from ibpwf.core.forgetting import forget_task
 from ibpwf.core.model import FactorModel
+from ibpwf.core.ready_made import ReadyFactors, add_ready_task
 from ibpwf.core.reference import accelerated
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import Shape, Views, check_square, class_logits, turned, turned_labels
@@ -49,6 +50,7 @@ BUILT_WITH = (
     *Factorization.model_fields,
     *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
     *("patch_filters", "patch_grid", "patch_epsilon", "image_shape"),
+    *("backbone", "backbone_depths", "backbone_size", "backbone_projection", "image_mean", "image_std"),
     *("router_ridge", "router_precision", "keep_sums_per_task"),
 )
 """Settings that all tasks have in common; any other may change from task to task."""
@@ -141,8 +143,7 @@ class IBPWF(Method):
         network.turns = s.turns
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
-        apart = data.generator("held out")
-        self._held_out = data.rows.apart(s.held_out, MOST_HELD_OUT, apart) if s.held_out else None
+        self._hold_out(data)
         rows = len(self.rows_to_train(data))
         self.network, self._phase, self._examples = network, ELBO, s.turns * rows
         plan = s.schedule_for(rows)
@@ -233,6 +234,20 @@ class IBPWF(Method):
             network.fix_selection(self.settings.kappa)
             estimate_statistics(network, rows, plan.batch_size, lambda x: turned(x, network.turns, self.image_shape))
         self.model.finish_task(network, self.settings.kappa)
+        self._keep(data, rows)
+
+    def take_task(self, data: TaskData, factors: Mapping[str, ReadyFactors], own: Mapping[str, Tensor]) -> None:
+        """Keep a task that was learned elsewhere; `data` tells what its inputs are like."""
+        self._hold_out(data)
+        add_ready_task(self.model, len(data.classes), factors, own)
+        self._keep(data, self.rows_to_train(data))
+
+    def _hold_out(self, data: TaskData) -> None:
+        share, apart = self.settings.held_out, data.generator("held out")
+        self._held_out = data.rows.apart(share, MOST_HELD_OUT, apart) if share else None
+
+    def _keep(self, data: TaskData, rows: Rows) -> None:
+        """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
         if data.index == 0:
             self.features.fit(rows.in_order(), len(rows), data.generator("random features"))
         phi = ((phi, y) for x, y in rows.in_order() for phi in self.features.views(x))

@@ -16,6 +16,7 @@ from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.core.posterior import LayerVectors
 from ibpwf.core.turns import check_square
+from ibpwf.inference.features.backbone import BackboneFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.layer import features as layer_outputs
 from ibpwf.inference.features.patches import PatchFeatures
@@ -46,7 +47,7 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
         learned, tensors = inference.task_state(t)
         blocks = {name: dictionary.blocks[t] for name, dictionary in model.layers.items()}
         factors = sum(len(block.positions) for block in blocks.values())
-        parts[f"task-{serial:04d}"] = _task_part(model.tasks[t], tensors)
+        parts[f"task-{serial:04d}"] = _task_part(model.tasks[t], model.fixed_tensors(), tensors)
         if factors:
             parts[f"factors-{serial:04d}"] = _block_part(blocks)
         tasks.append(
@@ -70,9 +71,10 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
     return content, parts
 
 
-def _task_part(task: LearnedTask, inference: Tensors) -> Tensors:
-    """A task's vectors, its own parameters and buffers, and what task inference keeps of it."""
-    tensors = {f"own/{name}": tensor for name, tensor in task.own.items()}
+def _task_part(task: LearnedTask, fixed: Tensors, inference: Tensors) -> Tensors:
+    """A task's vectors, its own parameters and buffers but for those that all tasks have alike, and what task
+    inference keeps of it."""
+    tensors = {f"own/{name}": tensor for name, tensor in task.own.items() if name not in fixed}
     for name, vectors in task.vectors.items():
         tensors |= {f"posterior/{name}/{part}": getattr(vectors, part) for part in VECTORS}
         tensors[f"posterior/{name}/selected"] = task.selected[name]
@@ -93,7 +95,8 @@ def _reference_part(method: IBPWF) -> Tensors:
     """What φ reads of a first task that was forgotten."""
     model = method.model
     assert model.reference is not None
-    tensors = {f"own/{name}": tensor for name, tensor in model.reference.own.items()}
+    fixed = model.fixed_tensors()
+    tensors = {f"own/{name}": tensor for name, tensor in model.reference.own.items() if name not in fixed}
     tensors |= _block_part({name: d.reference for name, d in model.layers.items() if d.reference is not None})
     for name in model.reference.selected:
         tensors[f"posterior/{name}/strength"] = model.reference.strength[name]
@@ -144,7 +147,8 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
             vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
             selected[name] = tensors[f"posterior/{name}/selected"]
             _check_vectors(place, name, vectors[name])
-        task = LearnedTask(entry.outputs, vectors, selected, _within(tensors, "own/"), entry.turns)
+        own = model.fixed_tensors() | _within(tensors, "own/")
+        task = LearnedTask(entry.outputs, vectors, selected, own, entry.turns)
         blocks = {name: _block(method, name, factors) for name in model.layers}
         _check_positions(block_place, blocks, {name: len(chosen) for name, chosen in selected.items()}, entry.factors)
         model.add_task(task, blocks)
@@ -189,15 +193,16 @@ def _check_parts(state: FactorState, files: Mapping[str, Mapping[str, Tensor]]) 
             raise NotWhole(f"part '{name}' is there, and nothing reads it")
 
 
-def _own_shapes(method: IBPWF, outputs: int) -> dict[str, Expected]:
-    """A task's own parameters and buffers: all of the network but factorized weights; a dense head has a row per
-    class of the task."""
+def _own_shapes(method: IBPWF, tensors: Tensors, outputs: int) -> dict[str, Expected]:
+    """A task's own parameters and buffers: all of the network but factorized weights, and but for frozen ones, which
+    older folders have here too; a dense head has a row per class of the task."""
     model = method.model
-    factorized = {model.weights[name].parameter for name in model.layers}
+    elsewhere = {model.weights[name].parameter for name in model.layers}
+    elsewhere |= {name for name in model.fixed_tensors() if f"own/{name}" not in tensors}
     buffers = buffer_rules(model.net)
     shapes = {}
     for name, value in model.net.state_dict().items():
-        if name not in factorized and isinstance(value, Tensor):
+        if name not in elsewhere and isinstance(value, Tensor):
             shape = tuple(value.shape)
             if model.heads == "per-task" and name.rpartition(".")[0] == model.head and name not in buffers:
                 shape = (outputs, *shape[1:])
@@ -210,7 +215,7 @@ def _task_shapes(method: IBPWF, part: str, tensors: Tensors, outputs: int) -> di
     model = method.model
     if model.heads == "shared" and outputs > model.head_width:
         raise NotWhole(f"part '{part}' has {outputs} classes, and the network {model.head_width} outputs")
-    shapes = {f"own/{name}": shape for name, shape in _own_shapes(method, outputs).items()}
+    shapes = {f"own/{name}": shape for name, shape in _own_shapes(method, tensors, outputs).items()}
     for name in model.layers:
         width = _length(tensors, f"posterior/{name}/strength")
         shapes |= {f"posterior/{name}/{key}": Expected((width,)) for key in VECTORS}
@@ -235,7 +240,7 @@ def _reference_shapes(method: IBPWF, tensors: Tensors) -> dict[str, Expected]:
     model, unread = method.model, tuple(method.features.unread())
     shapes = _block_shapes(method, tensors)
     head = f"{model.head}."
-    for name, shape in _own_shapes(method, 0).items():
+    for name, shape in _own_shapes(method, tensors, 0).items():
         if f"own/{name}" in tensors or not name.startswith(unread):
             if name.startswith(head) and shape.shape[:1] == (0,):  # a row per class of the task, which is forgotten
                 shape = replace(shape, shape=(_length(tensors, f"own/{name}"), *shape.shape[1:]))
@@ -310,6 +315,9 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
     elif isinstance(features, LayerFeatures):
         net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
         width = layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]
+    elif isinstance(features, BackboneFeatures):
+        features.check_shape(torch.zeros(1, *shape))
+        width = features.width
     elif isinstance(features, PatchFeatures):
         width = features(torch.zeros(1, *shape, device=method.device)).shape[1]
     if isinstance(inference, RidgeRouter) and width not in (None, inference.width):
@@ -364,7 +372,9 @@ def _take_reference(method: IBPWF, tensors: Tensors) -> None:
             selected[name] = tensors[f"posterior/{name}/selected"]
             dictionary.reference = _block(method, name, tensors)
             _check_positions(REFERENCE, {name: dictionary.reference}, {name: len(selected[name])}, None)
-    model.reference = Reference(strength, selected, _within(tensors, "own/"))
+    unread = tuple(method.features.unread())
+    fixed = {name: tensor for name, tensor in model.fixed_tensors().items() if not name.startswith(unread)}
+    model.reference = Reference(strength, selected, fixed | _within(tensors, "own/"))
 
 
 def _block(method: IBPWF, layer: str, tensors: Tensors) -> FactorBlock:

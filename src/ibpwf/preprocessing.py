@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ibpwf.errors import InputError
+
 Numbers = NDArray[np.float64]
 
 ROWS_AT_ONCE = 8192
@@ -23,6 +25,8 @@ FAR_BEYOND, FAR_BELOW = 16.0, 64.0
 """How many times larger or smaller than the first task's numbers they look like another unit: bytes are 255 times
 the floats from 0 to 1."""
 FEW_ROWS = 8
+
+PIXEL_LEVELS, PIXEL_MEAN, PIXEL_STD = 255.0, 0.5, 0.25
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,19 @@ class Standardizer:
         scale *= unit
         scale[~varies] = np.median(scale[varies]) if varies.any() else 1.0
         return cls(mean * unit, scale, float(lowest.min()), float(highest.max()))
+
+    @classmethod
+    def of_pixels(cls, x: Any) -> Self:
+        """For images that something reads which knows what pixels are: all by one rule, (pixels from 0 to 1 less
+        `PIXEL_MEAN`) / `PIXEL_STD`. Whether they go to 1 or to 255 is seen by the first task's."""
+        low, high = float(x.min()), float(x.max())
+        if low < 0 or high > PIXEL_LEVELS:
+            raise InputError(
+                f"X goes from {low:.4g} to {high:.4g}, but features is 'backbone', which reads images; give pixels "
+                "from 0 to 255, or from 0 to 1."
+            )
+        levels = PIXEL_LEVELS if high > 1 else 1.0
+        return cls(np.full(x.shape[1], PIXEL_MEAN * levels), np.full(x.shape[1], PIXEL_STD * levels), low, high)
 
     def __call__(self, x: Any) -> NDArray[np.float32]:
         """The examples on the first task's scale; a sparse matrix becomes dense."""

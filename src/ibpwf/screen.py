@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -31,3 +33,25 @@ class Screen(Console):
     def say(self, text: str = "", style: str = "") -> None:
         """Print a line, as long as it is."""
         self.print(text, style=style, soft_wrap=True)
+
+
+@contextmanager
+def fetch_bar() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar that shows how far a download is, on standard error, so that the output can be piped."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    with Progress(*columns, console=Screen(stderr=True), transient=True) as bars:
+        bar = bars.add_task("", amount="")
+
+        def show(label: str, done: int, total: int | None) -> None:
+            bars.update(bar, description=printable(label), completed=done, total=total, amount=_amount(done, total))
+
+        yield show
+
+
+def _amount(done: int, total: int | None) -> str:
+    """Bytes as megabytes, a handful of steps as they are."""
+    if total is None:
+        return f"{done / 1e6:.1f} MB" if done else ""
+    return f"{done}/{total}" if total < 1000 else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"

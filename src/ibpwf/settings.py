@@ -182,6 +182,11 @@ class Factorization(FrozenSettings):
         description="frozen: the network's own weights stay as they are, and a task's factors are its difference "
         "from them",
     )
+    length: Count | None = Field(
+        None,
+        description="tokens that every example of a network of token ids is filled up to; none: the longest of the "
+        "first task",
+    )
 
 
 class Schedule(NamedTuple):
@@ -271,8 +276,8 @@ class Settings(Factorization):
         "layer",
         description="φ(x) for inferring tasks: a layer's outputs before its activation under the first task's "
         "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, "
-        "an image's likeness to 'patches' of the first task's images, a name that a package has registered, or "
-        "module:Name",
+        "an image's likeness to 'patches' of the first task's images, what a trained 'backbone' makes of it, a name "
+        "that a package has registered, or module:Name",
     )
     inference: str = Field(
         "gaussian",
@@ -302,10 +307,33 @@ class Settings(Factorization):
     patch_epsilon: Positive = Field(
         0.1, description="added to the variances of patches before they are whitened, relative to their mean"
     )
+    backbone: str = Field(
+        "efficientnet-lite0",
+        description="the trained network whose features tell tasks apart, by a name of `ibpwf backbones`; it stays "
+        "as it is, and its digest is stored, not its weights",
+    )
+    backbone_depths: Auto | tuple[Count, ...] = Field(
+        "auto", description="at which depths the backbone is read, such as [6, 8]; 'auto': at the deepest"
+    )
+    backbone_size: Annotated[int, Field(ge=32, le=1024)] | Auto = Field(
+        "auto",
+        description="pixels across to which images are resized for the backbone; 'auto': as it was trained",
+    )
+    backbone_projection: Annotated[int, Field(ge=0, le=MOST_FEATURES)] = Field(
+        0,
+        description="so many random sums of the backbone's features, of which only what is above 0 counts, take "
+        "their place, such as 10000; 0: the features as they are",
+    )
+    image_mean: Auto | tuple[float, ...] = Field(
+        "auto",
+        description="how images were brought to numbers, for the backbone to undo: (pixels from 0 to 1, less "
+        "image_mean) / image_std, for all channels or for each; 'auto': they are pixels from 0 to 1 or from 0 to 255",
+    )
+    image_std: Auto | tuple[Positive, ...] = Field("auto", description="see image_mean")
     mirror: bool = Field(
         False,
-        description="an image and its mirror image mean the same: patch features learn from both, and tasks learned "
-        "with turns answer for both; for photographs, not for digits",
+        description="an image and its mirror image mean the same: patch and backbone features learn from both, and "
+        "tasks learned with turns answer for both; for photographs, not for digits",
     )
     image_shape: Auto | tuple[Count, Count, Count] = Field(
         "auto",
@@ -365,6 +393,9 @@ class Settings(Factorization):
             self.shrinkage,
             "with inference=shared-gaussian all have one covariance already; leave it at 0",
         )
+        mean, std = self.image_mean, self.image_std
+        alike = mean == std == "auto" if "auto" in (mean, std) else len(mean) == len(std) in (1, 3)
+        require(alike, "image_mean", mean, f"image_std is {std}: give both, one number or three each, or neither")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

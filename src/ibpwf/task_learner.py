@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ibpwf import __version__, registry
 from ibpwf.concurrency import OneAtATime
+from ibpwf.core.packing import Packing, packing_of
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
@@ -30,9 +31,10 @@ from ibpwf.storage.model_record import read_content
 from ibpwf.storage.network_json import NeedsParts
 from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, NotWhole, at_most, buffer_rules, check_parts
 from ibpwf.training.callbacks import Callback, TaskEnd
+from ibpwf.training.fitting import check_fits, check_torch
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
-from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows
+from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows, gives_batches, with_labels
 
 
 def _whole(field: str, value: int) -> int:
@@ -50,29 +52,11 @@ NEAR_CHANCE = 0.1
 """How much of the way from guessing to perfection must have been gone not to be warned."""
 
 
-def _gives_batches(x: Any, y: Data | None) -> bool:
-    """Whether `x` is no array but something to iterate over; a list is, where no y is given and it holds pairs."""
-    if isinstance(x, Sequence):
-        return y is None and len(x) > 0 and isinstance(x[0], (tuple, list)) and len(x[0]) == 2
-    return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray))
-
-
 def run_steps(steps: Generator[None, None, None]) -> None:
     """Take all steps of a training, wherever torch's gradients are switched off around it."""
     with torch.inference_mode(False), torch.enable_grad():
         for _ in steps:
             pass
-
-
-def check_torch() -> None:
-    """Refuse to train where torch has been set so that nothing could be learned."""
-    if torch.get_default_dtype() != torch.float32:
-        raise InputError(
-            f"torch's default dtype is {torch.get_default_dtype()}; training is in float32: call "
-            "torch.set_default_dtype(torch.float32) first."
-        )
-    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-        raise InputError("gradients are switched off (torch.no_grad or inference_mode); take the steps outside it.")
 
 
 def near_chance(accuracy: float | None, guessing: float) -> bool:
@@ -147,7 +131,8 @@ class TaskLearner:
         callbacks: Sequence[Callback] = (),
     ) -> TaskInfo:
         """Learn one task from examples `x` and integer labels `y`, from a Dataset of pairs, or from anything that
-        gives batches (x, y) anew whenever it is iterated, such as a DataLoader.
+        gives batches (x, y) anew whenever it is iterated, such as a DataLoader. Examples may be dicts where the
+        network's inputs have names; batches and items may then hold "labels" among them.
 
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
@@ -195,17 +180,19 @@ class TaskLearner:
         started = time.perf_counter()
         known = self._learned
         name = self._task_name(name)
-        rows, classes, counts = self._rows(x, y)
+        rows, classes, counts, packing = self._rows(x, y)
         if len(classes) < known.method.least_classes:
             raise InputError(
                 f"task '{name}' has one class only ({classes[0]}); a task needs at least two to tell apart, or "
                 "square images and turns=4, which are told apart by how they are turned."
             )
         first = next(rows.in_order(1))[0]
-        self._check_fits(first)
+        method = known.method.fork()
+        if self.input_shape is None:
+            self._take_packing(method, packing)
+            check_fits(method, first)
         number = len(known.tasks)
         data = TaskData(name, number, classes, seed=self.seed, serial=known.method.serial(number), rows=rows)
-        method = known.method.fork()
         training = Training(method, data, callbacks)
         training.identity = lambda: self._identity(data)
         yield from training.run()
@@ -229,23 +216,35 @@ class TaskLearner:
             raise InputError(f"a task named '{name}' has been learnt already; choose another name.")
         return name
 
-    def _rows(self, x: Any, y: Data | None) -> tuple[Rows, tuple[int, ...], Tensor]:
-        """The task's rows, its classes in order, and how many rows each has."""
-        if isinstance(x, torch.utils.data.Dataset) or _gives_batches(x, y):
+    def _find_packing(self, x: object, before: Packing | None) -> Packing | None:
+        """How inputs of a first task become one tensor, where they have names."""
+        return None
+
+    def _take_packing(self, method: Method, packing: Packing | None) -> None:
+        """Let a method that has learned nothing yet take inputs that are packed so."""
+
+    def _rows(self, x: Any, y: Data | None) -> tuple[Rows, tuple[int, ...], Tensor, Packing | None]:
+        """The task's rows, its classes in order, how many rows each has, and how inputs are packed."""
+        packing, first = packing_of(self.method.template), self.input_shape is None
+        if isinstance(x, torch.utils.data.Dataset) or gives_batches(x, y):
             if y is not None:
                 raise InputError(
                     f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out."
                 )
-            stream = StreamedRows(x, self.device, self.input_shape)
-            return stream, stream.classes, torch.unique(stream.labels, return_counts=True)[1]
+            find = self._find_packing if first else None
+            stream = StreamedRows(x, self.device, self.input_shape, packing, find)
+            return stream, stream.classes, torch.unique(stream.labels, return_counts=True)[1], stream.packing
+        if y is None and isinstance(x, Mapping):
+            x, y = with_labels(x)
         if y is None:
             raise InputError("y is missing; give one integer label per example.")
-        inputs = check_inputs(x, self.input_shape)
+        packing = self._find_packing(x, None) if first else packing
+        inputs = check_inputs(x, self.input_shape, packing=packing)
         inputs = inputs.clone() if inputs.is_inference() else inputs  # of torch's inference mode: no gradients
         labels = check_labels(y, len(inputs))
         classes, local, counts = torch.unique(labels, return_inverse=True, return_counts=True)
         rows = TensorRows(inputs.to(self.device), local.to(self.device))
-        return rows, tuple(int(label) for label in classes), counts
+        return rows, tuple(int(label) for label in classes), counts, packing
 
     def _identity(self, data: TaskData) -> Identity:
         """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""
@@ -288,22 +287,6 @@ class TaskLearner:
         else:
             self._learned = Learned(method)  # as new
         return forgotten
-
-    def _check_fits(self, x: Tensor) -> None:
-        """Run one example through the network, so that a wrong shape is named here and not deep inside torch."""
-        if self.input_shape is not None:
-            return
-        try:
-            out = self.method.trial(x[:1].to(self.device))
-        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            raise InputError(
-                f"x has examples of shape {tuple(x.shape[1:])}, which does not fit the network: "
-                f"{next(iter(str(error).splitlines()), type(error).__name__)}. "
-                "Reshape x or change the network's first layer."
-            ) from error
-        if not isinstance(out, Tensor) or out.ndim != 2:
-            what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-            raise InputError(f"the network gives {what} for one example; it must give one row of class scores.")
 
     def task_number(self, task: int | str) -> int:
         """A task's number from its name or number."""

@@ -229,25 +229,27 @@ def test_what_was_written_is_read_to_the_bit(
     np.testing.assert_array_equal(read_examples(path).x[:, 0], np.float32(numbers))
 
 
-def test_a_wide_table_is_read_in_seconds(tmp_path: Path) -> None:
+def test_a_wide_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (3000, 785)) * (rng.random((3000, 785)) < 0.2)
     rows = "\n".join(",".join(map(str, row)) for row in pixels.tolist())
     path = write(tmp_path, ",".join(["label", *(f"p{n}" for n in range(784))]) + "\n" + rows)
-    start = time.process_time()
-    examples = read_examples(path)
-    # A twentieth of MNIST; all of it in ten seconds would be half a second.
-    assert time.process_time() - start < 2.0
-    np.testing.assert_array_equal(examples.x, pixels[:, 1:])
+    np.testing.assert_array_equal(read_examples(path).x, pixels[:, 1:])
 
 
 def test_many_columns_take_no_longer_than_their_cells(tmp_path: Path) -> None:
-    names = [f"gene{n}" for n in range(20_000)]
-    path = write(tmp_path, ",".join([*names, "y"]) + "\n" + ",".join(["1"] * 20_000 + ["u"]) + "\n")
-    start = time.process_time()
-    layout = read_examples(path).layout
-    assert read_examples(path, like=layout).x.shape == (1, 20_000)
-    assert time.process_time() - start < 3.0
+    """Ten times as many take ten times as long, more or less, and not a hundred times."""
+
+    def seconds(count: int) -> float:
+        names = [f"gene{n}" for n in range(count)]
+        path = write(tmp_path, ",".join([*names, "y"]) + "\n" + ",".join(["1"] * count + ["u"]) + "\n")
+        start = time.process_time()
+        layout = read_examples(path).layout
+        assert read_examples(path, like=layout).x.shape == (1, count)
+        return time.process_time() - start
+
+    seconds(10)  # what is imported when it is first needed
+    assert seconds(20_000) < 40 * seconds(2_000)
 
 
 # ------------------------------------------------------------------------------------------------- Parquet

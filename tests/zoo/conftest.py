@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
 from types import ModuleType
 
 import pytest
-import torch
 
-
-def torchvision() -> ModuleType:
-    """torchvision, also where its compiled operators do not fit the installed torch (a wheel for CUDA beside a torch
-    for the CPU): two operators that no model here uses must then be declared before it can be imported."""
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for operator in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float limit) -> Tensor")
-        return importlib.import_module("torchvision")
+from zoos import torchvision
 
 
 @pytest.fixture(scope="session")

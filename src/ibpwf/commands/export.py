@@ -21,11 +21,16 @@ Task = Annotated[
 ]
 To = Annotated[
     str,
-    typer.Option("--to", metavar="FORMAT", help="onnx, pt2 (torch.export) or safetensors (plain weights)."),
+    typer.Option("--to", metavar="FORMAT", help="onnx, pt2 (torch.export), safetensors (weights) or peft (LoRA)."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="PATH", help="The file, or a folder for it. Default: MODEL-NAME.FORMAT."),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        help="The file, or a folder for it; of peft the folder itself. Default: MODEL-NAME.FORMAT.",
+    ),
 ]
 
 
@@ -37,11 +42,12 @@ def export_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     json_: AsJson = False,
 ) -> None:
-    """Write a task's network for use without ibpwf: ONNX, torch.export or plain weights.
+    """Write a task's network for use without ibpwf: ONNX, torch.export, plain weights or a peft adapter.
 
     Without --task, all tasks go into one graph that infers the task itself. A graph takes your own numbers and gives
     probabilities; it is compared with the model's answers before it is written. Beside an ONNX model lies a small
-    predict.py that needs only onnxruntime and numpy.
+    predict.py that needs only onnxruntime and numpy. A peft adapter is a folder with a task's difference from the
+    trained network that it was learned beside (setting base=frozen).
     """
     check_there(model)
     from ibpwf.exporting.writing import export
@@ -57,12 +63,18 @@ def export_command(
 def show(done: Exported, to: str) -> None:
     target, *beside = done.files
     about = done.about
+    written = sum(file.stat().st_size for file in done.files) if to == "peft" else target.stat().st_size
+    where = target.parent if to == "peft" else target
     if about["task"] is not None or len(about["tasks"]) == 1:
         what = f"task '{printable(about['task'] or about['tasks'][0])}'"
     else:
         what = f"all {counted(len(about['tasks']), 'task')}"
     labels = printable(", ".join(map(str, about["labels"][:6]))) + (", …" if len(about["labels"]) > 6 else "")
-    say(f"Wrote {printable(str(target))} ({size(target.stat().st_size)}): {what}, labels {labels}.")
+    say(f"Wrote {printable(str(where))} ({size(written)}): {what}, labels {labels}.")
+    if to == "peft":
+        say(f"Load it onto the trained network: peft.PeftModel.from_pretrained(net, {str(where)!r}).")
+        say(f"The first {len(about['labels'])} outputs are {printable(about['network']['words'])}.")
+        return
     shape = "×".join(map(str, about["input"]["shape"]))
     kind = {"safetensors": "The network takes", "onnx": "It takes", "pt2": "It takes"}[to]
     included = about["preprocessing"]["included"] and to != "safetensors"

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +39,14 @@ def learn_command(
     categories: Annotated[
         list[str] | None,
         typer.Option("--categories", metavar="COLUMN", help=f"{own.HELP['categories']} Repeatable."),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", metavar="COLUMN", help=f"{own.HELP['text']} Repeatable."),
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option("--encoder", metavar="NAME", help=own.HELP["encoder"], show_default="minilm-l6"),
     ] = None,
     unknown: own.Unknown = False,
     missing: own.Missing = None,
@@ -119,6 +127,8 @@ def learn_command(
         with_labels=True,
         ignore=ignore,
         categories=categories,
+        text=text,
+        encoder=encoder,
     )
     parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
     if read.size is not None:  # said now, and not after reading images of that size
@@ -138,6 +148,7 @@ def learn_command(
     caught: list[int] = []
     try:
         with bar.shown, stopping(caught) as stop:
+            read = replace(read, progress=bar.reading)
             how = LearnOptions(read, validate, checkpoint_minutes, resume, anew, device, [bar], stop)
             learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
     except KeyboardInterrupt:
@@ -224,7 +235,7 @@ class Bar(Callback):
         self.shown = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -232,15 +243,22 @@ class Bar(Callback):
             transient=True,
             disable=not screen.is_terminal,
         )
-        self.bar = self.shown.add_task("reading", total=None, detail="", visible=False)
+        self.bar = self.shown.add_task("reading", total=None, detail="", unit="", visible=False)
         self.done = 0
+
+    def reading(self, what: str, done: int, total: int | None) -> None:
+        """How far a file is read, where that takes long: texts, and a trained network that is fetched."""
+        detail = "" if total else f"{done:,}"
+        self.shown.update(
+            self.bar, description=what, completed=done, total=total or 0, detail=detail, unit="", visible=True
+        )
 
     def task_start(self, task: TaskStart) -> None:
         name = printable(task.task)
         name = name if len(name) <= 20 else name[:19] + "…"
         detail = f"{task.rows:,} rows"
         self.done = 0
-        self.shown.update(self.bar, description=name, total=task.epochs, detail=detail, visible=True)
+        self.shown.reset(self.bar, description=name, total=task.epochs, detail=detail, unit="epochs", visible=True)
 
     def step_end(self, step: StepEnd) -> None:
         if step.steps:

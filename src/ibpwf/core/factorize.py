@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from ibpwf.core.compose import as_matrix
 from ibpwf.core.dictionary import Dictionary
 from ibpwf.core.model import FactorModel
 from ibpwf.core.weights import (
@@ -37,6 +36,7 @@ def factorize(
     strength_std: float = 0.316,
     init: str = "random",
     base: str = "none",
+    length: int | None = None,
 ) -> FactorModel:
     """Turn a network into a continual learner's model; `net` itself is copied, not changed.
 
@@ -53,6 +53,9 @@ def factorize(
     error. `"random"` takes nothing from `net` but what is not factorized.
     `base="frozen"` leaves the weights of `net` as they are and gives each task a difference from them,
     W_t = W_0 + W_a diag(λ_t) W_b: every task begins as `net` itself, and takes as few factors as its data ask for.
+    Embeddings are then frozen too.
+    `length` is for networks of token ids: how many every example is filled up to (None: the longest of the first
+    task).
     """
     if not isinstance(net, nn.Module):
         raise InputError(f"net is a {type(net).__name__}; factorize takes a torch.nn.Module.")
@@ -93,7 +96,14 @@ def factorize(
         check_weight(template, weight)
     automatic = adapter_alpha if base == "frozen" else automatic_alpha
     layers = {name: _dictionary(template, weight, alpha, max_factors, automatic) for name, weight in chosen.items()}
-    frozen = [name for name, parameter in template.named_parameters() if not parameter.requires_grad]
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise InputError(f"length is {length!r}; give the tokens of an example as a whole number from 1, or None.")
+    if base == "frozen":
+        for module in template.modules():
+            if isinstance(module, nn.Embedding):
+                module.requires_grad_(False)
+    named = template.named_parameters(remove_duplicate=False)
+    frozen = [name for name, parameter in named if not parameter.requires_grad]
     template.requires_grad_(False)
     model = FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen, base)
     model.options = {
@@ -103,6 +113,7 @@ def factorize(
         "strength_std": strength_std,
         "init": init,
         "base": base,
+        "length": length,
     }
     return model
 
@@ -125,7 +136,7 @@ def _dictionary(
     automatic: Callable[[int, int], float],
 ) -> Dictionary:
     """An empty dictionary for a weight, with the settings that the patterns give it."""
-    inputs, outputs = as_matrix(net.get_parameter(weight.parameter)).shape
+    inputs, outputs = weight.matrix(net.get_parameter(weight.parameter)).shape
     layer_alpha = per_layer("alpha", alpha, weight, automatic(inputs, outputs))
     cap = per_layer("max_factors", max_factors, weight, None)
     if cap is not None and not cap.is_integer():

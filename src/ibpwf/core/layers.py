@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from ibpwf.core.compose import as_weight, compose, product
 from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.reference import reference
+from ibpwf.core.weights import transposed_linear
 
 
 def xavier(inputs: int, outputs: int, count: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -152,7 +153,8 @@ def deal_scores(scores: Tensor, layers: Sequence[FactorLayer]) -> None:
 
 
 class FactorLinear(FactorLayer):
-    """`nn.Linear` with a factorized weight; takes the cheaper order of multiplication."""
+    """`nn.Linear`, or one whose weight lies the other way round, with a factorized weight; takes the cheaper order of
+    multiplication."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // max(x.shape[-1], 1)
@@ -191,6 +193,9 @@ def factor_layer(original: nn.Module, locked: FactorBlock, *, keeps_base: bool =
     """The factor layer that stands in for `original`."""
     if isinstance(original, nn.Linear):
         return FactorLinear(original, locked, original.weight, original.bias, keeps_base=keeps_base)
+    if transposed_linear(original):
+        weight, bias = original.get_parameter("weight").t(), original.get_parameter("bias")
+        return FactorLinear(original, locked, weight, bias, keeps_base=keeps_base)
     if isinstance(original, _ConvNd) and not original.transposed:
         return FactorConv(original, locked, original.weight, original.bias, keeps_base=keeps_base)
     raise TypeError(f"no factor layer for {type(original).__name__}")

@@ -194,6 +194,7 @@ def _factors(model: FactorModel, tasks: Sequence[int], name: str, module: nn.Mod
     each = [model.selected_factors(task, name) for task in tasks]
     at, place = torch.unique(torch.cat([factors.positions for factors, _ in each]), return_inverse=True)
     base = model.base_weights()[model.weights[name].parameter]
+    base = base.t() if model.weights[name].transposed else base
     scores = base.new_zeros(len(tasks), len(at))
     a, b = base.new_zeros(each[0][0].a.shape[0], len(at)), base.new_zeros(len(at), each[0][0].b.shape[1])
     for row, ((factors, strength), columns) in enumerate(

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.compose import as_matrix, as_weight, compose
+from ibpwf.core.compose import compose
 from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.learned import (
     FactorUse,
@@ -28,6 +28,8 @@ from ibpwf.core.learned import (
     task_tensors,
 )
 from ibpwf.core.mixed import MixedNetwork, mixed
+from ibpwf.core.outputs import FirstOutputs, tell_width
+from ibpwf.core.packing import Packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import Views, class_logits
@@ -230,7 +232,7 @@ class FactorModel(nn.Module):
     def _composed_weight(self, name: str, factors: FactorBlock, scores: Tensor) -> Tensor:
         """A layer's weight from the factors it reads, beside the base where there is one: W_0 + W_a diag(λ) W_b."""
         base = self._weight(name)
-        weight = as_weight(compose(factors.a, scores, factors.b), base.shape)
+        weight = self.weights[name].shaped(compose(factors.a, scores, factors.b), base.shape)
         return (base + weight if self.base == "frozen" else weight).contiguous()
 
     def factor_state(self, layer: str) -> dict[str, Tensor]:
@@ -248,10 +250,10 @@ class FactorModel(nn.Module):
             factors, strength = self.selected_factors(0, layer)
         else:
             factors, strength = self._chosen(layer, kept.selected[layer], kept.strength[layer])
-        weight = as_weight(factors.a * strength, self._weight(layer).shape).contiguous()
+        weight = self.weights[layer].shaped(factors.a * strength, self._weight(layer).shape).contiguous()
         changed = {self.weights[layer].parameter: weight}
         if getattr(module, "bias", None) is not None:
-            changed[f"{layer}.bias"] = weight.new_zeros(len(weight))
+            changed[f"{layer}.bias"] = weight.new_zeros(len(strength))
         return self.reference_state() | changed
 
     def thawed(self, net: nn.Module) -> nn.Module:
@@ -261,13 +263,39 @@ class FactorModel(nn.Module):
         return net
 
     def base_weights(self) -> dict[str, Tensor]:
-        """W_0 of every factorized layer by its parameter's name; none where factors are all there is."""
+        """W_0 of every factorized layer by its parameter's name, and what else no task changes; none where there is
+        no base."""
         if self.base != "frozen":
             return {}
-        return {self.weights[name].parameter: self._weight(name) for name in self.layers}
+        return {self.weights[name].parameter: self._weight(name) for name in self.layers} | self.fixed_tensors()
+
+    def fixed_tensors(self) -> dict[str, Tensor]:
+        """Frozen parameters that are neither factorized nor a task's dense head: every task has the template's."""
+        factorized = {self.weights[name].parameter for name in self.layers}
+        head = (f"{self.head}.",) if self.heads == "per-task" else ()
+        fixed = [name for name in self.frozen if name not in factorized and not name.startswith(head)]
+        return {name: self.net.get_parameter(name).detach() for name in sorted(fixed)}
+
+    def matrix(self, name: str) -> Tensor:
+        """A layer's weight in the given network, as the paper's matrix J×M."""
+        return self.weights[name].matrix(self._weight(name))
 
     def _weight(self, name: str) -> Tensor:
         return self.net.get_parameter(self.weights[name].parameter)
+
+    @property
+    def packing(self) -> Packing | None:
+        """How named inputs become the one tensor that everything here takes."""
+        return packing_of(self.net)
+
+    def take_packing(self, packing: Packing) -> None:
+        """Take inputs that are packed so from now on; of a model that no task has been learned with yet. Forks keep
+        the network that they have."""
+        net = sharing(self.net, {})
+        unpack_inputs(net)
+        pack_inputs(net, packing)
+        self._modules = {**self._modules, "net": net}
+        self.forget_composed()
 
     @property
     def head_width(self) -> int:
@@ -301,14 +329,14 @@ class FactorModel(nn.Module):
     def fitted_factors(self, name: str) -> tuple[Tensor, Tensor]:
         """The factors a layer starts with when `init` is "pretrained": as many as its rank, or the cap, allows."""
         if name not in self._fitted:
-            matrix = as_matrix(self._weight(name))
+            matrix = self.matrix(name)
             self._fitted[name] = singular_factors(matrix, self.layers[name].capped(min(matrix.shape)))
         return self._fitted[name]
 
     def fits(self) -> dict[str, LayerFit]:
         """Per layer: how many factors are fitted to the given weight, its rank, and the relative error left."""
         self._need_pretrained()
-        return {name: fit_of(as_matrix(self._weight(name)), *self.fitted_factors(name)) for name in self.layers}
+        return {name: fit_of(self.matrix(name), *self.fitted_factors(name)) for name in self.layers}
 
     def fitted_network(self) -> nn.Module:
         """The given network with every factorized weight as its fitted factors give it: where task 1 starts."""
@@ -317,7 +345,7 @@ class FactorModel(nn.Module):
         for name in self.layers:
             a, b = self.fitted_factors(name)
             shape = self._weight(name).shape
-            weight = as_weight(compose(a, a.new_ones(a.shape[1]), b), shape)
+            weight = self.weights[name].shaped(compose(a, a.new_ones(a.shape[1]), b), shape)
             net.get_parameter(self.weights[name].parameter).copy_(weight)
         return self.thawed(net)
 
@@ -387,10 +415,12 @@ class FactorModel(nn.Module):
         """
         classes = self.tasks[task].classes
         net = copy.deepcopy(self.net).eval()
+        unpack_inputs(net)
         state = dict(self.state(task))
         if self.heads == "per-task":
             if classes != self.head_width:
                 replace_module(net, self.head, resized(net.get_submodule(self.head), classes))
+                tell_width(net, classes)
             state |= {
                 f"{self.head}.{part}": state[f"{self.head}.{part}"][:classes] for part in self._head_parts(state)
             }
@@ -427,15 +457,6 @@ class FactorModel(nn.Module):
         if self.reference is not None:
             kept.append(self.reference)
         strengths = sum(int(chosen.sum()) for each in kept for chosen in each.selected.values())
-        own = sum(tensor.numel() for each in kept for tensor in each.own.values())
+        fixed = self.fixed_tensors()
+        own = sum(tensor.numel() for each in kept for name, tensor in each.own.items() if name not in fixed)
         return {"factors": factors, "strengths": strengths, "own": own}
-
-
-class FirstOutputs:
-    """A forward hook: only the first outputs of a network, those its task has classes for."""
-
-    def __init__(self, outputs: int) -> None:
-        self.outputs = outputs
-
-    def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        return output[:, : self.outputs]

@@ -57,6 +57,7 @@ class TaskNetwork(nn.Module):
         self._fitted = model.init == "pretrained" and self.number == 1
         self._on_base = model.base == "frozen"
         self._layer_names = list(model.layers)
+        self._fixed = model.fixed_tensors()
         net = copy.deepcopy(model.net).train()
         if model.init == "pretrained" and model.tasks:
             _continue_from(net, model.tasks[-1].own, model.head if model.heads == "per-task" else None)
@@ -66,13 +67,13 @@ class TaskNetwork(nn.Module):
                 replace_module(net, model.head, _dense_head(net.get_submodule(model.head), outputs, generator))
             net.get_submodule(model.head).requires_grad_(True)
         self.lent = nn.ModuleList()
-        self._lent: dict[str, tuple[str, FactorWeight]] = {}
+        self._lent: dict[str, tuple[Weight, FactorWeight]] = {}
         start = []
         for name in model.layers:
             layer, vectors = self._started(model, net, name, previous.get(name), generator)
             start.append(vectors)
             if isinstance(layer, FactorWeight):
-                self._lent[name] = (model.weights[name].parameter, layer)
+                self._lent[name] = (model.weights[name], layer)
                 self.lent.append(layer)
             else:
                 replace_module(net, name, layer)
@@ -129,7 +130,7 @@ class TaskNetwork(nn.Module):
         deal_scores(scores, list(self.factor_layers.values()))
         with self._own_random_numbers(x.device):
             if self._lent:
-                weights = {parameter: layer.weight for parameter, layer in self._lent.values()}
+                weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
                 y: Tensor = functional_call(self.network, weights, (x,), tie_weights=False)
             else:
                 y = self.network(x)
@@ -226,12 +227,16 @@ class TaskNetwork(nn.Module):
             self.selected[name] = chosen
 
     def own_state(self) -> dict[str, Tensor]:
-        """Parameters and buffers that belong to the task alone, by their names in the user's network."""
+        """Parameters and buffers that belong to the task alone, by their names in the user's network; those that no
+        task changes are the model's, not copies."""
         factor = {f"{name}.{part}" for name in self._layer_names for part in FACTOR_STATE}
-        factor |= {parameter for parameter, _ in self._lent.values()}
+        factor |= {weight.parameter for weight, _ in self._lent.values()}
         state = self.network.state_dict()
         own = {name: value for name, value in state.items() if name not in factor and isinstance(value, Tensor)}
-        return {name: tensor.detach().clone() for name, tensor in own.items()}
+        return {
+            name: self._fixed[name] if name in self._fixed else tensor.detach().clone()
+            for name, tensor in own.items()
+        }
 
     def trainable(self, *, posterior: bool) -> list[nn.Parameter]:
         """What the optimiser moves; without the posterior only r of it (the fine-tune phase)."""
@@ -246,7 +251,13 @@ def _layer_of(net: nn.Module, weight: Weight, locked: FactorBlock, *, keeps_base
         return factor_layer(net.get_submodule(weight.layer), locked, keeps_base=keeps_base)
     owner, _, _ = weight.parameter.rpartition(".")
     parameter = net.get_parameter(weight.parameter).requires_grad_(False)
-    return FactorWeight(net.get_submodule(owner), locked, parameter, keeps_base=keeps_base)
+    shown = parameter.t() if weight.transposed else parameter
+    return FactorWeight(net.get_submodule(owner), locked, shown, keeps_base=keeps_base)
+
+
+def _as_owned(weight: Weight, layer: FactorWeight) -> Tensor:
+    """A composed weight as the module that owns it has it."""
+    return layer.weight.t() if weight.transposed else layer.weight
 
 
 def _continue_from(net: nn.Module, own: Mapping[str, Tensor], but: str | None) -> None:

@@ -1,6 +1,7 @@
 """Which weights of a network can be factorised, how patterns choose among them, and what is refused, by name.
 
-Every Linear and convolution layer has one factorizable weight and gives it its own name. An attention module
+Every Linear and convolution layer has one factorizable weight and gives it its own name, and so has the `Conv1D` of
+Hugging Face's GPT-2, a Linear layer whose weight lies the other way round. An attention module
 (`nn.MultiheadAttention`) reads the weights of its projections directly, so each of them stands for itself:
 `attention.in_proj_weight` (or `q_proj_weight`, `k_proj_weight`, `v_proj_weight`) and `attention.out_proj`.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ibpwf.core.compose import as_matrix, as_weight
 from ibpwf.errors import InputError, unknown
 
 PLAIN_FORWARDS = {layer.forward for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
@@ -27,7 +29,8 @@ class Weight:
     """A factorizable weight: the name its layer goes by, the parameter's name, and the module that owns it.
 
     `aliases` are other names and types a pattern may call it by; `replaceable` says whether a factor layer can
-    stand in for the module (it is called, and calculates as torch's own layer does).
+    stand in for the module (it is called, and calculates as torch's own layer does); `transposed` that the parameter
+    has inputs before outputs.
     """
 
     layer: str
@@ -35,6 +38,15 @@ class Weight:
     module: nn.Module
     aliases: tuple[str, ...]
     replaceable: bool
+    transposed: bool = False
+
+    def matrix(self, parameter: Tensor) -> Tensor:
+        """The parameter as the paper's matrix J×M."""
+        return parameter if self.transposed else as_matrix(parameter)
+
+    def shaped(self, matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The inverse of `matrix`, also of several in a row."""
+        return matrix if self.transposed else as_weight(matrix, shape)
 
     def matches(self, patterns: str | Iterable[str]) -> bool:
         wanted = [patterns] if isinstance(patterns, str) else patterns
@@ -43,7 +55,15 @@ class Weight:
 
 def weight_layer(module: nn.Module) -> bool:
     """A Linear or convolution layer, of torch's own class or derived from it; not a transposed convolution."""
-    return isinstance(module, nn.Linear) or (isinstance(module, _ConvNd) and not module.transposed)
+    if isinstance(module, nn.Linear) or transposed_linear(module):
+        return True
+    return isinstance(module, _ConvNd) and not module.transposed
+
+
+def transposed_linear(module: nn.Module) -> bool:
+    """The `Conv1D` of transformers: a Linear layer whose weight is (inputs, outputs)."""
+    weight, outputs = module._parameters.get("weight"), getattr(module, "nf", None)
+    return type(module).__name__ == "Conv1D" and weight is not None and tuple(weight.shape[1:]) == (outputs,)
 
 
 def type_names(module: nn.Module) -> tuple[str, ...]:
@@ -53,7 +73,7 @@ def type_names(module: nn.Module) -> tuple[str, ...]:
 
 def _plain(module: nn.Module) -> bool:
     hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return type(module).forward in PLAIN_FORWARDS and not hooked
+    return (type(module).forward in PLAIN_FORWARDS or transposed_linear(module)) and not hooked
 
 
 def factorizable(net: nn.Module) -> dict[str, Weight]:
@@ -71,7 +91,8 @@ def factorizable(net: nn.Module) -> dict[str, Weight]:
         elif name and weight_layer(module):
             inside = name in projections
             aliases = projections.get(name) or type_names(module)
-            found[name] = Weight(name, f"{name}.weight", module, aliases, _plain(module) and not inside)
+            plain, transposed = _plain(module) and not inside, transposed_linear(module)
+            found[name] = Weight(name, f"{name}.weight", module, aliases, plain, transposed)
     return found
 
 
@@ -80,7 +101,7 @@ def head_choices(found: Mapping[str, Weight]) -> list[str]:
     layers = [name for name, weight in found.items() if weight.parameter == f"{name}.weight"]
     layers = [name for name in layers if "MultiheadAttention" not in found[name].aliases]
     linear = [name for name in layers if isinstance(found[name].module, nn.Linear)]
-    return linear or [name for name in layers if getattr(found[name].module, "groups", 1) == 1]
+    return linear or [name for name in layers if getattr(found[name].module, "groups", 0) == 1]
 
 
 def check_weight(net: nn.Module, weight: Weight) -> None:

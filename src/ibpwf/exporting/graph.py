@@ -67,6 +67,12 @@ def prepare(standardizer: Standardizer | None, layout: Layout | None = None) -> 
     """The preprocessing that belongs in the graph: none for a learner, whose inputs are its user's affair."""
     if standardizer is None:
         return nn.Identity()
+    texts = [] if layout is None else [column for column in layout.columns if column.kind == "text"]
+    if texts:
+        raise InputError(
+            f"column {texts[0].name!r} holds texts, which the encoder {texts[0].encoder} reads, and a graph takes "
+            "numbers; answer with ibpwf predict, or export a task's plain weights (safetensors)."
+        )
     steps: list[nn.Module] = [_Standardize(standardizer)]
     if layout is not None and layout.kind == "images":
         steps.insert(0, _Pixels(layout.pixels == "bytes"))

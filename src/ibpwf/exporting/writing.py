@@ -10,10 +10,11 @@ from typing import Any, Literal, get_args
 
 from ibpwf.errors import InputError, unknown
 from ibpwf.exporting.formats import TOLERANCE, as_onnx, as_pt2, difference, need_packages
+from ibpwf.exporting.peft import adapter_files, peft_adapter, write_folder
 from ibpwf.exporting.source import Model, Source
 from ibpwf.storage.files import encode_json, encode_tensors, plain_errors, read_bytes, write_bytes
 
-Format = Literal["onnx", "pt2", "safetensors"]
+Format = Literal["onnx", "pt2", "safetensors", "peft"]
 SCRIPT = "predict.py"
 TRACED_ROWS, CHECKED_ROWS = 4, 64
 
@@ -40,9 +41,10 @@ def export(
     the task.
 
     `model` is a `ContinualClassifier`, whose preprocessing and labels go along, a `Learner`, or a model folder. `to`
-    is "onnx" (with a `predict.py` beside it), "pt2" (`torch.export`) or "safetensors" (the network's state dict, with
-    a JSON file beside it). Graphs give probabilities, and are compared with the model's own answers before anything
-    is written. `path` is a file, or a folder to put one in.
+    is "onnx" (with a `predict.py` beside it), "pt2" (`torch.export`), "safetensors" (the network's state dict, with
+    a JSON file beside it) or "peft" (a LoRA adapter of a task learned with base="frozen"). Graphs give probabilities,
+    and are compared with the model's own answers before anything is written. `path` is a file, or a folder to put one
+    in; for peft, which is a folder itself, the folder to make.
     """
     if to not in get_args(Format):
         raise unknown("format", str(to), get_args(Format))
@@ -50,6 +52,8 @@ def export(
         need_packages()
     source = Source.of(model)
     number = source.task(task)
+    if to == "peft":
+        return _export_adapter(source, number, path, overwrite)
     target = _target(source, number, to, path)
     if to == "safetensors":
         if number is None:
@@ -79,6 +83,27 @@ def export(
     return Exported((target, *beside), found, about)
 
 
+def _export_adapter(source: Source, task: int | None, path: str | Path | None, overwrite: bool) -> Exported:
+    if task is None:
+        raise InputError("peft holds the adapter of one task; name the task, or choose onnx or pt2.")
+    model = source.method.model
+    adapter = peft_adapter(model, task)
+    about = source.about(task, source.network(task))
+    target = Path(path) if path is not None else Path(f"{_name(source, task)}.peft")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"'{target.parent}' is no folder to make '{target.name}' in; make it first.")
+    files = adapter_files(adapter, model, about)
+    with plain_errors("write", target):
+        there = sorted(os.listdir(target)) if os.path.lexists(target) else []
+    for name in there:
+        if name not in files:
+            raise InputError(f"'{target}' holds '{name}', which is no adapter's file; give a folder to make.")
+    if there:
+        _check_free({target / name: content for name, content in files.items()}, overwrite)
+    write_folder(target, files)
+    return Exported(tuple(target / name for name in files), None, about)
+
+
 def script() -> bytes:
     """A program of under 30 lines that answers a table with an exported ONNX model."""
     return read_bytes(Path(__file__).with_name(SCRIPT))
@@ -88,14 +113,18 @@ def _target(source: Source, task: int | None, to: str, path: str | Path | None) 
     """The file to write: as asked, or named after the model and the task."""
     target = Path(path) if path is not None else Path()
     if path is None or target.is_dir():
-        of = "model" if source.folder is None else source.folder.resolve().name
-        which = "" if task is None else "-" + re.sub(r"[^\w.]+", "-", source.learner.tasks[task].name).strip("-")
-        target = target / f"{of}{which}.{to}"
+        target = target / f"{_name(source, task)}.{to}"
     if target.suffix != f".{to}":
         raise InputError(f"path is '{target}'; a file of this format ends in .{to}.")
     if not target.parent.is_dir():
         raise InputError(f"'{target.parent}' is no folder to write '{target.name}' to; make it first.")
     return target
+
+
+def _name(source: Source, task: int | None) -> str:
+    of = "model" if source.folder is None else source.folder.resolve().name
+    which = "" if task is None else "-" + re.sub(r"[^\w.]+", "-", source.learner.tasks[task].name).strip("-")
+    return of + which
 
 
 def _check_free(files: dict[Path, bytes | None], overwrite: bool) -> None:

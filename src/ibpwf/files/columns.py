@@ -201,7 +201,8 @@ def column_of(cells: Cells, as_category: bool) -> Column:
         raise DataError(
             f"{shown(cells.origins.files[0])}: column {quoted(cells.name)} holds {len(categories):,} different texts "
             f"such as {quoted(categories[0])}, more than {MOST_CATEGORIES}, so it looks like an identifier; name it "
-            f"in {cells.options.naming('ignore')} to leave it out, or write it as numbers."
+            f"in {cells.options.naming('ignore')} to leave it out, in {cells.options.naming('text')} if it holds "
+            "texts to read, or write it as numbers."
         )
     return Column(cells.name, "category", tuple(categories))
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Unknown = Literal["error", "zeros"]
 Missing = Literal["error", "mean"]
+Progress = Callable[[str, int, "int | None"], None]
 Naming = Callable[..., str]
 """How errors call an option, by its field's name and maybe a value for it."""
 
@@ -46,6 +47,10 @@ class ReadOptions:
     )
     ignore: tuple[str, ...] = field(default=(), metadata=_says("A column to leave out, such as an identifier."))
     categories: tuple[str, ...] = field(default=(), metadata=_says("A column of categories that look like numbers."))
+    text: tuple[str, ...] = field(
+        default=(), metadata=_says("A column of texts, read by a trained sentence encoder.")
+    )
+    encoder: str | None = field(default=None, metadata=_says("The sentence encoder, by a name of `ibpwf backbones`."))
     unknown: Unknown | None = field(
         default=None,
         metadata=_says("Let a category never seen before stand for none of the known ones, in later files too."),
@@ -57,9 +62,12 @@ class ReadOptions:
         metadata=_says("A missing value in a table is an error, or takes the mean of its column in the first file."),
     )
     naming: Naming = field(default=argument, metadata=_says("How errors call these options."))
+    progress: Progress | None = field(
+        default=None, metadata=_says("Called with what is being done, how much of it is done, and of how much.")
+    )
 
     def __post_init__(self) -> None:
-        for name in ("ignore", "categories"):
+        for name in ("ignore", "categories", "text"):
             given = getattr(self, name)
             if isinstance(given, str):
                 raise InputError(f"{name} is {given!r}; give a list of column names, such as [{given!r}].")
@@ -115,6 +123,8 @@ class ReadOptions:
         for name, given, meant in (
             ("ignore", self.ignore, table),
             ("categories", self.categories, table),
+            ("text", self.text, table),
+            ("encoder", self.encoder, table),
             ("missing", self.missing == "mean", table),
             ("size", self.size, pictures),
             ("channels", self.channels, pictures),
@@ -133,10 +143,16 @@ class ReadOptions:
             raise InputError(
                 f"{say('channels')} is {here}, but earlier images had {had}; give {had} or leave it out."
             )
-        known = {column.name for column in self.like.columns if column.kind == "category"}
-        strange = [name for name in self.categories if name not in known]
-        if strange:
-            raise InputError(
-                f"{say('categories')} names {listed(strange)}, which earlier files did not hold as categories; leave "
-                "it out."
-            )
+        for option, columns, held in (("categories", self.categories, "category"), ("text", self.text, "text")):
+            known = {column.name for column in self.like.columns if column.kind == held}
+            strange = [name for name in columns if name not in known]
+            if strange:
+                what = "categories" if held == "category" else "texts"
+                raise InputError(
+                    f"{say(option)} names {listed(strange)}, which earlier files did not hold as {what}; leave it "
+                    "out."
+                )
+        encoders = {column.encoder for column in self.like.columns if column.kind == "text"}
+        if self.encoder is not None and encoders and self.encoder not in encoders:
+            had = listed(sorted(encoders))
+            raise InputError(f"{say('encoder')} is {self.encoder!r}, but earlier files had {had}; leave it out.")

@@ -16,6 +16,7 @@ from ibpwf.files.examples import Examples, Floats, Origins
 from ibpwf.files.layout import Layout
 from ibpwf.files.opening import check_room, listed, quoted, shown
 from ibpwf.files.options import ReadOptions
+from ibpwf.files.texts import ENCODER, encode_texts, text_column
 
 LABEL_NAMES = ("label", "class", "target", "y")
 """Columns taken for the label if none is named, in any case."""
@@ -61,9 +62,17 @@ def _plan(table: Table, options: ReadOptions) -> _Plan:
     features = [name for name in table.names if name != label and name not in ignored]
     if like is not None:
         _check_columns(file, features, like, options)
-    for name in options.categories:
+    for name, what in [
+        *((name, "with categories") for name in options.categories),
+        *((name, "with texts") for name in options.text),
+    ]:
         if name not in features:
-            raise _no_column(file, "with categories", name, features)
+            raise _no_column(file, what, name, features)
+    if both := {*options.categories} & {*options.text}:
+        say = options.naming
+        raise InputError(f"{say('categories')} and {say('text')} both name {listed(sorted(both))}; choose one.")
+    if options.encoder is not None and like is None and not options.text:
+        raise InputError(f"{options.naming('encoder')} was given without {options.naming('text')}; name the column.")
     if not features:
         raise DataError(f"{file} has no column besides its label; add the features to learn from.")
     return _Plan(label, ignored, features, [*features, label] if label and options.wants_labels else features)
@@ -92,7 +101,12 @@ def read_table(table: Table, options: ReadOptions) -> Examples:
     cells = _cells(table, whole, 0, plan, options)
     layout = options.like
     if layout is None:
-        columns = tuple(column_of(cells[name], name in options.categories) for name in plan.features)
+        columns = tuple(
+            text_column(cells[name], options.encoder or ENCODER)
+            if name in options.text
+            else column_of(cells[name], name in options.categories)
+            for name in plan.features
+        )
         layout = Layout(
             "table",
             (sum(len(column.feature_names) for column in columns),),
@@ -128,7 +142,7 @@ def _cells(table: Table, values: Any, start: int, plan: _Plan, options: ReadOpti
     columns = zip(plan.read, values.columns, strict=True)
     cells = {name: Cells(name, column, origins, options) for name, column in columns}
     if values.num_rows < len(cells):  # so wide that what is done once for each column would take longest
-        read_together([cells[name] for name in plan.features if name not in options.categories])
+        read_together([cells[name] for name in plan.features if name not in (*options.categories, *options.text)])
     return cells
 
 
@@ -141,7 +155,9 @@ def _examples(table: Table, cells: dict[str, Cells], layout: Layout, plan: _Plan
     place = 0
     for column in layout.columns:
         width = len(column.feature_names)
-        if column.name in cells:
+        if column.name in cells and column.kind == "text":
+            encode_texts(x[:, place : place + width], column, cells[column.name])
+        elif column.name in cells:
             encode(x[:, place : place + width], column, cells[column.name])
         else:
             x[:, place : place + width] = np.nan  # asked to be left out of a later file

@@ -10,6 +10,7 @@ from ibpwf import registry
 from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Features, TaskInference
+from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.random import RandomFeatures
@@ -27,6 +28,19 @@ def _width(settings: Settings) -> int | None:
     return None if settings.random_features == "auto" else settings.random_features
 
 
+def _backbone(settings: Settings) -> Features:
+    mean, std = settings.image_mean, settings.image_std
+    return BackboneFeatures(
+        settings.backbone,
+        depths=None if settings.backbone_depths == "auto" else settings.backbone_depths,
+        size=None if settings.backbone_size == "auto" else settings.backbone_size,
+        projection=settings.backbone_projection,
+        mirror=settings.mirror,
+        shape=None if settings.image_shape == "auto" else settings.image_shape,
+        scale=None if mean == "auto" or std == "auto" else PixelScale(mean, std),
+    )
+
+
 FEATURES: dict[str, Callable[..., Features]] = {
     "layer": lambda settings, model: LayerFeatures(model, _layers(settings)),
     "factors": lambda settings, model: FactorFeatures(model, _layers(settings)),
@@ -38,6 +52,7 @@ FEATURES: dict[str, Callable[..., Features]] = {
         mirror=settings.mirror,
         shape=None if settings.image_shape == "auto" else settings.image_shape,
     ),
+    "backbone": lambda settings: _backbone(settings),
 }
 
 INFERENCE: dict[str, Callable[..., TaskInference]] = {

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from ibpwf.inference.signs import random_signs
 
 DIRECTIONS = 256
 
@@ -23,13 +24,10 @@ FLOOR = 1e-2
 
 @lru_cache(maxsize=4)
 def directions(width: int, device: torch.device = torch.device("cpu")) -> Tensor:  # noqa: B008
-    """P, D×q, the same for ever: the bits of a generator whose stream NumPy promises to keep. Up to 256 features are
-    looked at as they are."""
+    """P, D×q, the same for ever. Up to 256 features are looked at as they are."""
     if width <= DIRECTIONS:
         return torch.eye(width, device=device)
-    bits = np.unpackbits(np.random.PCG64(2021).random_raw(width * DIRECTIONS // 64).astype("<u8").view(np.uint8))
-    signs = torch.from_numpy(bits.astype(np.float32).reshape(width, DIRECTIONS)) * 2 - 1
-    found: Tensor = (signs / width**0.5).to(device)
+    found: Tensor = (random_signs(width, DIRECTIONS, seed=2021) / width**0.5).to(device)
     return found
 
 

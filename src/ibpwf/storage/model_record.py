@@ -76,6 +76,27 @@ class ModelContent(Record):
         return self
 
 
+class StoredField(Record):
+    """A named input of a network, as it is packed."""
+
+    name: Name
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=MOST_NUMBERS)]], Field(max_length=8)]
+    kind: Literal["bool", "int64", "float32"]
+
+
+class StoredPacking(Record):
+    """How a network's named inputs are packed into one row an example, the main one first."""
+
+    fields: Annotated[list[StoredField], Field(min_length=1, max_length=1_000)]
+    padding: Annotated[int, Field(ge=-(1 << 24), le=1 << 24)]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if len({field.name for field in self.fields}) < len(self.fields):
+            raise ValueError("field 'fields' has the same name twice")
+        return self
+
+
 class Configuration(Record):
     """What makes an untrained learner of IBP-WF again."""
 
@@ -87,6 +108,7 @@ class Configuration(Record):
     frozen: Annotated[Names, Field(default_factory=list)]
     parts: Annotated[Names, Field(default_factory=list)]
     base: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of a frozen base, which is not stored
+    packing: StoredPacking | None = None  # of a network whose inputs have names
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:

@@ -1,19 +1,22 @@
 """Where a task's mini-batches come from: tensors on the device, a Dataset, or anything that gives batches.
 
 `Batches` is what a user may hand to `learn`: an object that can be iterated again and again and gives pairs (x, y),
-such as a DataLoader. A task may well be read once for every epoch, so random transforms are drawn afresh.
+such as a DataLoader, or dicts of named inputs with their labels among them. A task may well be read once for every
+epoch, so random transforms are drawn afresh.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ibpwf.core.packing import LABELS, Packing
 from ibpwf.errors import InputError
 from ibpwf.inputs import check_inputs, check_labels
 
@@ -26,6 +29,16 @@ class Batches(Protocol):
     """Mini-batches (x, y) of one task, anew with every iteration. `len`, where there is one, counts them."""
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
+
+
+def gives_batches(x: Any, y: object) -> bool:
+    """Whether `x` is no array but something to iterate over; a list is, where no y is given and it holds pairs or
+    dicts."""
+    if isinstance(x, Sequence):
+        if y is not None or not len(x):
+            return False
+        return isinstance(x[0], Mapping) or (isinstance(x[0], (tuple, list)) and len(x[0]) == 2)
+    return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray, Mapping))
 
 
 class Rows(Protocol):
@@ -104,13 +117,30 @@ def drawn_rows(labels: Tensor, share: float, most: int, shuffle: Generator) -> T
     return chosen
 
 
-class StreamedRows:
-    """Examples that are read anew for every epoch, from a Dataset or from ready-made batches."""
+FindPacking = Callable[[object, Packing | None], Packing | None]
+"""How inputs x are packed, given what earlier ones of the same task said."""
 
-    def __init__(self, source: Any, device: torch.device, shape: tuple[int, ...] | None) -> None:
+
+class StreamedRows:
+    """Examples that are read anew for every epoch, from a Dataset or from ready-made batches.
+
+    `packing` is that of earlier tasks; in a first task `find_packing` tells it, from all there is.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        device: torch.device,
+        shape: tuple[int, ...] | None,
+        packing: Packing | None = None,
+        find_packing: FindPacking | None = None,
+    ) -> None:
         self.source, self.device, self.shape = source, device, shape
+        self.packing, self._find_packing = packing, find_packing
+        self._single = _gives_examples(source)
         self.numbers: Mapping[int, int] = {}
         labels = [y for _, y in self.in_order()]
+        self._find_packing = None
         if not labels:
             raise InputError(f"the {type(source).__name__} is empty; a task needs examples.")
         self.labels = torch.cat(labels)
@@ -121,7 +151,7 @@ class StreamedRows:
         return len(self.labels)
 
     def steps(self, batch_size: int) -> int | None:
-        if isinstance(self.source, torch.utils.data.Dataset):
+        if self._single:
             return max(len(self) // batch_size, 1)
         return len(self.source) if hasattr(self.source, "__len__") else None
 
@@ -145,7 +175,7 @@ class StreamedRows:
     def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
         """Of a Dataset whose items can be had by number; of others nobody can say which rows come when."""
         source = self.source
-        if not isinstance(source, torch.utils.data.Dataset) or hasattr(source, "__iter__"):
+        if not self._single or not _by_number(source):
             return None
         chosen = drawn_rows(self.labels, share, most, shuffle)
         if not chosen.any():
@@ -177,13 +207,10 @@ class StreamedRows:
     def _read(self, batches: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches checked, on the device, with labels as numbers of classes once these are known."""
         for number, batch in enumerate(batches):
-            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                raise InputError(
-                    f"batch {number} of the {type(self.source).__name__} is not an (x, y) pair; give such pairs."
-                )
-            x = check_inputs(batch[0], self.shape)
+            inputs, labels = _parted(batch, f"batch {number} of the {type(self.source).__name__}")
+            x = self._inputs(inputs)
             self.shape = tuple(x.shape[1:])
-            y = check_labels(batch[1], len(x))
+            y = check_labels(labels, len(x))
             if self.numbers:
                 new = [label for label in y.tolist() if label not in self.numbers]
                 if new:
@@ -194,16 +221,25 @@ class StreamedRows:
                 y = torch.tensor([self.numbers[label] for label in y.tolist()])
             yield x.to(self.device), y.to(self.device)
 
+    def _inputs(self, given: Any) -> Tensor:
+        """A batch of inputs as one tensor; named ones of single examples are put together here, at one length."""
+        parts = given if isinstance(given, Examples) else [given]
+        if self._find_packing is not None:
+            for part in parts:
+                self.packing = self._find_packing(part, self.packing)
+        shape = None if self.packing is not None else self.shape
+        return torch.cat([check_inputs(part, shape, packing=self.packing) for part in parts])
+
     def _batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Any]:
         """Of a Dataset in the given order, or as its items come; of ready-made batches as they are."""
         source = self.source
-        if not isinstance(source, torch.utils.data.Dataset):
+        if not self._single:
             yield from source
             return
-        if hasattr(source, "__iter__"):
+        if not _by_number(source):
             items = iter(source)
         else:
-            places = range(len(source)) if order is None else order.tolist()  # type: ignore[arg-type]
+            places = range(len(source)) if order is None else order.tolist()
             items = (source[place] for place in places)
         started = False
         while rows := list(islice(items, batch_size)):
@@ -213,10 +249,60 @@ class StreamedRows:
             started = True
 
 
+class Examples(list[Mapping[str, Any]]):
+    """Single examples with named inputs, each as a batch of one."""
+
+
+def _gives_examples(source: Any) -> bool:
+    """Whether a source gives single examples and no batches: a Dataset of torch, or one like Hugging Face's, whose
+    items are dicts with one label each."""
+    if isinstance(source, torch.utils.data.Dataset):
+        return True
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__") or not len(source):
+        return False
+    with torch.random.fork_rng(devices=[]):  # which a transform may draw from
+        first = source[0]
+    return isinstance(first, Mapping) and any(not np.ndim(first[name]) for name in LABELS if name in first)
+
+
+def _by_number(source: Any) -> bool:
+    """Whether single examples can be had in any order."""
+    return not (isinstance(source, torch.utils.data.Dataset) and hasattr(source, "__iter__"))
+
+
+def _parted(given: Any, what: str) -> tuple[Any, Any]:
+    """Inputs and labels: of a pair, or of a dict that has its labels among the inputs."""
+    if isinstance(given, Mapping):
+        found = [name for name in LABELS if name in given]
+        if len(found) != 1:
+            has = ", ".join(f"'{name}'" for name in given)
+            raise InputError(f"{what} needs 'labels' (or 'label') among its fields, and has {has}; add them.")
+        return {name: value for name, value in given.items() if name != found[0]}, given[found[0]]
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise InputError(f"{what} is not an (x, y) pair; give such pairs, or dicts with 'labels'.")
+    return given[0], given[1]
+
+
+def with_labels(x: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Named inputs and the labels that came among them."""
+    return _parted(x, "x")
+
+
+def _row(value: Any) -> Any:
+    """One example's field as a batch of one."""
+    return value[None] if isinstance(value, (Tensor, np.ndarray)) else [value]
+
+
 def _collated(rows: Sequence[Any]) -> Any:
+    if all(isinstance(row, Mapping) for row in rows):
+        pairs = [_parted(row, f"item {number} of the Dataset") for number, row in enumerate(rows)]
+        inputs = Examples({name: _row(value) for name, value in x.items()} for x, _ in pairs)
+        return inputs, [y.item() if isinstance(y, Tensor) else y for _, y in pairs]
     for number, row in enumerate(rows):
         if not isinstance(row, (tuple, list)) or len(row) != 2:
-            raise InputError(f"item {number} of the Dataset is not an (example, label) pair; give such pairs.")
+            raise InputError(
+                f"item {number} of the Dataset is not an (example, label) pair; give such pairs, or dicts."
+            )
     try:
         return torch.utils.data.default_collate([tuple(row) for row in rows])
     except (RuntimeError, TypeError, ValueError) as error:

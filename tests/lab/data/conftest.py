@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tiny_set import CONTENT, NAME, Server
 
+from ibpwf.fetching.files import DataFile
 from ibpwf.lab.data import catalog, sets
 from ibpwf.lab.data.catalog import Entry
-from ibpwf.lab.data.files import DataFile
 
 
 @pytest.fixture(autouse=True)

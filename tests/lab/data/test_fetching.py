@@ -17,9 +17,10 @@ import pytest
 from tiny_set import CONTENT, NAME, Shelf
 
 from ibpwf.errors import DataError, InputError
-from ibpwf.lab.data import cache, sets
+from ibpwf.fetching import cache
+from ibpwf.fetching.sources import Mirror
+from ibpwf.lab.data import sets
 from ibpwf.lab.data.fetching import fetch, is_cached, verify
-from ibpwf.lab.data.sources import Mirror
 
 FILES = sorted(CONTENT)
 IMAGES = "train-images-idx3-ubyte"

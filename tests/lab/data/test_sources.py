@@ -15,9 +15,9 @@ import pytest
 from tiny_set import CONTENT, NAME, Server, Shelf
 
 from ibpwf.errors import DataError
-from ibpwf.lab.data import sources
+from ibpwf.fetching import sources
+from ibpwf.fetching.sources import LocalFiles, Mirror
 from ibpwf.lab.data.fetching import fetch, verify
-from ibpwf.lab.data.sources import LocalFiles, Mirror
 
 IMAGES = "train-images-idx3-ubyte"
 

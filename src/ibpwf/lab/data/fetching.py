@@ -1,41 +1,28 @@
-"""Fetches a data set into the cache from the first source that has it, and checks what is there.
-
-The order: files the user points to (then nothing else is asked), the cache, what is installed on this
-machine, mirrors, package registries. A cached file whose digest is wrong counts as missing: it is
-replaced by a good one, or named in the error if no source has one.
-"""
+"""Data sets in the cache: fetched from the first source that has them, and checked."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from ibpwf.errors import DataError
-from ibpwf.lab.data import cache
-from ibpwf.lab.data.catalog import Entry, entry
-from ibpwf.lab.data.files import DataFile, DigestError, Progress, check, digest
-from ibpwf.lab.data.sources import LocalFiles, Source, Unavailable
-
-_SCRATCH = ".fetch-"
-"""How the names of folders begin that a fetch works in, on the cache's own disk."""
+from ibpwf.fetching.cache import cache_folder
+from ibpwf.fetching.fetch import FileCheck, all_there, fetch_into, verify_files
+from ibpwf.fetching.files import Progress
+from ibpwf.lab.data.catalog import entry
 
 
 def folder_of(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
     """The folder in the cache where the files of data set `name` are, or will be."""
-    return cache.cache_folder(data_dir) / entry(name).name
+    return cache_folder(data_dir) / entry(name).place
 
 
 def is_cached(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
     """Whether all files are there with the right length; digests are checked when they are read."""
     try:
-        folder = folder_of(name, data_dir)
+        return all_there(entry(name).files, folder_of(name, data_dir))
     except DataError:
         return False  # no folder has been set for it
-    paths = [(folder / file.name, file.size) for file in entry(name).files]
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
 def fetch(
@@ -53,112 +40,9 @@ def fetch(
     same time take turns: the second one waits and then finds the files in place.
     """
     chosen = entry(name)
-    folder = folder_of(name, data_dir)
     if not chosen.files:
-        return folder
-    report = progress or _silent
-    sources = chosen.sources
-    if source is not None:
-        sources, again = (_users(chosen, source),), True
-    if not again and not _missing(chosen, folder, []):
-        return folder
-
-    label = f"waiting for another process that is fetching {name}"
-    failures: list[str] = []
-    with cache.disk_errors(f"write to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with cache.locked(folder, lambda: report(label, 0, None)) as alone:
-            if alone:  # then what is there was left by a process that was killed
-                for left in folder.glob(f"{_SCRATCH}*"):
-                    shutil.rmtree(left, ignore_errors=True)
-            missing = list(chosen.files) if again else _missing(chosen, folder, failures)
-            cache.check_space(folder, sum(file.size for file in missing))
-            for place in sources:
-                if missing:
-                    _take(place, folder, missing, failures, report)
-    if missing:
-        raise _nowhere(chosen, folder, failures, own=source is not None)
-    return folder
-
-
-def _silent(label: str, done: int, total: int | None) -> None:
-    """The progress callback of someone who does not want to hear."""
-
-
-def _users(chosen: Entry, path: str | os.PathLike[str]) -> LocalFiles:
-    return LocalFiles(Path(path).expanduser(), chosen.archives, chosen.refused)
-
-
-def _missing(chosen: Entry, folder: Path, failures: list[str]) -> list[DataFile]:
-    """The files the cache has not got in good order."""
-    missing, absent = [], []
-    for file in chosen.files:
-        try:
-            if cache.read(folder, file) is not None:
-                continue
-            absent.append(file.name)
-        except DigestError as error:
-            failures.append(str(error))
-        missing.append(file)
-    if absent:
-        failures.append(f"{folder}: has no {', '.join(absent)}.")
-    return missing
-
-
-def _take(place: Source, folder: Path, missing: list[DataFile], failures: list[str], report: Progress) -> None:
-    """Write to the cache what this source has of `missing`, and strike it off.
-
-    A file appears under its name only when all of it is written and its digest is right, so whatever
-    interrupts a fetch (Ctrl-C, a full disk, a second process) cannot leave a half-written file behind.
-    """
-    trouble: list[str] = []
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder, ignore_cleanup_errors=True) as made:
-        scratch = Path(made)
-        try:
-            for file, data in place.files(tuple(missing), scratch, report):
-                try:
-                    check(file, data, place.label)
-                except DigestError as error:
-                    trouble.append(str(error))
-                    continue
-                with open(scratch / "whole", "wb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(scratch / "whole", folder / file.name)
-                missing.remove(file)
-        except Unavailable as error:
-            trouble.append(f"{place.label}: {error}.")
-    if missing:
-        failures += trouble or [f"{place.label}: has no {', '.join(file.name for file in missing)}."]
-
-
-def _nowhere(chosen: Entry, folder: Path, failures: list[str], *, own: bool) -> DataError:
-    lines = [f"{chosen.title} ({chosen.name}) could not be had:", *(f"  - {line}" for line in failures)]
-    names = ", ".join(file.name for file in chosen.files)
-    archive = "".join(f", or {name}" for name in chosen.archives[:1])
-    if own:
-        lines.append(f"Give a folder or archive with {names} (plain or .gz){archive}.")
-    else:
-        lines.append(
-            f"Get {names} (plain or .gz){archive} yourself and run `ibpwf data get {chosen.name} --from PATH`, "
-            f"or set IBPWF_DATA to a folder that has the plain files in {folder.name}/."
-        )
-    return DataError("\n".join(lines))
-
-
-@dataclass(frozen=True)
-class FileCheck:
-    """What `verify` found out about one file; `found` is None where there is no such file."""
-
-    name: str
-    expected: str
-    found: str | None
-    note: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return self.found == self.expected
+        return folder_of(name, data_dir)
+    return fetch_into(cache_folder(data_dir), chosen, source=source, again=again, progress=progress)
 
 
 def verify(
@@ -168,19 +52,5 @@ def verify(
     data_dir: str | os.PathLike[str] | None = None,
 ) -> list[FileCheck]:
     """Check the digest of every file of a data set in the cache, or in the user's `source`."""
-    chosen, found, note = entry(name), {}, "not there"
-    if source is None:
-        folder = folder_of(name, data_dir)
-        with cache.disk_errors(f"read {folder}"):
-            here = {file.name: folder / file.name for file in chosen.files}
-            found = {name: digest(path.read_bytes()) for name, path in here.items() if path.is_file()}
-    else:
-        place = _users(chosen, source)
-        try:
-            for file, data in place.files(chosen.files, Path(), _silent):
-                found[file.name] = digest(data)
-        except Unavailable as error:
-            note = str(error)
-            if not found:
-                raise DataError(f"{place.label}: {error}.") from error
-    return [FileCheck(file.name, file.md5, found.get(file.name), note) for file in chosen.files]
+    folder = Path() if source is not None else folder_of(name, data_dir)
+    return verify_files(entry(name), folder, source)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.fetching.files import Progress
 from ibpwf.lab.data.examples import Pair, Rows, Split
-from ibpwf.lab.data.files import Progress
 from ibpwf.lab.data.tasks import Task
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import DataError
-from ibpwf.lab.data import cache
+from ibpwf.fetching import cache
+from ibpwf.fetching.files import DigestError, Progress
 from ibpwf.lab.data.catalog import Entry, entry
 from ibpwf.lab.data.fetching import fetch
-from ibpwf.lab.data.files import DigestError, Progress
 from ibpwf.lab.data.formats import Bytes8, parse_cifar, parse_idx
 
 

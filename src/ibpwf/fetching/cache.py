@@ -1,4 +1,4 @@
-"""The folder where fetched data sets stay: found, locked, checked on every read."""
+"""The folder where fetched files stay: found, locked, checked on every read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ibpwf.errors import DataError
-from ibpwf.lab.data.files import INSTALL, DataFile, check
+from ibpwf.fetching.files import INSTALL, DataFile, check
 
 _POLL_SECONDS = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -31,8 +31,8 @@ def cache_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
         from platformdirs import user_cache_path
     except ImportError:
         raise DataError(
-            f"no folder is set for data sets: set IBPWF_DATA to one, or {INSTALL}, which brings platformdirs to "
-            "find the platform's cache folder."
+            f"no folder is set for data sets and trained networks: set IBPWF_DATA to one, or {INSTALL}, which brings "
+            "platformdirs to find the platform's cache folder."
         ) from None
     return user_cache_path("ibpwf", appauthor=False, opinion=False)
 

@@ -1,4 +1,4 @@
-"""What a data file must be: its name, its length and the digest of its raw bytes.
+"""What a fetched file must be: its name, its length and the digest of its raw bytes.
 
 Every byte that reaches a tensor has passed `check`, wherever it came from, the cache included.
 """
@@ -16,6 +16,8 @@ Progress = Callable[[str, int, "int | None"], None]
 
 INSTALL = "run pip install 'ibpwf[lab]'"
 
+_MD5_LENGTH = 32
+
 
 class DigestError(DataError):
     """Bytes that are not the file they should be. Such bytes are never used and never kept."""
@@ -23,10 +25,11 @@ class DigestError(DataError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set, described by its uncompressed content; `aliases` are other names it goes by."""
+    """One file, described by its uncompressed content: `digest` is the md5 or the sha256 of it, told apart by their
+    lengths; `aliases` are other names it goes by."""
 
     name: str
-    md5: str
+    digest: str
     size: int
     aliases: tuple[str, ...] = ()
 
@@ -36,20 +39,24 @@ class DataFile:
         plain = (self.name, *self.aliases)
         return plain + tuple(f"{name}.gz" for name in plain)
 
+    @property
+    def algorithm(self) -> str:
+        """md5 guards against wrong and damaged files, sha256 against forgers too."""
+        return "md5" if len(self.digest) == _MD5_LENGTH else "sha256"
 
-def digest(data: bytes | bytearray) -> str:
-    """The md5 digest; it guards against wrong and damaged files, not against forgers."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+    def digest_of(self, data: bytes | bytearray) -> str:
+        """The digest these bytes have, to be compared with the one they should have."""
+        return hashlib.new(self.algorithm, data, usedforsecurity=False).hexdigest()
 
 
 def check(file: DataFile, data: bytes | bytearray, where: str) -> None:
     """Raise `DigestError` unless `data` is `file`, byte for byte; `where` says where it came from."""
-    found = digest(data)
-    if found == file.md5 and len(data) == file.size:
+    found = file.digest_of(data)
+    if found == file.digest and len(data) == file.size:
         return
     length = ""
     if len(data) > file.size:  # readers stop one byte past the expected end, so how long it is nobody knows
         length = f" (more than the expected {file.size:,} bytes)"
     elif len(data) < file.size:
         length = f" ({len(data):,} bytes, expected {file.size:,})"
-    raise DigestError(f"{where}: md5 of {file.name} is {found}, expected {file.md5}{length}.")
+    raise DigestError(f"{where}: {file.algorithm} of {file.name} is {found}, expected {file.digest}{length}.")

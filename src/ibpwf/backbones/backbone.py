@@ -1,0 +1,133 @@
+"""A trained network as features: what goes in, and what comes out at each of its depths."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ibpwf.errors import InputError
+
+PIXEL_LEVELS = 255.0
+
+
+class StagedNetwork(nn.Module, ABC):
+    """A network that can be read at several depths."""
+
+    @abstractmethod
+    def stages(self, x: Tensor) -> Iterator[Tensor]:
+        """One vector a row at each depth, N×width. Whoever has seen enough stops asking, and no more is computed."""
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """Color images of size × size; of pixels from 0 to 255 `mean` is taken away, and the rest divided by `std`."""
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __call__(self, pixels: Tensor, size: int | None = None) -> Tensor:
+        """Images N×1×H×W or N×3×H×W with pixels from 0 to 255, as the network takes them; gray ones get three equal
+        channels, and all are resized to `size`, by default the network's own."""
+        if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
+            raise InputError(
+                f"pixels have shape {tuple(pixels.shape)}; give images as (N, 1, height, width) or "
+                "(N, 3, height, width), with pixels from 0 to 255."
+            )
+        side = size or self.size
+        images = pixels.float()
+        if tuple(images.shape[2:]) != (side, side):
+            images = F.interpolate(images, (side, side), mode="bilinear", antialias=True, align_corners=False)
+        mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
+        return (images.expand(-1, 3, -1, -1) - mean) / std
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """Texts as numbers of word pieces, by a `tokenizer` of the library tokenizers; `padding` stands behind a text's
+    end. What is beyond `longest` pieces is not read."""
+
+    tokenizer: Any
+    longest: int
+    padding: int = 0
+
+    def __call__(self, texts: Sequence[str], length: int | None = None) -> Tensor:
+        """N×L; `length` is L, by default that of the longest text."""
+        most = min(length or self.longest, self.longest)
+        for row, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(f"text {row} is {text!r}; give words to read, one text for each row.")
+        pieces = [found.ids for found in self.tokenizer.encode_batch(list(texts))]
+        pieces = [
+            ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in pieces
+        ]  # the last one is an end
+        ids = torch.full((len(pieces), length or max(map(len, pieces), default=0)), self.padding)
+        for row, found in zip(ids, pieces, strict=True):
+            row[: len(found)] = torch.tensor(found)
+        return ids
+
+
+class Backbone(nn.Module):
+    """A trained network. `input` makes what it takes, `widths` are the numbers of features at its depths, counted
+    from 1, and `digest` is the sha256 of the file its weights were read from."""
+
+    def __init__(
+        self,
+        name: str,
+        digest: str,
+        net: StagedNetwork,
+        prepare: ImageInput | TextInput,
+        widths: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        self.name, self.digest, self.net = name, digest, net
+        self.input, self.widths = prepare, widths
+        self.eval()
+
+    @property
+    def width(self) -> int:
+        """How many features the deepest level has."""
+        return self.widths[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+    def features(self, x: Tensor, depths: Sequence[int] | None = None) -> Tensor:
+        """The features of inputs that `input` has made, at the depths asked for, side by side; by default at the
+        deepest."""
+        wanted = checked_depths(self.name, len(self.widths), depths)
+        found: dict[int, Tensor] = {}
+        for depth, features in enumerate(self.net.stages(x), 1):
+            if depth in wanted:
+                found[depth] = features
+            if depth == max(wanted):
+                break
+        return torch.cat([found[depth] for depth in wanted], 1) if len(wanted) > 1 else found[wanted[0]]
+
+    @torch.no_grad()
+    def encode(
+        self, examples: Tensor | Sequence[str], depths: Sequence[int] | None = None, at_once: int = 64
+    ) -> Tensor:
+        """The features of pixels from 0 to 255, or of texts, some at a time."""
+        device = next(self.parameters()).device
+        made = (examples[start : start + at_once] for start in range(0, len(examples), at_once))
+        parts = [self.features(self.input(part).to(device), depths) for part in made]  # type: ignore[arg-type]
+        wanted = checked_depths(self.name, len(self.widths), depths)
+        width = sum(self.widths[depth - 1] for depth in wanted)
+        return torch.cat(parts) if parts else torch.empty(0, width, device=device)
+
+
+def checked_depths(name: str, levels: int, depths: Sequence[int] | None) -> tuple[int, ...]:
+    """The depths asked for, each from 1 to `levels` and once; by default the deepest."""
+    wanted = (levels,) if depths is None else tuple(depths)
+    if not wanted or len(set(wanted)) < len(wanted) or not all(1 <= depth <= levels for depth in wanted):
+        raise InputError(
+            f"depths are {list(wanted)}; backbone '{name}' has {levels}: give some of 1 to {levels}, each once."
+        )
+    return wanted

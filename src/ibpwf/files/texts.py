@@ -1,0 +1,85 @@
+"""Columns of texts: what a trained sentence encoder makes of each, as numbers.
+
+The encoder is fetched once and stays as it is; a model keeps its name and digest, and later files are read by the
+same.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ibpwf.errors import InputError
+from ibpwf.files.columns import NOTHING, Cells
+from ibpwf.files.examples import Floats
+from ibpwf.files.layout import Column
+from ibpwf.files.opening import quoted, shown
+from ibpwf.files.options import ReadOptions
+
+if TYPE_CHECKING:
+    from ibpwf.backbones import Backbone
+
+ENCODER = "minilm-l6"
+AT_ONCE = 64
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str) -> Backbone:
+    from ibpwf.backbones import load
+
+    return load(name)
+
+
+def encoder_named(name: str, options: ReadOptions) -> Backbone:
+    """The encoder called so, fetched if it is not there yet."""
+    from ibpwf.backbones import TextInput, fetch, is_cached
+    from ibpwf.backbones.catalog import BACKBONES
+
+    reads = [known for known, network in BACKBONES.items() if network.kind == "text"]
+    if name not in reads:
+        raise InputError(f"{options.naming('encoder')} is {name!r}; encoders of texts are: {', '.join(reads)}.")
+    if not is_cached(name):
+        fetch(name, progress=options.progress)
+    found = _loaded(name)
+    assert isinstance(found.input, TextInput)
+    return found
+
+
+def text_column(cells: Cells, encoder: str) -> Column:
+    """A column of a first file that was named as one of texts."""
+    file = shown(cells.origins.files[0])
+    if not cells.is_text or (cells.numbers is not None and any(word.strip() for word in cells.words)):
+        raise InputError(
+            f"{file}: column {quoted(cells.name)} holds numbers, and {cells.options.naming('text')} names it as "
+            "texts; name a column of sentences."
+        )
+    if not any(word.strip() for word in cells.words):
+        raise InputError(f"{file}: column {quoted(cells.name)} has no text in any row; name a column of sentences.")
+    known = encoder_named(encoder, cells.options)
+    return Column(cells.name, "text", encoder=encoder, digest=known.digest, width=known.width)
+
+
+def encode_texts(into: Floats, column: Column, cells: Cells) -> None:
+    """Writes what the encoder makes of a column's texts, each different one once."""
+    known = encoder_named(column.encoder, cells.options)
+    if known.digest != column.digest:
+        raise InputError(
+            f"column {quoted(column.name)} was read by encoder {column.encoder!r} with the digest "
+            f"{column.digest[:12]}…, and the one that is there has {known.digest[:12]}…; use the version of ibpwf "
+            "that the model was made with."
+        )
+    vectors = np.full((len(cells.words), into.shape[1]), np.nan, dtype=np.float32)
+    blank = [at for at, word in enumerate(cells.words) if word.strip().lower() in NOTHING]
+    if blank and not cells.options.fills_in:
+        raise cells.fault(cells.row_of(blank[0]), f"the text is empty; {cells.options.fill_in}")
+    # Long ones with long ones: a batch is as long as its longest.
+    order = sorted({*range(len(cells.words))} - {*blank}, key=lambda at: len(cells.words[at]))
+    tell = cells.options.progress
+    for start in range(0, len(order), AT_ONCE):
+        part = order[start : start + AT_ONCE]
+        vectors[part] = known.encode([cells.words[at] for at in part], at_once=AT_ONCE).cpu().numpy()
+        if tell is not None:
+            tell(f"reading {cells.name}", start + len(part), len(order))
+    into[:] = vectors[cells.codes]

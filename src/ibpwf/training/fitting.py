@@ -1,0 +1,42 @@
+"""Whether a task can be learned at all, found out before training: torch's state, and a network for its examples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ibpwf.core.packing import packing_of
+from ibpwf.errors import InputError
+from ibpwf.training.method import Method
+
+
+def check_torch() -> None:
+    """Refuse to train where torch has been set so that nothing could be learned."""
+    if torch.get_default_dtype() != torch.float32:
+        raise InputError(
+            f"torch's default dtype is {torch.get_default_dtype()}; training is in float32: call "
+            "torch.set_default_dtype(torch.float32) first."
+        )
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        raise InputError("gradients are switched off (torch.no_grad or inference_mode); take the steps outside it.")
+
+
+def check_fits(method: Method, x: Tensor) -> None:
+    """Run one example through the network, so that a wrong shape is named here and not deep inside torch. Inputs with
+    names are given twice: a network of tokens may take single examples alone."""
+    packing = packing_of(method.template)
+    example = x[:1].to(method.device)
+    try:
+        out = method.trial(example if packing is None else torch.cat([example, example]))
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+        if isinstance(error, InputError) and packing is not None:
+            raise
+        shapes = {field.name: field.shape for field in packing.fields} if packing else tuple(x.shape[1:])
+        raise InputError(
+            f"x has examples of shape {shapes}, which does not fit the network: "
+            f"{next(iter(str(error).splitlines()), type(error).__name__)}. "
+            "Reshape x or change the network's first layer."
+        ) from error
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise InputError(f"the network gives {what} for one example; it must give one row of class scores.")

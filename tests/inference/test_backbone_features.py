@@ -1,0 +1,235 @@
+"""Features of a trained network: what is said of them by hand, and learners that infer tasks from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ibpwf import ContinualClassifier, Learner, Settings, export
+from ibpwf.backbones import loading
+from ibpwf.backbones.catalog import BACKBONES
+from ibpwf.errors import DataError, InputError, StoreError
+from ibpwf.inference.features import backbone as module
+from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
+from ibpwf.inference.signs import random_signs
+from router_tasks import CLASSES, examples, network
+from tiny_backbone import INPUT, NAME, WIDTHS, Shelf, tiny_network, weights
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
+    """The tiny network is known by its name, and an empty cache."""
+    monkeypatch.setenv("IBPWF_DATA", str(tmp_path / "cache"))
+    source = Shelf()
+    monkeypatch.setitem(BACKBONES, NAME, tiny_network(source))
+    module._loaded.cache_clear()
+    yield source
+    module._loaded.cache_clear()
+
+
+def images(rows: int = 20, channels: int = 3, side: int = 8, seed: int = 0) -> Tensor:
+    """Bytes, as float32."""
+    return torch.randint(256, (rows, channels, side, side), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def fitted(x: Tensor, **options: Any) -> BackboneFeatures:
+    features = BackboneFeatures(NAME, **options)
+    features.fit([(part, torch.zeros(len(part))) for part in torch.split(x, 7)], len(x), torch.Generator())
+    return features
+
+
+def of_network(pixels: Tensor, depths: tuple[int, ...] = (2,)) -> Any:
+    """What the network itself says of pixels from 0 to 255."""
+    with torch.no_grad():
+        return loading.load(NAME).features(INPUT(pixels), depths).double().numpy()
+
+
+def standardized(raw: Any, first: Any) -> Any:
+    return (raw - first.mean(0)) / np.sqrt(first.var(0) + 1e-8)
+
+
+@pytest.mark.parametrize("depths", [(2,), (1,), (1, 2)])
+def test_they_are_the_networks_features_on_the_first_tasks_scale(depths: tuple[int, ...]) -> None:
+    first, later = images(), images(5, seed=1)
+    features = fitted(first, depths=depths)
+    by_hand = standardized(of_network(later, depths), of_network(first, depths))
+    np.testing.assert_allclose(features(later).numpy(), by_hand, atol=1e-4)
+    assert features.width == sum(WIDTHS[depth - 1] for depth in depths)
+
+
+@pytest.mark.parametrize(
+    ("made", "scale"),
+    [
+        (lambda pixels: pixels, None),
+        (lambda pixels: pixels / 255, None),
+        (lambda pixels: (pixels / 255 - 0.4) / 0.3, PixelScale((0.4,), (0.3,))),
+        (lambda pixels: pixels / 255 * 16, PixelScale((0.0,), (1 / 16,))),
+        (
+            lambda pixels: (pixels / 255 - torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)) / 0.3,
+            PixelScale((0.4, 0.5, 0.6), (0.3, 0.3, 0.3)),
+        ),
+    ],
+    ids=["bytes", "to 1", "standardized", "to 16", "by channel"],
+)
+def test_it_does_not_matter_how_pixels_came_if_it_is_known(made: Any, scale: PixelScale | None) -> None:
+    first, later = images(), images(5, seed=1)
+    plain = fitted(first)(later)
+    assert torch.allclose(fitted(made(first), scale=scale)(made(later)), plain, atol=1e-3)
+
+
+def test_the_first_task_decides_about_the_scale_once_and_for_all() -> None:
+    features = fitted(images())
+    dark = images(5, seed=1).clamp(max=1.0)  # bytes, though all of them below 2
+    by_hand = standardized(of_network(dark), of_network(images()))
+    np.testing.assert_allclose(features(dark).numpy(), by_hand, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [images() / 100 - 1, images() / 255 * 16, images() * 4])
+def test_numbers_that_are_no_pixels_are_refused_with_the_remedy(wrong: Tensor) -> None:
+    with pytest.raises(InputError, match="neither from 0 to 1 nor from 0 to 255; say in image_mean and image_std"):
+        fitted(wrong)
+
+
+def test_gray_images_of_any_size_are_read() -> None:
+    first = images(channels=1, side=5)
+    features = fitted(first)
+    by_hand = standardized(of_network(first), of_network(first))
+    np.testing.assert_allclose(features(first).numpy(), by_hand, atol=1e-4)
+    flat = fitted(first.flatten(1), shape=(1, 5, 5))
+    assert torch.equal(flat(first.flatten(1)), features(first))
+
+
+def test_an_image_and_its_mirror_image_are_one_with_mirror() -> None:
+    x = images()
+    features = fitted(x, mirror=True)
+    assert torch.allclose(features(x), features(x.flip(-1)), atol=1e-5)
+    first, second = features.views(x)
+    assert torch.equal(features(x), (first + second) / 2)
+
+
+def test_a_projection_is_a_random_layer_that_is_the_same_for_ever() -> None:
+    x = images()
+    features, plain = fitted(x, projection=50), fitted(x)
+    signs = random_signs(WIDTHS[1], 50, seed=2026).numpy()
+    by_hand = np.maximum(plain(x).numpy() @ signs / math.sqrt(WIDTHS[1]), 0)
+    np.testing.assert_allclose(features(x).numpy(), by_hand, atol=1e-5)
+    assert features.width == 50
+    assert random_signs(2, 7, seed=2026).int().tolist() == [[1, -1, 1, -1, 1, -1, 1], [-1, 1, 1, 1, 1, 1, -1]]
+
+
+def test_few_rows_of_a_large_task_fix_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_FITTED", 8)
+    x = images(40)
+    assert torch.isfinite(fitted(x)(x)).all()
+
+
+def test_what_is_no_image_is_refused() -> None:
+    features = BackboneFeatures(NAME)
+    for wrong in (torch.zeros(2, 30), torch.zeros(2, 2, 8, 8), torch.zeros(2, 3, 8)):
+        with pytest.raises(InputError, match="'tiny' reads images"):
+            features.check(wrong)
+    with pytest.raises(InputError, match="unknown backbone 'tinny'"):
+        BackboneFeatures("tinny")
+    with pytest.raises(InputError, match="give some of 1 to 2"):
+        BackboneFeatures(NAME, depths=(3,))
+    with pytest.raises(InputError, match="N × length, but a row is 3 × 8 × 8"):
+        BackboneFeatures("minilm-l6").check_shape(images())
+
+
+def test_a_network_that_cannot_be_had_is_refused_before_anything_is_learned(tiny: Shelf) -> None:
+    tiny.content.clear()
+    with pytest.raises(DataError, match="could not be had"):
+        BackboneFeatures(NAME).check(images(1))
+
+
+SETTINGS = Settings(
+    alpha=8.0,
+    epochs=3,
+    finetune_epochs=2,
+    batch_size=16,
+    learning_rate=0.02,
+    inference="router",
+    features="backbone",
+    backbone=NAME,
+    backbone_depths=(1, 2),
+    backbone_projection=60,
+)
+
+
+def learned(settings: Settings = SETTINGS, tasks: int = 2, net: nn.Module | None = None) -> Learner:
+    learner = Learner(net or network(), settings, seed=1)
+    for labels in CLASSES[:tasks]:
+        learner.learn(*examples(labels))
+    return learner
+
+
+@pytest.mark.parametrize("inference", ["router", "gaussian", "shared-gaussian"])
+def test_a_learner_infers_tasks_and_goes_on_from_its_folder(inference: str, tmp_path: Path) -> None:
+    learner = learned(SETTINGS.replace(inference=inference))
+    x, y = (torch.cat(both) for both in zip(*(examples(labels, 80, 120) for labels in CLASSES[:2]), strict=True))
+    prediction = learner.predict(x)
+    assert float((prediction.labels == y).float().mean()) > 0.5  # of four digits, through random weights
+    learner.save(tmp_path / "model")
+    stored = sum(path.stat().st_size for path in (tmp_path / "model").rglob("*") if "features" in path.name)
+    assert stored < 1000  # a mean and a deviation, and no network
+    again = Learner.load(tmp_path / "model")
+    assert torch.equal(again.predict(x).labels, prediction.labels)
+    for one in (learner, again):
+        one.learn(*examples(CLASSES[2]))
+    assert torch.equal(again.predict(x).labels, learner.predict(x).labels)
+
+
+def test_a_network_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned(tasks=1).save(tmp_path / "model")
+    other = tiny_network(Shelf(), weights(seed=1))
+    monkeypatch.setitem(BACKBONES, NAME, other)
+    with pytest.raises(StoreError, match=f"learned with backbone 'tiny' of sha256 .* here has {other.digest}; give"):
+        Learner.load(tmp_path / "model")
+
+
+def test_a_loaded_network_may_be_given_itself(tmp_path: Path) -> None:
+    own = BackboneFeatures(loading.load(NAME), depths=(1, 2), projection=60)
+    learner = Learner(network(), SETTINGS, seed=1, features=own)
+    learner.learn(*examples(CLASSES[0]))
+    by_name = learned(tasks=1)
+    x = examples(CLASSES[0], 80, 100)[0]
+    assert torch.equal(learner.predict(x).labels, by_name.predict(x).labels)
+
+
+def test_such_a_model_is_not_exported_as_one_graph(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    with pytest.raises(InputError, match="BackboneFeatures, which cannot be put into one graph"):
+        export(learned(), None, "onnx", tmp_path / "all.onnx")
+
+
+def test_mean_and_deviation_of_images_are_given_together() -> None:
+    for wrong in ({"image_mean": [0.5]}, {"image_mean": [0.5], "image_std": [0.1, 0.2, 0.3]}):
+        with pytest.raises(InputError, match="give both, one number or three each, or neither"):
+            Settings(**wrong)
+    Settings(image_mean=[0.5, 0.4, 0.3], image_std=[0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("levels", [1, 255])
+def test_a_classifier_of_flat_pixels_knows_what_they_were(levels: int) -> None:
+    own = {"features": "backbone", "backbone": NAME, "inference": "router", "image_shape": [1, 8, 8]}
+    classifier = ContinualClassifier(hidden=(16,), epochs=3, settings=own)
+    for labels in CLASSES[:2]:
+        x, y = examples(labels)
+        classifier.learn((levels * x).flatten(1).numpy(), y.numpy())
+    first, later = (255 * examples(CLASSES[0], *rows)[0] for rows in ((0, 80), (80, 100)))
+    inputs = classifier._inputs((levels * later / 255).flatten(1).numpy())
+    found = classifier.learner_.method.features(inputs).numpy()  # type: ignore[attr-defined]
+    raw = of_network(later)
+    by_hand = standardized(raw, of_network(first))
+    assert np.corrcoef(found.ravel(), by_hand.ravel())[0, 1] > 0.99  # some rows are held out of the first task
+    with pytest.raises(InputError, match="give pixels from 0 to 255"):
+        ContinualClassifier(settings=own).learn(-x.flatten(1).numpy(), y.numpy())
