@@ -2,8 +2,8 @@
 
 Stands for `models.normalized`. Between two convolutions in bfloat16 hardly anything is calculated, but numbers are
 read and written: each of the three operations, forward and back, goes over all of them several times, and together
-they took longer than the convolutions. torch's compiler makes two passes forward and two back of them. It compiles
-once for every shape of images, which takes some seconds.
+they took longer than the convolutions. torch's compiler puts what it can of them into one pass. It compiles once for
+every shape of images, which takes some seconds.
 """
 
 from __future__ import annotations

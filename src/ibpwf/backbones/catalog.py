@@ -120,7 +120,7 @@ BACKBONES = {
         TrainedNetwork(
             "mobilenet-v2",
             "MobileNetV2, trained on ImageNet",
-            license="BSD-3-Clause (package: MIT)",
+            license="none stated for torchvision's weights (its code: BSD-3-Clause; package: MIT)",
             kind="images",
             takes="images, 224×224",
             widths=(16, 24, 32, 64, 96, 160, 320, 1280),

@@ -179,7 +179,7 @@ class FactorConv(FactorLayer):
 
 def channels_last(weight: Tensor) -> Tensor:
     """The same numbers, channels side by side in memory. A GPU's convolution then gives its images so too, whichever
-    way they came in, and what follows it (batch normalization, pooling) takes half the time. (A plain `contiguous`
+    way they came in, and batch normalization and pooling after it are the faster for it. (A plain `contiguous`
     leaves the strides of a single channel as they are, which say nothing.)"""
     return weight.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 

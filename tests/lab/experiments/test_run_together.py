@@ -67,6 +67,25 @@ def test_a_run_whose_models_are_not_kept_goes_on_after_its_last_finished_seed(
     assert timeless(again) == timeless(run(one.replace(seeds=(0, 1, 2)), tmp_path / "whole"))
 
 
+def test_networks_that_fill_a_gpu_learn_seed_after_seed_and_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = config(8.0, tasks=2, models=False)
+    monkeypatch.setattr("ibpwf.lab.experiments.run.workers_for", lambda *_: 0)
+    together = run(one, tmp_path / "together")
+    order: list[tuple[int, int]] = []
+    finish = SeedTraining.finish
+
+    def noted(training: SeedTraining, number: int, seconds: float) -> None:
+        order.append((training.seed, number))
+        finish(training, number, seconds)
+
+    monkeypatch.setattr(SeedTraining, "finish", noted)
+    monkeypatch.setattr("ibpwf.lab.experiments.run.fills_a_gpu", lambda *_: True)
+    assert timeless(run(one, tmp_path / "apart")) == timeless(together)
+    assert order == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def specs(*alphas: float) -> tuple[RunSpec, ...]:
     return tuple(RunSpec("split-digits", preset="quick", changes={**SHORT, "alpha": a}, tasks=2) for a in alphas)
 

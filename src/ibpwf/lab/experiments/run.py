@@ -40,7 +40,8 @@ from ibpwf.training.environment import is_small
 from ibpwf.training.phase import Phase, make_optimizer
 
 FILLS_A_GPU = 4_000_000
-"""Parameters of a network from which on two of them that take turns are no faster than one after the other."""
+"""Parameters of a network from which on seeds are not trained at the same time: above the perceptrons and small
+residual networks, which gain by it, and below `resnet9`, which keeps a card busy alone."""
 
 
 @dataclass
@@ -172,8 +173,8 @@ def _in_turns(runs: Sequence[Run], device: torch.device) -> None:
     """Task after task, the trainings of all runs: on a GPU at the same time, on a CPU one after another. A network
     that fills a GPU by itself learns all its tasks before the next seed begins, which takes the memory of one."""
     everyone = [training for one in runs for training in one.trainings if training.tasks_left]
-    small = [training for training in everyone if device.type != "cuda" or not fills_a_gpu(training)]
-    large = [training for training in everyone if training not in small]
+    large = [training for training in everyone if fills_a_gpu(training, device)]
+    small = [training for training in everyone if training not in large]
     for group in [small, *([training] for training in large)]:
         _tasks_of(group, runs, device)
         if len(everyone) > 1 and group is not small:
@@ -182,9 +183,10 @@ def _in_turns(runs: Sequence[Run], device: torch.device) -> None:
         one.write_result()
 
 
-def fills_a_gpu(training: SeedTraining) -> bool:
+def fills_a_gpu(training: SeedTraining, device: torch.device) -> bool:
     """Whether a step of the network leaves no room for that of another."""
-    return sum(parameter.numel() for parameter in training.learner.method.template.parameters()) > FILLS_A_GPU
+    parameters = training.learner.method.template.parameters()
+    return device.type == "cuda" and sum(parameter.numel() for parameter in parameters) > FILLS_A_GPU
 
 
 def _tasks_of(trainings: Sequence[SeedTraining], runs: Sequence[Run], device: torch.device) -> None:
