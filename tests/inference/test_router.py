@@ -20,8 +20,10 @@ from torch.nn import functional as F
 
 from ibpwf import Learner, Settings, models
 from ibpwf.errors import InputError
-from ibpwf.inference import router as module
-from ibpwf.inference.router import Attempt, NormalEquations, RidgeRouter, downhill, packed, unpacked
+from ibpwf.inference import ridge_sums
+from ibpwf.inference.ridge_regression import Attempt, NormalEquations, downhill
+from ibpwf.inference.ridge_sums import packed, unpacked
+from ibpwf.inference.router import SHARPNESS, RidgeRouter
 
 Rows = tuple[Tensor, Tensor]
 
@@ -104,7 +106,7 @@ def test_a_task_is_as_good_as_its_best_class() -> None:
     tasks = made_rows((2, 3), 6, 0)
     router = learned(tasks)
     phi = torch.cat([phi for phi, _ in tasks])
-    scores = router.class_scores(phi) * module.SHARPNESS
+    scores = router.class_scores(phi) * SHARPNESS
     torch.testing.assert_close(router.log_scores(phi), torch.stack([scores[:, :2].amax(1), scores[:, 2:].amax(1)], 1))
     task = torch.arange(2).repeat_interleave(150)
     assert float((router.log_scores(phi).argmax(1) == task).double().mean()) > 0.9
@@ -312,12 +314,12 @@ def test_packing_keeps_the_upper_triangle(size: int, seed: int) -> None:
 
 
 def test_products_by_columns_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COLUMNS_AT_ONCE", 5)
+    monkeypatch.setattr(ridge_sums, "COLUMNS_AT_ONCE", 5)
     rows, total = torch.randn(40, 13, dtype=torch.float64), torch.ones(13, 13, dtype=torch.float64)
-    module.add_upper_products(total, rows)
+    ridge_sums.add_upper_products(total, rows)
     torch.testing.assert_close(total.triu(), (rows.T @ rows + 1).triu())
     half = torch.zeros(13, 13, dtype=torch.float64)
-    module.add_upper_products(half, rows.float())
+    ridge_sums.add_upper_products(half, rows.float())
     torch.testing.assert_close(half.triu(), (rows.T @ rows).triu(), rtol=1e-5, atol=1e-5)
 
 

@@ -27,17 +27,14 @@ from ibpwf.core.learned import (
     task_from_tensors,
     task_tensors,
 )
+from ibpwf.core.merging import merged
 from ibpwf.core.mixed import MixedNetwork, mixed
-from ibpwf.core.outputs import FirstOutputs, tell_width
 from ibpwf.core.packing import Packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import Views, class_logits
-from ibpwf.core.weights import Weight, load_tensors, replace_module, resized, sharing
+from ibpwf.core.weights import Weight, sharing
 from ibpwf.errors import InputError
-
-SILENT = -1e4
-"""The bias of an output that a merged task has no class for: it never wins, and its probability is 0."""
 
 TASKS, FORGOTTEN = "tasks", "reference"
 """Where a state dict keeps the tasks, and what φ reads of a forgotten first one."""
@@ -304,26 +301,6 @@ class FactorModel(nn.Module):
         assert isinstance(weight, Tensor)
         return weight.shape[0]
 
-    def check_head(self, x: Tensor, out: object) -> None:
-        """Refuse a head that is not the layer the network's outputs come from, seen by what it gives for `x`."""
-        wanted, net = self.head_width, self.net
-        if not isinstance(out, Tensor) or out.ndim != 2:
-            return  # said elsewhere, in other words
-        if out.shape[1] == wanted and self.heads == "per-task":
-            wanted += 1
-            net = copy.deepcopy(net).eval()  # one example has no statistics
-            replace_module(net, self.head, resized(net.get_submodule(self.head), wanted))
-            try:
-                with torch.no_grad():
-                    out = net(x)
-            except (RuntimeError, ValueError, IndexError):
-                out = None
-        if not isinstance(out, Tensor) or out.shape[1] != wanted:
-            raise InputError(
-                f"head is '{self.head}' with {self.head_width} outputs, but the network's outputs do not come from "
-                "it alone; name the layer that gives the class scores: factorize(net, head='...')."
-            )
-
     # Starting from trained weights
 
     def fitted_factors(self, name: str) -> tuple[Tensor, Tensor]:
@@ -413,29 +390,7 @@ class FactorModel(nn.Module):
         have a weight of 0 and, if the head has a bias, one so low that they never win. A dense head per task has
         one output per class of the task. Of a task learned with turns, these are the outputs for unturned images.
         """
-        classes = self.tasks[task].classes
-        net = copy.deepcopy(self.net).eval()
-        unpack_inputs(net)
-        state = dict(self.state(task))
-        if self.heads == "per-task":
-            if classes != self.head_width:
-                replace_module(net, self.head, resized(net.get_submodule(self.head), classes))
-                tell_width(net, classes)
-            state |= {
-                f"{self.head}.{part}": state[f"{self.head}.{part}"][:classes] for part in self._head_parts(state)
-            }
-        elif classes != self.head_width:
-            for part, empty in (("weight", 0.0), ("bias", SILENT)):
-                if part in self._head_parts(state):
-                    rows = state[f"{self.head}.{part}"].clone()
-                    rows[classes:] = empty
-                    state[f"{self.head}.{part}"] = rows
-            net.register_forward_hook(FirstOutputs(classes))
-        load_tensors(net, state)
-        return self.thawed(net)
-
-    def _head_parts(self, state: Mapping[str, Tensor]) -> list[str]:
-        return [part for part in ("weight", "bias") if f"{self.head}.{part}" in state]
+        return merged(self, task)
 
     def use(self, task: int) -> dict[str, FactorUse]:
         """Active, new, reused and total locked factors per layer, as they were when the task ended."""

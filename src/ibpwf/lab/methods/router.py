@@ -19,7 +19,8 @@ from ibpwf.inference.base import Features, State
 from ibpwf.inference.features.patches import PatchFeatures, Size
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.prediction import Prediction
-from ibpwf.inference.router import Precision, RidgeRouter
+from ibpwf.inference.ridge_sums import Precision
+from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.methods.dense import Problem, class_prediction, total_bytes
 from ibpwf.limits import MOST_FEATURES
 from ibpwf.settings import Auto, Count, FrozenSettings, Positive, Settings

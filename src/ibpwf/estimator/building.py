@@ -1,0 +1,106 @@
+"""What a classifier is built of: settings, scales and the network, from its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+
+from ibpwf.errors import InputError
+from ibpwf.inference.fusion import ClassScores
+from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.learner import Learner
+from ibpwf.method import BUILT_WITH
+from ibpwf.models import mlp
+from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD, Standardizer
+from ibpwf.settings import Settings, renamed
+
+DEFAULTS: dict[str, Any] = {
+    "heads": "per-task",  # nobody knows how many classes a later task will have
+    "init": "pretrained",  # from torch's own initial weights: at full rank, few rows are learnt in few steps
+    "inference": "shared-gaussian",
+    "features": "random",
+    "ridge": 0.2,
+}
+"""What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
+
+BACKBONE = "backbone"
+"""Features that must know what pixels an input was made from."""
+
+HELD_OUT = 0.1
+"""Share of rows that nothing is learnt from where a router tells tasks: they say what is usual for a task."""
+
+
+def make_settings(given: Mapping[str, Any] | None, **own: Any) -> Settings:
+    """The settings that tasks are learned with: those `given`, and the parameters that the classifier has itself."""
+    chosen = renamed(given or {})
+    if chosen.get("base") == "frozen":
+        raise InputError(
+            "base is 'frozen', but a classifier's network is new and knows nothing worth keeping; leave it out, "
+            "or use Learner with a trained network."
+        )
+    kept: dict[str, Any] = {"held_out": HELD_OUT} if chosen.get("inference") == "router" else {}
+    if chosen.get("features") == BACKBONE:
+        kept |= {"image_mean": (PIXEL_MEAN,), "image_std": (PIXEL_STD,)}
+    return Settings(**{**DEFAULTS, **kept, **own, **chosen})
+
+
+def make_standardizer(settings: Settings, X: Any) -> Standardizer:
+    return (Standardizer.of_pixels if settings.features == BACKBONE else Standardizer.fit)(X)
+
+
+def make_learner(settings: Settings, widths: Sequence[int], seed: Any, device: str) -> Learner:
+    """A learner of a new perceptron with layers of these widths, from inputs to outputs; `seed` as scikit-learn
+    takes it."""
+    if not isinstance(seed, (int, np.integer)):
+        seed = int(check_random_state(seed).randint(np.iinfo(np.int32).max))
+    inputs, *hidden, outputs = widths
+    with torch.random.fork_rng(devices=[]):  # torch's own random numbers go on as if nothing had been drawn
+        torch.manual_seed(int(seed))
+        net = mlp(inputs, hidden, outputs)
+    return Learner(net, settings, seed=int(seed), device=device)
+
+
+def settings_of_next_task(built: Settings, begun: Settings, wanted: Settings) -> Settings:
+    """Those `wanted`, with what the first task was `built` with; that may not be asked for otherwise than when it was
+    `begun`."""
+    for name in BUILT_WITH:
+        check_as_before(name, getattr(begun, name), getattr(wanted, name))
+    return wanted.replace(**{name: getattr(built, name) for name in BUILT_WITH})
+
+
+def check_as_before(name: str, old: Any, new: Any) -> None:
+    """Refuse another value for what all tasks have in common."""
+    if old != new:
+        raise InputError(
+            f"{name} is {new!r}, but the first task was learnt with {old!r}, which every task reads; set it back, or "
+            "call fit to start anew."
+        )
+
+
+def told_by_router(learner: Learner) -> bool:
+    """Whether every class of every task is looked at to infer a task, by a router, or by Gaussians of tasks and
+    classes; anything else cannot tell what is new."""
+    inference = learner.method.inference
+    if isinstance(inference, ClassScores):
+        if not learner.settings.held_out:
+            raise InputError(
+                "held_out is 0, but a classifier with a router tells what is new by rows it did not learn from; give "
+                f"a share, such as {HELD_OUT}."
+            )
+        return True
+    if not isinstance(inference, GaussianTaskInference):
+        raise InputError(
+            f"inference is {learner.settings.inference}, which has nothing to tell novelty by; a classifier needs "
+            "router, gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
+        )
+    return False
+
+
+def gaussians(learner: Learner) -> GaussianTaskInference:
+    inference = learner.method.inference
+    assert isinstance(inference, GaussianTaskInference)
+    return inference

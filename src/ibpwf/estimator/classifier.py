@@ -1,0 +1,298 @@
+"""Continual learning as a scikit-learn classifier: your own table in, class names out, task after task."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ibpwf.concurrency import OneAtATime, moment_of
+from ibpwf.errors import InputError
+from ibpwf.estimator.answering import ROWS_AT_ONCE, Answering, features_of
+from ibpwf.estimator.building import (
+    check_as_before,
+    gaussians,
+    make_learner,
+    make_settings,
+    make_standardizer,
+    settings_of_next_task,
+    told_by_router,
+)
+from ibpwf.estimator.storing import Face, read_classifier
+from ibpwf.inference.novelty import Novelty
+from ibpwf.labels import LabelBook, before_scikit_learn, label_array
+from ibpwf.learner import Learner
+from ibpwf.limits import check_rate
+from ibpwf.preprocessing import Standardizer
+from ibpwf.settings import Settings
+from ibpwf.storage.model_folder import whole_folder
+from ibpwf.task_learner import run_steps
+from ibpwf.training.callbacks import Callback
+from ibpwf.training.method import Forgotten
+
+ROWS = "rows"
+"""Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
+
+COLUMNS = ("n_features_in_", "feature_names_in_")
+
+
+class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Learns task after task, forgets nothing, and infers the task of an input by itself.
+
+    `fit(X, y)` learns one task and starts anew. `learn(X, y, task="name")` and `partial_fit(X, y)` learn the next
+    one: each call is a task of its own, with the classes it brings, and answers for earlier tasks with the task given
+    stay the same to the last bit. A task needs at least two classes. A label may return in a later task; its
+    probability is then the sum over tasks.
+
+    `task=` of the predicting methods is a task's name or number, or one per row. Without it the task is inferred, and
+    probabilities are mixed over tasks: P(c|x) = Σ_t P(t|x) P(c|x,t).
+
+    Parameters: `hidden` layer widths; `alpha`, the expected factors per task and layer ("auto": half of each weight's
+    rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `settings.automatic_schedule`;
+    half as many epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`;
+    `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
+
+    Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
+    """
+
+    n_features_in_: int
+    extra_: dict[str, Any]
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (400,),
+        *,
+        alpha: float | str = "auto",
+        epochs: int | str = "auto",
+        batch_size: int | str = "auto",
+        learning_rate: float | str = "auto",
+        settings: Mapping[str, Any] | None = None,
+        false_alarm_rate: float = 0.01,
+        random_state: int | np.random.RandomState | None = 0,
+        device: str = "auto",
+    ) -> None:
+        self.hidden = hidden
+        self.alpha = alpha
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.settings = settings
+        self.false_alarm_rate = false_alarm_rate
+        self.random_state = random_state
+        self.device = device
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # Learning
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn one task from nothing; what was learnt before is dropped."""
+        return self._learn(X, y, None, anew=True)
+
+    def learn(
+        self,
+        X: Any,
+        y: Any,
+        task: str | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given); `callbacks` as in
+        `Learner.learn`."""
+        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), callbacks=callbacks)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Learn the next task, as scikit-learn names it.
+
+        Every call is a whole task, not a batch of one: give all rows that belong together at once. `classes`
+        announces labels that later tasks will bring, so that `predict_proba` has their columns from the start.
+        """
+        return self._learn(X, y, None, anew=not self.__sklearn_is_fitted__(), classes=classes)
+
+    def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
+        steps = self._learn_steps(X, y, task, **how)
+        self._changes().claim(steps, "learnt")
+        run_steps(steps)
+        self.learner_.warn_if_hardly_learned()
+        return self
+
+    def _changes(self) -> OneAtATime:
+        changes: OneAtATime = self.__dict__.setdefault("_changing", OneAtATime())
+        return changes
+
+    def _learn_steps(
+        self,
+        X: Any,
+        y: Any,
+        task: str | None,
+        *,
+        anew: bool,
+        classes: Any = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Generator[None, None, None]:
+        seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
+        X, y = validate_data(
+            seen, X, before_scikit_learn(y), accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew
+        )
+        y = label_array(y)
+        check_classification_targets(y)
+        present = np.unique(y)
+        if len(present) < 2:
+            raise InputError(
+                f"y has one class only ({present.tolist()[0]!r}); a task needs at least two classes to tell apart."
+            )
+        labels = LabelBook() if anew else self._labels
+        if classes is not None:
+            labels = labels.with_labels(label_array(classes, "classes"))
+        labels = labels.with_labels(y)
+        standardizer = make_standardizer(self.make_settings(), X) if anew else self._standardizer
+        rate = self.false_alarm_rate
+        check_rate(rate)
+        learner = self._new_learner(len(present), X.shape[1]) if anew else self._next_learner()
+        told_by_router(learner)
+        x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
+        yield from learner.learn_steps(x, numbers, name=task, callbacks=callbacks)
+        novelty = None
+        if not told_by_router(learner):
+            old = None if anew else self._novelty
+            novelty = Novelty(gaussians(learner), rate) if old is None else old.fork(gaussians(learner), rate)
+            local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
+            novelty.calibrate(zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+        self._become(seen, learner, standardizer, labels, novelty, _parameters=self._plain_parameters(learner))
+
+    def _become(
+        self,
+        seen: Self,
+        learner: Learner,
+        standardizer: Standardizer,
+        labels: LabelBook,
+        novelty: Novelty | None,
+        **others: Any,
+    ) -> None:
+        """Know what these know, from one moment to the next: whoever is answering meanwhile goes on with what was
+        (see `at_one_moment`). `seen` has what scikit-learn keeps of the columns."""
+        learner.owner = type(self).__name__
+        columns = {name: value for name, value in vars(seen).items() if name in COLUMNS}
+        rest = {name: value for name, value in vars(self).items() if name not in COLUMNS}
+        self.__dict__ = {
+            **rest,
+            **columns,
+            "learner_": learner,
+            "classes_": labels.classes,
+            "tasks_": [task.name for task in learner.tasks],
+            "_standardizer": standardizer,
+            "_labels": labels,
+            "_novelty": novelty,
+            **others,
+        }
+
+    def _plain_parameters(self, learner: Learner) -> dict[str, Any]:
+        """The parameters as they are now, as JSON."""
+        seed = self.random_state
+        return {
+            **self.get_params(deep=False),
+            "hidden": list(self.hidden),
+            "settings": None if self.settings is None else dict(self.settings),
+            "random_state": int(seed) if isinstance(seed, (int, np.integer)) else learner.seed,
+        }
+
+    def _next_learner(self) -> Learner:
+        """The learner for another task, with the parameters as they are now; those it was built with must be as they
+        were."""
+        learner = self.learner_.fork()
+        was, now = self._parameters, self._plain_parameters(learner)
+        begun, wanted = type(self)(**was).make_settings(), self.make_settings()
+        for name in ("hidden", "random_state", "device"):
+            check_as_before(name, was[name], now[name])
+        learner.settings = settings_of_next_task(learner.settings, begun, wanted)
+        return learner
+
+    def make_settings(self) -> Settings:
+        """The settings that tasks are learned with."""
+        own = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
+        return make_settings(self.settings, **own)
+
+    def _new_learner(self, outputs: int, inputs: int) -> Learner:
+        widths = (inputs, *self.hidden, outputs)
+        return make_learner(self.make_settings(), widths, self.random_state, self.device)
+
+    def labels_of(self, task: str | int) -> list[Any]:
+        """The labels of a task, in the order of its network's outputs."""
+        return [self._labels.names[number] for number in self.learner_.tasks[self.learner_.task_number(task)].classes]
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "learner_")
+
+    def fast(self) -> Self:
+        """A classifier that knows the same and answers faster, a little less well, where a router tells tasks (see
+        `Learner.fast`)."""
+        check_is_fitted(self)
+        other = copy.copy(self)
+        other.__dict__.pop("_changing", None)
+        other.learner_ = self.learner_.fast()
+        other.learner_.owner = type(self).__name__
+        return other
+
+    def forget(self, task: str | int) -> Forgotten:
+        """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
+        task. Labels that no other task has go with it, and their columns. The only task cannot be forgotten."""
+        check_is_fitted(self)
+        self._changes().check("forgotten")
+        learner, name = self.learner_.fork(), self.tasks_[self.learner_.task_number(task)]
+        number = learner.task_number(name)
+        if len(learner.tasks) == 1:
+            raise InputError(f"task '{name}' is the only one; call fit to start anew.")
+        gone = set(learner.tasks[number].classes)
+        forgotten = learner.forget(number)
+        labels = self._labels.without(gone.difference(*(one.classes for one in learner.tasks)))
+        novelty = self._novelty
+        if novelty is not None:
+            limits = [limit for place, limit in enumerate(novelty.limits) if place != number]
+            novelty = Novelty(gaussians(learner), novelty.rate, limits)
+        kept = getattr(self, "extra_", {})
+        if name in kept.get(ROWS, {}):
+            kept = {**kept, ROWS: {other: digest for other, digest in kept[ROWS].items() if other != name}}
+        self._become(self, learner, self._standardizer, labels, novelty, _parameters=self._parameters, extra_=kept)
+        return forgotten
+
+    # Storing
+
+    def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None, overwrite: bool = False) -> None:
+        """Write the model folder, with class and feature names, scales and parameters; nothing is pickled.
+
+        A folder that holds another model is refused unless `overwrite` is True. `extra` is JSON of your own to keep
+        beside it. A loaded classifier has it as `extra_`, and keeps it in later saves that give none.
+        """
+        check_is_fitted(self)
+        kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
+        now = moment_of(self)
+        now.learner_.store(path, extra=kept, face=now._face().to_json(), overwrite=overwrite)
+        self.extra_ = kept
+
+    def _face(self) -> Face:
+        names = getattr(self, "feature_names_in_", None)
+        return Face(self._parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty)
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto") -> Self:
+        """Read a folder that `save` wrote; goes on with the next task to the same bits."""
+        face, learner, extra = read_classifier(path, device)
+        with whole_folder(path):
+            loaded = cls(**{**face.parameters, "device": device})
+            loaded.extra_ = extra
+            loaded.n_features_in_ = face.columns
+            if face.names is not None:
+                loaded.feature_names_in_ = face.names
+            parameters = loaded._plain_parameters(learner)
+            loaded._become(loaded, learner, face.standardizer, face.labels, face.novelty, _parameters=parameters)
+        return loaded

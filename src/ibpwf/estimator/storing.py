@@ -1,0 +1,87 @@
+"""What is kept around the learner in a classifier's model folder, as JSON, and read again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ibpwf.errors import StoreError
+from ibpwf.estimator.building import gaussians, told_by_router
+from ibpwf.inference.novelty import Novelty
+from ibpwf.labels import LabelBook
+from ibpwf.learner import Learner
+from ibpwf.preprocessing import Standardizer
+from ibpwf.storage.folder import open_folder
+from ibpwf.storage.model_folder import KIND as MODEL
+from ibpwf.storage.model_folder import face_of, whole_folder
+from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
+from ibpwf.storage.records import read_record
+from ibpwf.storage.tensor_checks import NotWhole
+
+KIND = "continual-classifier"
+
+
+@dataclass(frozen=True)
+class Face:
+    """All that a classifier knows beside its learner: its parameters as JSON, the columns of its rows (`names` only
+    where they have any), labels, scales, and what is new (None where router and experts tell it)."""
+
+    parameters: Mapping[str, Any]
+    columns: int
+    names: NDArray[Any] | None
+    labels: LabelBook
+    standardizer: Standardizer
+    novelty: Novelty | None
+
+    def to_json(self) -> dict[str, Any]:
+        novelty = self.novelty
+        return {
+            "kind": KIND,
+            "parameters": self.parameters,
+            "labels": self.labels.to_json(),
+            "features": {"count": self.columns, "names": None if self.names is None else self.names.tolist()},
+            "standardizer": self.standardizer.to_json(),
+            "novelty": None if novelty is None else {"rate": novelty.rate, "limits": _finite(novelty.limits)},
+        }
+
+    @classmethod
+    def from_json(cls, face: Mapping[str, Any], learner: Learner) -> Self:
+        novelty, names = face["novelty"], face["features"]["names"]
+        if (novelty is None) != told_by_router(learner):
+            raise NotWhole("field 'face.novelty' does not belong to the task inference")
+        if novelty is not None:
+            limits = [math.inf if limit is None else limit for limit in novelty["limits"]]
+            novelty = Novelty(gaussians(learner), novelty["rate"], limits)
+        return cls(
+            parameters={**face["parameters"], "hidden": tuple(face["parameters"]["hidden"])},
+            columns=int(face["features"]["count"]),
+            names=None if names is None else np.array(names, dtype=object),
+            labels=LabelBook.from_json(face["labels"]),
+            standardizer=Standardizer.from_json(face["standardizer"]),
+            novelty=novelty,
+        )
+
+
+def read_classifier(path: str | Path, device: str) -> tuple[Face, Learner, dict[str, Any]]:
+    """What a folder holds of a classifier, the learner in it, and the JSON that the user keeps beside them."""
+    opened = open_folder(path, kind=MODEL)
+    face = face_of(opened.content)
+    if face is None or face.get("kind") != KIND:
+        raise StoreError(f"{path} holds no ContinualClassifier; read it with ibpwf.load(path).")
+    with whole_folder(path):
+        read_record(ClassifierFace, face, f"{manifest_of(opened)} content.face").check_fits(read_content(opened))
+    learner = Learner.restored(opened, None, device)
+    with whole_folder(path):
+        extra = dict(face.get("own", {}) if learner.extra.get("kind") == KIND else learner.extra)
+        return Face.from_json(face, learner), learner, extra
+
+
+def _finite(limits: Sequence[float]) -> list[float | None]:
+    """JSON has no infinity."""
+    return [limit if math.isfinite(limit) else None for limit in limits]

@@ -1,0 +1,149 @@
+"""What ridge regression needs of its rows: of each class a count and a mean, of all a scatter about those means.
+
+Sums of disjoint rows add up, so tasks may come in any order and no row is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ibpwf.errors import InputError
+from ibpwf.inference import outline
+from ibpwf.inference.base import Batch
+
+Precision = Literal["float64", "mixed", "float32"]
+
+LARGEST = 1e150
+"""Of a mean or a sum: the product of two such numbers is still one."""
+
+COLUMNS_AT_ONCE = 512
+"""Products are made for so many columns at a time, and only from the diagonal up: little more than half of them."""
+
+ROUNDING = 1e-6
+"""Share of the sum of squares below which a residual is nothing but rounding errors."""
+
+
+@dataclass(frozen=True)
+class TaskSums:
+    """A task's classes: counts C and means C×D in float64; the `whitening` of its outline; `scatter` about the means
+    where each task has its own."""
+
+    counts: Tensor
+    means: Tensor
+    whitening: Tensor
+    scatter: Tensor | None = None
+
+    def to(self, device: torch.device) -> TaskSums:
+        scatter = None if self.scatter is None else self.scatter.to(device)
+        return TaskSums(self.counts.to(device), self.means.to(device), self.whitening.to(device), scatter)
+
+
+@dataclass(frozen=True)
+class RidgeSums:
+    """All that is known of the tasks. Never changed: a new task makes a new one. Of a scatter D×D only the diagonal
+    and what is above it count."""
+
+    tasks: tuple[TaskSums, ...] = ()
+    scatter: Tensor | None = None
+
+    def columns(self) -> list[int]:
+        return [len(task.counts) for task in self.tasks]
+
+    def scatters(self) -> list[Tensor]:
+        """The matrices whose sum is the scatter of all."""
+        each = [self.scatter, *(task.scatter for task in self.tasks)]
+        return [scatter for scatter in each if scatter is not None]
+
+
+def accumulated(batches: Iterable[Batch], classes: int, precision: Precision) -> TaskSums:
+    """The sums of one task, in memory of its own. Products are of φ − a, where a is the first batch's mean: no
+    digits are lost to features far from 0."""
+    products = torch.float64 if precision == "float64" else torch.float32
+    kept = torch.float32 if precision == "float32" else torch.float64
+    shift = second = first = counts = inside = None
+    for phi, y in batches:
+        if not len(phi):
+            continue
+        if shift is None or second is None or first is None or counts is None or inside is None:
+            size = phi.shape[1]
+            straight = outline.directions(size, phi.device)
+            inside = torch.zeros(straight.shape[1], straight.shape[1], dtype=torch.float64, device=phi.device)
+            shift = phi.double().mean(0)
+            second = torch.zeros(size, size, dtype=kept, device=phi.device)
+            first = torch.zeros(classes, size, dtype=torch.float64, device=phi.device)
+            counts = torch.zeros(classes, dtype=torch.float64, device=phi.device)
+        moved = phi.to(products) - shift.to(products)
+        add_upper_products(second, moved)
+        seen = (moved @ straight.to(moved)).double()
+        inside += seen.T @ seen
+        one_hot = F.one_hot(y, classes).to(moved)
+        first += (one_hot.T @ moved).double()
+        counts += one_hot.double().sum(0)
+    missing = "every class of a task needs examples for the router to learn."
+    if shift is None or second is None or first is None or counts is None or inside is None:
+        raise InputError(missing)
+    if not bool((counts > 0).all()):
+        raise InputError(missing)
+    if not bool(torch.isfinite(first).all()):
+        raise InputError("φ has values that are not finite; look at the inputs, or choose other features.")
+    apart = first / counts.unsqueeze(1)
+    second.addmm_((apart * counts.unsqueeze(1)).T.to(kept), apart.to(kept), alpha=-1)
+    seen = apart @ straight.double()
+    inside -= seen.T @ (seen * counts.unsqueeze(1))
+    return TaskSums(counts, shift + apart, outline.whitening(inside, float(counts.sum())), second)
+
+
+def add_upper_products(total: Tensor, rows: Tensor) -> None:
+    """Add rowsᵀ rows, at least its diagonal and what is above."""
+    size = total.shape[1]
+    for start in range(0, size, COLUMNS_AT_ONCE):
+        end = min(start + COLUMNS_AT_ONCE, size)
+        part, left, right = total[:end, start:end], rows[:, :end].T, rows[:, start:end]
+        if total.dtype == rows.dtype:
+            part.addmm_(left, right)
+        else:
+            part += left @ right
+
+
+def check_sums(numbers: Tensor) -> None:
+    """Refuse numbers whose products are none."""
+    if not float(numbers.abs().max()) <= LARGEST:  # nor if any is NaN
+        raise ValueError(f"the router's sums hold numbers beyond {LARGEST:g}, or NaN")
+
+
+def check_squares(own: Tensor, all_in_all: Tensor) -> None:
+    """Refuse sums of squares below 0, or a G, whose diagonal is `all_in_all`, with products beyond their type: no
+    number of it is larger than the largest on its diagonal."""
+    if float(own.min()) < -ROUNDING * float(own.max()):
+        raise ValueError(f"the router's sums of squares go down to {float(own.min()):g}")
+    if not float(all_in_all.max()) < math.sqrt(torch.finfo(own.dtype).max):
+        raise ValueError(f"the router's means and sums go beyond what {own.dtype} can be calculated with")
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The diagonal of a D×D matrix and what is above it, row after row: D(D + 1)/2 numbers."""
+    size = len(matrix)
+    flat, start = matrix.new_empty(size * (size + 1) // 2), 0
+    for row in range(size):
+        flat[start : start + size - row] = matrix[row, row:]
+        start += size - row
+    return flat
+
+
+def unpacked(flat: Tensor, size: int) -> Tensor:
+    """The inverse of `packed`; what is below the diagonal is 0. What is no such triangle is refused."""
+    if flat.dtype not in (torch.float32, torch.float64) or tuple(flat.shape) != (size * (size + 1) // 2,):
+        raise ValueError(f"the router's sums are {flat.dtype} {list(flat.shape)}, and there are {size} features")
+    check_sums(flat)
+    matrix, start = flat.new_zeros(size, size), 0
+    for row in range(size):
+        matrix[row, row:] = flat[start : start + size - row]
+        start += size - row
+    return matrix

@@ -1,0 +1,219 @@
+"""How the tasks of IBP-WF answer: what router, Gaussians and experts say of a row, as one prediction."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ibpwf.core.model import FactorModel
+from ibpwf.core.reference import accelerated
+from ibpwf.core.turns import Shape, Views, class_logits
+from ibpwf.errors import InputError
+from ibpwf.inference import fusion
+from ibpwf.inference.base import Features, TaskInference, infer_tasks
+from ibpwf.inference.fusion import Calibration, ClassScores, by_task
+from ibpwf.inference.prediction import Prediction, rows_by_value
+from ibpwf.inference.router import RidgeRouter
+from ibpwf.inference.uncertainty import draw_probabilities, entropy
+from ibpwf.limits import check_draws, check_rate
+from ibpwf.settings import Settings
+from ibpwf.training.method import Method
+from ibpwf.training.rows import ROWS_AT_ONCE
+
+
+class AnsweringMethod(Method):
+    """A factorized model with all that tells its tasks apart; how tasks come into it is left to `method.IBPWF`."""
+
+    model: FactorModel
+    settings: Settings
+    features: Features
+    inference: TaskInference
+    classes: list[tuple[int, ...]]
+    serials: list[int]
+    calibrations: list[Calibration | None]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def image_shape(self) -> Shape:
+        """Of images that come as flat rows."""
+        return None if self.settings.image_shape == "auto" else self.settings.image_shape
+
+    def logits(self, x: Tensor, task: int) -> Tensor:
+        views = self.views(task)
+        parts = [self.model.logits(rows, task, views) for rows in torch.split(x, ROWS_AT_ONCE)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def views(self, task: int) -> Views:
+        """How images are looked at to answer for a task."""
+        turns = self.model.tasks[task].turns
+        if self.settings.views == "plain" or turns == 1:
+            return Views()
+        return Views(turns, self.settings.mirror, self.image_shape)
+
+    def class_scores(self, x: Tensor, experts: fusion.Experts, *, distances: bool = False) -> fusion.Scores:
+        """What router and experts say of every class of every task (see `inference.fusion`), and how far rows lie
+        from each, where that is asked for and known."""
+        assert isinstance(self.inference, ClassScores)
+        widths = tuple(len(labels) for labels in self.classes)
+        parts: list[fusion.Scores] = []
+        apart: list[Tensor] = []
+        for rows in torch.split(x, ROWS_AT_ONCE):
+            phi = self.features(rows)
+            parts.append(fusion.look(self.inference.class_log_scores(phi), rows, widths, self.logits, experts))
+            if distances and isinstance(self.inference, RidgeRouter):
+                apart.append(self.inference.distances(phi))
+        own = [part.experts for part in parts if part.experts is not None]
+        return fusion.Scores(
+            torch.cat([part.router for part in parts]),
+            torch.cat(own) if own else None,
+            widths,
+            self.inference.class_levels() if isinstance(self.inference, RidgeRouter) else None,
+            torch.cat(apart) if apart else None,
+        )
+
+    def class_log_scores(self, x: Tensor) -> Tensor | None:
+        """log P(t, c | x) up to a constant, N×ΣC, where task inference looks at every class (see `inference.fusion`);
+        None where it tells tasks alone."""
+        if not isinstance(self.inference, ClassScores):
+            return None
+        router, experts = self.fusion_weights()
+        return self.class_scores(x, self.settings.experts if experts else 0).joint(router, experts)
+
+    def fusion_weights(self) -> tuple[float, float]:
+        """α of the router and β of the experts: what held-out rows say, or the user's β beside a router of 1."""
+        weight = self.settings.expert_weight
+        alone = not self.settings.experts or not weight
+        if weight != "auto" and not alone:
+            return fusion.ROUTER_WEIGHT, weight
+        return fusion.weights(self.calibrations, alone=alone)
+
+    def novelty(self, x: Tensor, rate: float) -> Tensor:
+        """How unlike everything learned each row is, by router and experts; above 1 for a share `rate` of the rows of
+        the tasks themselves."""
+        check_rate(rate)
+        if not isinstance(self.inference, ClassScores):
+            raise InputError(
+                f"inference is {self.settings.inference}, which does not look at every class; learn with "
+                "inference='router' and held_out above 0 to tell what is new, or with a ContinualClassifier."
+            )
+        scores = self.class_scores(x, self.settings.experts or "likely", distances=True)
+        return fusion.novelty(scores, self.calibrations, rate)
+
+    def task_probabilities(self, x: Tensor) -> Tensor:
+        """P(t | φ(x)) for every row and task (eq. phi_task_inference)."""
+        joint = self.class_log_scores(x)
+        if joint is not None:
+            return by_task(joint, [len(labels) for labels in self.classes])
+        with accelerated(self.accelerate):
+            return infer_tasks(self.inference, self.features, x)
+
+    def class_columns(self) -> tuple[tuple[int, int], ...]:
+        return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
+
+    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+        """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
+        entropy (eqs. predictive_marginal, entropy_incr_class)."""
+        tasks = len(self.classes)
+        joint = self.class_log_scores(x) if task is None and not draws else None
+        if joint is not None:
+            return self._joint_prediction(joint, marginal)
+        if task is None:
+            task_probabilities = self.task_probabilities(x)
+            task = task_probabilities.argmax(1)
+        else:
+            task_probabilities = F.one_hot(task, tasks).double()
+            marginal = False
+        columns = self.class_columns()
+        widths = [len(labels) for labels in self.classes]
+        first = [0, *accumulate(widths)]
+        probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
+        best = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        total, single = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
+        # Grouped by task: every row runs through its own task's network once (all tasks' when marginal). Beside a
+        # frozen base, rows of all tasks run through one.
+        together = None if marginal or draws else self._logits_of_all(x, task)
+        everything = torch.arange(len(x), device=x.device)
+        for t, rows in [(t, everything) for t in range(tasks)] if marginal else rows_by_value(task):
+            if together is None:
+                p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
+            else:
+                p = (together[rows, : widths[t]].double() / self.temperature(t)).softmax(1)
+                spread = entropy(p)
+            here = slice(first[t], first[t + 1])
+            # The label is the inferred task's own best class (the paper's rule), also when marginal.
+            own = task == t if marginal else rows
+            best[own] = first[t] + (p[own] if marginal else p).argmax(1)
+            weight = task_probabilities[:, t] if marginal else torch.ones_like(spread)
+            probabilities[rows, here] = p * weight.unsqueeze(1) if marginal else p
+            single[rows] += weight * spread
+            total[rows] = entropy(p)
+        if marginal:
+            total = entropy(probabilities)
+        labels = torch.tensor([label for _, label in columns], device=x.device)[best]
+        return Prediction(
+            labels=labels,
+            probabilities=probabilities,
+            classes=columns,
+            task=task,
+            task_probabilities=task_probabilities,
+            entropy=total,
+            mutual_information=(total - single).clamp(min=0) if draws else None,
+        )
+
+    def _logits_of_all(self, x: Tensor, task: Tensor) -> Tensor | None:
+        """Class scores of rows of several tasks in one pass, where that can be had."""
+        if self.model.base != "frozen" or not len(x) or bool((task == task[0]).all()):
+            return None
+        parts = [
+            self.model.mixed_logits(rows, tasks)
+            for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), torch.split(task, ROWS_AT_ONCE), strict=True)
+        ]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return None
+        widest = max(part.shape[1] for part in found)
+        return torch.cat([F.pad(part, (0, widest - part.shape[1])) for part in found])
+
+    def _joint_prediction(self, joint: Tensor, marginal: bool) -> Prediction:
+        """Answers from log P(t, c | x): the likeliest class of all, and its task."""
+        columns = self.class_columns()
+        owner, label = torch.tensor(columns, device=joint.device).unbind(1)
+        best = joint.argmax(1)
+        others = owner != owner[best].unsqueeze(1)
+        probabilities = (joint if marginal else joint.masked_fill(others, -torch.inf)).softmax(1)
+        return Prediction(
+            labels=label[best],
+            probabilities=probabilities,
+            classes=columns,
+            task=owner[best],
+            task_probabilities=by_task(joint, [len(labels) for labels in self.classes]),
+            entropy=entropy(probabilities),
+        )
+
+    def class_probabilities(self, x: Tensor, task: int, draws: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
+        if draws:
+            check_draws(draws, sum(one.inputs * one.outputs for one in self.model.layers.values()))
+            generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + self.serials[task]) % (1 << 63))
+            stacked = self.model.drawn_states(task, draws, generator)
+            classes, views = self.model.tasks[task].classes, self.views(task)
+            with self.model.shell() as net:
+                return draw_probabilities(
+                    net,
+                    stacked,
+                    x,
+                    logits=lambda of, rows: class_logits(of, rows, classes, views) / self.temperature(task),
+                )
+        p = (self.logits(x, task).double() / self.temperature(task)).softmax(1)
+        return p, entropy(p)
+
+    def temperature(self, task: int) -> float:
+        """What a task's class scores are divided by: 1, or what its held-out rows say."""
+        calibration = self.calibrations[task]
+        return 1.0 if calibration is None else calibration.temperature
