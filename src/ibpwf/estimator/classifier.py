@@ -276,12 +276,14 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         check_is_fitted(self)
         kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
         now = moment_of(self)
-        now.learner_.store(path, extra=kept, face=now._face().to_json(), overwrite=overwrite)
+        now.learner_.store(path, extra=kept, face=now._face(), overwrite=overwrite)
         self.extra_ = kept
 
-    def _face(self) -> Face:
+    def _face(self) -> dict[str, Any]:
+        """What is kept around the learner, as JSON."""
         names = getattr(self, "feature_names_in_", None)
-        return Face(self._parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty)
+        face = Face(self._parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty)
+        return face.to_json()
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
