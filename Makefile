@@ -33,7 +33,8 @@ env: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/ibpwf run split-mnist --preset paper --seed 0 --beside router --fallback split-digits --out $(RUN_OUT) --overwrite
 
-test: lint types pytest
+test: lint
+	@$(MAKE) --no-print-directory -j2 types pytest  # side by side: one type checker leaves cores idle
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -44,7 +45,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -25,9 +25,50 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter; read when they are defined
 
 
+LONGEST = (
+    "faults/test_killed_runs.py",
+    "lab/experiments/test_executors.py",
+    "lab/experiments/test_run_together.py",
+    "test_cli.py",
+    "properties/test_forgetting_a_task.py",
+    "test_docs.py",
+    "lab/experiments/test_run_folder.py",
+    "properties/test_no_forgetting.py",
+    "faults/test_killed_writes.py",
+    "zoo/test_zoo.py",
+    "lab/experiments/test_compare.py",
+    "training/test_checkpoint.py",
+    "faults/test_resealed_folders.py",
+    "test_learner.py",
+    "lab/evaluation/test_evaluate.py",
+    "exporting/test_turned_and_routed.py",
+    "own_data/test_interrupted_learning.py",
+    "faults/test_killed_learning.py",
+    "hugging_face/test_networks.py",
+    "estimator/test_scikit_learn.py",
+    "lab/experiments/test_beside.py",
+    "estimator/test_continual_classifier.py",
+    "test_defaults.py",
+    "exporting/test_prepared_inputs.py",
+    "lab/methods/test_generative_replay.py",
+    "own_data/test_later_settings.py",
+    "faults/test_threads.py",
+    "own_data/test_learn_command.py",
+    "test_export.py",
+)
+"""By the sum of their tests, longest first: see `pytest --durations=0`."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tests train for so short a time that tasks are often hardly learned; those of the warning itself ask for it."""
     config.addinivalue_line("filterwarnings", "ignore:task .* was hardly learned:UserWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long go first: the last ones are short, so that no worker waits long for the others."""
+    here = Path(__file__).parent
+    place = {here / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,9 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _RUN = ["ibpwf.lab.experiments.run", "ibpwf.lab.commands.run", "torch._dynamo", "sklearn.datasets"]
-_OWN = ["ibpwf.own_data.learning", "ibpwf.own_data.scoring", "ibpwf.own_data.answering", "pandas"]
+_RUN += ["ibpwf.cli", "ibpwf.lab.commands.run_display", "ibpwf.lab.experiments.compare", "ibpwf.lab.report.page"]
+_OWN = ["ibpwf.own_data.learning", "ibpwf.own_data.scoring", "ibpwf.own_data.answering", "pandas", "pyarrow.csv"]
+_OWN += ["ibpwf.commands.learn", "ibpwf.commands.predict", "ibpwf.commands.evaluate"]
 _context.set_forkserver_preload([*_RUN, *_OWN])
 
 

@@ -24,8 +24,8 @@ from ibpwf.training.checkpoint import Checkpoint
 
 NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
 QUICK: dict[str, Any] = {
-    "hidden": (100,),
-    "epochs": 20,
+    "hidden": (40,),
+    "epochs": 4,
     "learning_rate": 2e-3,
     "settings": {"random_features": 300},
     "device": "cpu",

@@ -17,7 +17,7 @@ from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.storage.files import read_json
 from processes import Finished
 
-CONFIG = RunConfig("split-digits", preset="quick", tasks=3, seeds=(0, 1), device="cpu", changes={"epochs": 1})
+CONFIG = RunConfig("split-digits", preset="quick", tasks=2, seeds=(0, 1), device="cpu", changes={"epochs": 1})
 
 
 def test_it_says_what_a_run_of_that_method_says(tmp_path: Path) -> None:

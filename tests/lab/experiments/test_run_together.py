@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import processes
 from ibpwf.lab.experiments.reproduction import reproduce as engine
 from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request, RunSpec
 from ibpwf.lab.experiments.reproduction.sweeps import sweep
@@ -121,16 +120,6 @@ def test_a_figure_trained_together_measures_what_it_does_one_by_one(tmp_path: Pa
     assert made[0]["note"].startswith("shortened: ibpwf on split-digits: the first 2 tasks, 1 + 1 epochs")
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {here!r})
-from test_run_together import figure_to_kill, quick
-from ibpwf.lab.experiments.reproduction.reproduce import reproduce
-reproduce(figure_to_kill(), quick(Path({out!r})), together={together})
-"""
-
-
 def figure_to_kill() -> Experiment:
     long = {"epochs": 12, "finetune_epochs": 3}
     runs = tuple(
@@ -140,18 +129,19 @@ def figure_to_kill() -> Experiment:
     return sweep_of(runs)
 
 
-def started(out: Path, together: bool) -> subprocess.Popen[bytes]:
-    script = SCRIPT.format(here=str(Path(__file__).parent), out=str(out), together=together)
-    return subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+def reproduced(out: Path, together: bool) -> None:
+    torch.set_num_threads(1)
+    engine.reproduce(figure_to_kill(), quick(out), together=together)
 
 
 def killed_once(out: Path, there: Path, together: bool) -> None:
-    process = started(out, together)
+    process = processes.begin(reproduced, out, together)
     until = time.monotonic() + 120
-    while not there.exists() and process.poll() is None and time.monotonic() < until:
+    while not there.exists() and process.is_alive() and time.monotonic() < until:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not (out / "figure-alpha").exists()
 
 
