@@ -7,8 +7,9 @@ the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the f
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,13 +33,14 @@ from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.fusion import Calibration, ClassScores
 from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.method_answers import AnsweringMethod
-from ibpwf.settings import Factorization, Settings
+from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
 from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, make_optimizer
 from ibpwf.training.rows import Rows
-from ibpwf.training.statistics import estimate_statistics
+from ibpwf.training.statistics import estimate_statistics, has_batch_norm
+from ibpwf.training.stopping import tempered_loss
 
 ELBO, FINETUNE = "elbo", "finetune"
 
@@ -51,8 +53,15 @@ BUILT_WITH = (
 )
 """Settings that all tasks have in common; any other may change from task to task."""
 
-MOST_HELD_OUT = 500
-"""Rows of a task: three numbers and a few quantiles are all that is made of them."""
+MOST_HELD_OUT, MOST_TO_STOP_BY = 500, 2_000
+"""Rows of a task: three numbers and a few quantiles are made of them, and with early stopping it is decided by them
+when to stop, for which more are better."""
+
+FEWEST_HELD_OUT = 30
+"""Fewer rows say nothing of when to stop."""
+
+PATIENCE = 500
+"""Steps without gain after which training ends, in no fewer than 3 and no more than 15 epochs."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +149,33 @@ class IBPWF(AnsweringMethod):
         self._hold_out(data)
         rows = len(self.rows_to_train(data))
         self.network, self._phase, self._examples = network, ELBO, s.turns * rows
-        plan = s.schedule_for(rows)
+        plan = self._plan(rows)
         rate = s.finetune_learning_rate or plan.learning_rate
-        phases = [self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)]
+        elbo = self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)
         finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate)
-        return [*phases, finetune] if plan.finetune_epochs else phases
+        if self._is_stopped:
+            steps = max(rows // plan.batch_size, 1)
+            patience = min(max(math.ceil(PATIENCE / steps), 3), 15)
+            elbo = replace(elbo, patience=patience, schedule="constant")
+            finetune = replace(finetune, patience=max(finetune.epochs, 1), share=1.0, schedule="cosine")
+        return [elbo, finetune] if plan.finetune_epochs else [elbo]
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether held-out rows say when the task that is learned has been trained for long enough."""
+        there = self._held_out is not None and len(self._held_out[1]) >= FEWEST_HELD_OUT
+        return self.settings.early_stopping and there and not has_batch_norm(self.model.net)
+
+    def _plan(self, rows: int) -> Schedule:
+        return self.settings.schedule_for(rows, stopped=self._is_stopped)
+
+    def held_out_loss(self) -> float | None:
+        if not self._is_stopped:
+            return None
+        assert self._held_out is not None
+        network, classes = self._training, self._training.outputs // self._training.turns
+        parts = [network.answers(x, self.settings.kappa)[:, :classes] for x, _ in self._held_out[1].in_order()]
+        return tempered_loss(torch.cat(parts), self._held_out[1].tensors()[1])
 
     @property
     def least_classes(self) -> int:
@@ -223,7 +254,7 @@ class IBPWF(AnsweringMethod):
 
     def end_task(self, data: TaskData) -> None:
         network, rows = self._training, self.rows_to_train(data)
-        plan = self.settings.schedule_for(len(rows))
+        plan = self._plan(len(rows))
         if not plan.finetune_epochs:
             network.fix_selection(self.settings.kappa)
             estimate_statistics(network, rows, plan.batch_size, lambda x: turned(x, network.turns, self.image_shape))
@@ -238,7 +269,8 @@ class IBPWF(AnsweringMethod):
 
     def _hold_out(self, data: TaskData) -> None:
         share, apart = self.settings.held_out, data.generator("held out")
-        self._held_out = data.rows.apart(share, MOST_HELD_OUT, apart) if share else None
+        most = MOST_TO_STOP_BY if self.settings.early_stopping else MOST_HELD_OUT
+        self._held_out = data.rows.apart(share, most, apart) if share else None
 
     def _keep(self, data: TaskData, rows: Rows) -> None:
         """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""

@@ -212,6 +212,14 @@ def automatic_schedule(rows: int) -> Schedule:
     return Schedule(epochs, (epochs + 1) // 2, batch, rate)
 
 
+def longest_schedule(rows: int) -> Schedule:
+    """What "auto" stands for where held-out rows end the training: as long as it may take at most, about 5,000 steps
+    and at most 100 epochs."""
+    batch = 32 if rows < 1_000 else 64 if rows < 10_000 else 128 if rows < 50_000 else 256
+    epochs = min(max(math.ceil(5_000 / max(rows // batch, 1)), 8), 100)
+    return Schedule(epochs, epochs, batch, 2e-3 if rows < 50_000 else 1e-3)
+
+
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Stored settings under the names they have now: before schema 3 of model folders, features and task inference
     were told by `gaussians`, `inference_features` and `inference_layers`."""
@@ -241,6 +249,12 @@ class Settings(Factorization):
     batch_size: Count | Auto = Field("auto", description="rows in a mini-batch; 'auto': by rows")
     learning_rate: Positive | Auto = Field("auto", description="of the ELBO phase; 'auto': by rows")
     finetune_learning_rate: Positive | None = Field(None, description="none: that of the ELBO phase")
+    early_stopping: bool = Field(
+        False,
+        description="the rows that held_out keeps apart, at most 2,000 in a task, end each phase once they are "
+        "answered no better; epochs and finetune_epochs are then the most it takes. Without effect where there are "
+        "fewer than 30 such rows, or batch normalization",
+    )
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="of the learning rate: constant, or half a cosine over each phase"
     )
@@ -407,9 +421,9 @@ class Settings(Factorization):
         """What `factorize` takes of these."""
         return {name: getattr(self, name) for name in Factorization.model_fields}
 
-    def schedule_for(self, rows: int) -> Schedule:
-        """How long and how fast a task of so many rows is trained."""
-        auto = automatic_schedule(rows)
+    def schedule_for(self, rows: int, *, stopped: bool = False) -> Schedule:
+        """How long and how fast a task of so many rows is trained; at most, where held-out rows stop it."""
+        auto = longest_schedule(rows) if stopped else automatic_schedule(rows)
         epochs = auto.epochs if self.epochs == "auto" else self.epochs
         return Schedule(
             epochs,

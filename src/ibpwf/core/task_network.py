@@ -129,11 +129,27 @@ class TaskNetwork(nn.Module):
         scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
         deal_scores(scores, list(self.factor_layers.values()))
         with self._own_random_numbers(x.device):
-            if self._lent:
-                weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
-                y: Tensor = functional_call(self.network, weights, (x,), tie_weights=False)
-            else:
-                y = self.network(x)
+            return self._outputs(x)
+
+    @torch.no_grad()
+    def answers(self, x: Tensor, kappa: float) -> Tensor:
+        """The outputs as they would be if the selection were fixed now; nothing random is drawn."""
+        scores: Tensor = self.posterior.strength
+        if not self.selected:
+            scores = scores * (self.posterior.logit.sigmoid() >= kappa) * self.posterior.mask
+        deal_scores(scores, list(self.factor_layers.values()))
+        self.eval()
+        try:
+            return self._outputs(x)
+        finally:
+            self.train()
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        if self._lent:
+            weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
+            y: Tensor = functional_call(self.network, weights, (x,), tie_weights=False)
+        else:
+            y = self.network(x)
         return y[:, : self.outputs]
 
     def release(self) -> None:

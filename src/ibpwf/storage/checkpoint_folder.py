@@ -46,6 +46,8 @@ class CheckpointContent(Identity):
     phase: int
     epoch: int
     done: int
+    before: int | None = None
+    best: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ class Checkpoint(Callback):
         self.ours = opened is not None  # whether what lies there is of this task
         if opened is not None:
             try:
-                parts = {name: opened.folder.tensors(name) for name in ("method", "step")}
+                best = () if opened.content.best is None else ("best",)
+                parts = {name: opened.folder.tensors(name) for name in ("method", "step", *best)}
                 training.restore(opened.content, parts)
             except (LookupError, TypeError, ValueError, RuntimeError) as error:
                 what = f"{type(error).__name__}: {error}"

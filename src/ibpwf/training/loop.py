@@ -6,9 +6,10 @@ is, and which parameters move, is the method's affair; who wants to watch is a c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ibpwf.training.objective import Objective
 from ibpwf.training.phase import Phase, learning_rate_at
 from ibpwf.training.rows import Rows
 from ibpwf.training.step import Step, make_step
+from ibpwf.training.stopping import Stopping
 
 CHECK_EVERY = 512
 """Steps between two looks at the losses: each look waits for the device."""
@@ -37,6 +39,7 @@ class Place:
     phase: int = 0
     epoch: int = 0
     shuffle: Tensor | None = None
+    before: int | None = None  # epochs that the phase before took
 
 
 class Training:
@@ -49,6 +52,7 @@ class Training:
         self.method, self.data = method, data
         self.callbacks = Callbacks(callbacks)
         self.place = Place()
+        self.stopping = Stopping(method)
         self.step: Step | None = None
         self.identity: Callable[[], Identity] | None = None  # what a checkpoint of it belongs to
         self.accuracy: float | None = None  # per cent of the last epoch's rows, as far as the method can tell
@@ -66,9 +70,12 @@ class Training:
                 callbacks.task_start(
                     TaskStart(data.name, data.index, len(rows), data.classes, sum(p.epochs for p in phases), self)
                 )
-                for number, phase in enumerate(phases):
+                for number, planned in enumerate(phases):
                     if number < self.place.phase:  # of a task that is resumed
                         continue
+                    phase, epoch = _after(planned, self.place.before), -1
+                    if self._restored is None:
+                        self.stopping.start_phase()
                     if phase.augment != "none":
                         check_images(phase.augment, tuple(next(rows.in_order(1))[0].shape[1:]))
                     step: Step | None = None
@@ -93,8 +100,11 @@ class Training:
                                 check_finite(step.measured(), describe)
                         check_finite(step.measured(), describe)
                         callbacks.epoch_end(self._epoch_end(step, phase.name, epoch, phase.epochs))
+                        if self.stopping.is_over(phase, epoch):
+                            break
                         if method.after_epoch(phase, epoch):
                             step = None
+                    self.place = replace(self.place, before=self.stopping.end_phase(epoch))
                     if step is not None:
                         check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
                 method.end_task(data)
@@ -112,7 +122,7 @@ class Training:
             step.restore(tensors, done)
             self._restored = None
         else:
-            self.place = Place(phase, epoch, shuffle.get_state())
+            self.place = Place(phase, epoch, shuffle.get_state(), self.place.before)
             step.start_epoch(shuffle)
 
     def _tell_step(self, step: Step, phase: str, epoch: int) -> None:
@@ -155,14 +165,24 @@ class Training:
         content, tensors = self.method.training_state()
         where = {"phase": self.place.phase, "epoch": self.place.epoch, "done": self.step.done}
         step = {**self.step.state(), "shuffle": self.place.shuffle}
-        return {**where, "method": content}, {"method": tensors, "step": step}
+        best, kept = self.stopping.state()
+        found = {**where, "before": self.place.before, "best": best, "method": content}
+        return found, {"method": tensors, "step": step} | ({"best": kept} if kept else {})
 
     def restore(self, content: CheckpointContent, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on where `state` was taken; to be called when the task starts, with the same task and model."""
         self.method.load_training_state(content.method, tensors["method"])
         step = dict(tensors["step"])
-        self.place = Place(content.phase, content.epoch, step.pop("shuffle"))
+        self.place = Place(content.phase, content.epoch, step.pop("shuffle"), content.before)
+        self.stopping.restore(content.best, tensors.get("best", {}))
         self._restored = content.done, step
+
+
+def _after(phase: Phase, before: int | None) -> Phase:
+    """A phase whose length is a share of what the one before took."""
+    if phase.share is None or before is None:
+        return phase
+    return replace(phase, epochs=min(phase.epochs, max(1, math.ceil(phase.share * before))))
 
 
 def fit_steps(

@@ -133,6 +133,10 @@ class Method(Objective):
         """Called after every epoch; True when the parameters to train are new ones."""
         return False
 
+    def held_out_loss(self) -> float | None:
+        """How badly rows that nothing is learned from are answered at the moment; None where there are none."""
+        return None
+
     def counts(self) -> Counts:
         return Counts()
 

@@ -11,6 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ibpwf.training.rows import Rows
 
 
+def has_batch_norm(network: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in network.modules())
+
+
 @torch.no_grad()
 def estimate_statistics(
     network: nn.Module, rows: Rows, batch_size: int, given: Callable[[Tensor], Tensor] = lambda x: x
