@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ibpwf.core.compiled import Compiler
 from ibpwf.core.compose import compose
 from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.learned import (
@@ -58,6 +59,7 @@ class FactorModel(nn.Module):
     """
 
     net: nn.Module
+    compiler: Compiler | None = None  # of the networks that tasks train
 
     def __init__(
         self,
