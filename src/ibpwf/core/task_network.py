@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from ibpwf.core.compiled import call
 from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.layers import FactorLayer, FactorWeight, deal_scores, factor_layer, xavier
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
@@ -78,6 +78,8 @@ class TaskNetwork(nn.Module):
             else:
                 replace_module(net, name, layer)
         self.network = net
+        # In a tuple, so that its parameters have one name here and not two.
+        self._called = (net if model.compiler is None else model.compiler(net),)
         self.posterior = TaskPosterior(start, start, temperature, kl_terms)
         self.to(model.device)
 
@@ -129,11 +131,8 @@ class TaskNetwork(nn.Module):
         scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
         deal_scores(scores, list(self.factor_layers.values()))
         with self._own_random_numbers(x.device):
-            if self._lent:
-                weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
-                y: Tensor = functional_call(self.network, weights, (x,), tie_weights=False)
-            else:
-                y = self.network(x)
+            weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
+            y = call(self._called[0], x, weights)
         return y[:, : self.outputs]
 
     def release(self) -> None:
