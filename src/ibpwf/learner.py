@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ibpwf import __version__
 from ibpwf.adapters import adapter_classes, as_task, read_adapter
+from ibpwf.core.compiled import uncompiled
 from ibpwf.core.factorize import factorize
 from ibpwf.core.model import FactorModel
 from ibpwf.core.packing import Field, Packing, find_packing, names_inputs
@@ -281,13 +282,14 @@ class Learner(TaskLearner):
                     )
                 with at_most(SPARE + 4 * sum(tensor.numel() for tensor in template.values())):
                     net = build(configuration.network)
-            check_same(net, [list(line) for line in configuration.signature])
-            buffers = {name for name, _ in net.named_buffers()}
+            plain = uncompiled(net)
+            check_same(plain, [list(line) for line in configuration.signature])
+            buffers = {name for name, _ in plain.named_buffers()}
             for name, tensor in template.items():
                 check_numbers("template", name, tensor, NOT_NAN if name in buffers else BOUNDED)
             settings = Settings.from_json(configuration.settings)
-            check_base(path, net, configuration, settings, {*template})
-            load_tensors(net, template)
+            check_base(path, plain, configuration, settings, {*template})
+            load_tensors(plain, template)
             wanted = [name for name in configuration.parts if parts.get(name) is None]
             for name in ("features", "inference"):
                 if name in wanted or (":" in getattr(settings, name) and parts.get(name) is None):

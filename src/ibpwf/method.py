@@ -20,6 +20,7 @@ import ibpwf.accel.standins  # noqa: F401 (registers what is faster than the ref
 from ibpwf import method_state
 from ibpwf.core import in_progress
 from ibpwf.core.elbo import negative_elbo
+from ibpwf.core.encoding import FittedToTask
 from ibpwf.core.factorize import factorize
 from ibpwf.core.forgetting import forget_task
 from ibpwf.core.merging import check_head
@@ -147,6 +148,9 @@ class IBPWF(AnsweringMethod):
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
         self._hold_out(data)
+        for module in network.modules():
+            if isinstance(module, FittedToTask):
+                module.fit(x for x, _ in self.rows_to_train(data).in_order())
         rows = len(self.rows_to_train(data))
         self.network, self._phase, self._examples = network, ELBO, s.turns * rows
         plan = self._plan(rows)
@@ -174,7 +178,7 @@ class IBPWF(AnsweringMethod):
             return None
         assert self._held_out is not None
         network, classes = self._training, self._training.outputs // self._training.turns
-        parts = [network.answers(x, self.settings.kappa)[:, :classes] for x, _ in self._held_out[1].in_order()]
+        parts = [network.answers(x)[:, :classes] for x, _ in self._held_out[1].in_order()]
         return tempered_loss(torch.cat(parts), self._held_out[1].tensors()[1])
 
     @property

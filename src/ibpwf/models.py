@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ibpwf.core.encoding import TableEncoding
 from ibpwf.core.reference import reference
 from ibpwf.errors import InputError, unknown
 from ibpwf.limits import check_layer
@@ -60,6 +61,36 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
 
 
 # ----------------------------------------------------------------------------------------------- ResNet
+
+
+@builder
+def table_network(
+    inputs: int,
+    columns: Sequence[int],
+    hidden: Sequence[int],
+    outputs: int,
+    bins: int = 16,
+    dropout: float = 0.1,
+) -> nn.Sequential:
+    """A perceptron on the numbers of a table: `encode`, which knows the scale of each task's rows and cuts what is in
+    `columns` into intervals (`core.encoding`), and dropout behind every hidden layer."""
+    _positive("table_network", inputs=inputs, outputs=outputs, bins=bins)
+    _positive("table_network", **{f"hidden[{index}]": width for index, width in enumerate(hidden)})
+    if not all(0 <= column < inputs for column in columns):
+        raise InputError(f"table_network: columns is {list(columns)!r}; give numbers of columns below {inputs}.")
+    if not 0 <= dropout < 1:
+        raise InputError(f"table_network: dropout is {dropout!r}; give a share from 0 to below 1.")
+    encode = TableEncoding(inputs, columns, bins)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(encode=encode)
+    before = encode.outputs
+    for index, width in enumerate(hidden, start=1):
+        check_layer(before, width, "table_network")
+        layers[f"hidden{index}"] = nn.Linear(before, width)
+        layers[f"relu{index}"] = nn.ReLU()
+        layers[f"dropout{index}"] = nn.Dropout(dropout)
+        before = width
+    layers["head"] = nn.Linear(before, outputs)
+    return nn.Sequential(layers)
 
 
 class BasicBlock(nn.Module):

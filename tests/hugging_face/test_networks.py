@@ -186,6 +186,32 @@ def test_gradient_checkpointing_changes_nothing(name: str, build: Build) -> None
     torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
 
 
+def test_a_compiled_network_learns_what_it_learns_as_it_is(build: Build) -> None:
+    logits = []
+    for compiled in (False, True):
+        net = build("bert", num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        given = torch.compile(net, backend="eager", fullgraph=True) if compiled else net
+        learner = Learner(given, SETTINGS.replace(base="frozen", learning_rate=0.01), device="cpu")
+        learner.learn(batch("bert"), labels(0), name="one")
+        one = learner.logits(batch("bert", 9), "one")
+        learner.learn(batch("bert", 1), labels(1), name="two")
+        assert torch.equal(learner.logits(batch("bert", 9), "one"), one)
+        logits.append(learner.logits(batch("bert", 9), "two"))
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
+
+
+def test_in_bfloat16_a_task_begins_as_in_full_precision(taught: Teach) -> None:
+    model = taught("bert", "frozen").learner.model
+    assert model.packing is not None
+    begun = model.start_task(LABELS, torch.Generator().manual_seed(0)).eval()
+    x = model.packing.pack(batch("bert", 9))
+    expected = begun(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = begun(x)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), expected, rtol=0.05, atol=0.01)
+
+
 def test_uncertainty_is_drawn_from_the_posterior_of_such_networks_too(taught: Teach) -> None:
     found = taught("bert", "frozen").learner.predict(batch("bert", 9), task="first", draws=4)
     assert found.mutual_information is not None
@@ -226,7 +252,7 @@ def test_rows_of_several_tasks_in_one_batch_are_answered_as_each_task_alone_woul
         expected = found.logits[task][row].double().softmax(0)
         here = [column for column, (owner, _) in enumerate(given.classes) if owner == names.index(task)]
         torch.testing.assert_close(given.probabilities[row, here], expected, rtol=1e-5, atol=1e-5)
-    if base == "frozen" and name in ("bert", "roberta", "gpt2"):
+    if base == "frozen":
         model = found.learner.model
         assert model.packing is not None
         places = torch.tensor([names.index(task) for task in tasks])

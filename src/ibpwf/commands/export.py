@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ibpwf.commands.model import AsJson, Model, counted, size
-from ibpwf.errors import printable
+from ibpwf.errors import InputError, printable
 from ibpwf.files.opening import check_there
 from ibpwf.terminal import print_json, say
 
@@ -34,11 +34,23 @@ Out = Annotated[
 ]
 
 
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        metavar="NAME",
+        help="The trained network of tasks learned with base=frozen: a backbone's name, a folder of transformers, or "
+        "a file of weights for a network that the model describes.",
+    ),
+]
+
+
 def export_command(
     model: Model,
     to: To,
     task: Task = None,
     output: Out = None,
+    base: Base = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     json_: AsJson = False,
 ) -> None:
@@ -50,9 +62,16 @@ def export_command(
     trained network that it was learned beside (setting base=frozen).
     """
     check_there(model)
+    from ibpwf.exporting.base import configuration_of
     from ibpwf.exporting.writing import export
 
-    done = export(model, task, cast("Format", to), output, overwrite=overwrite)
+    if base is None and configuration_of(model) is not None:
+        raise InputError(
+            f"{model} holds differences from a trained network, which is not in it; give that network with --base "
+            "(a backbone's name, a folder of transformers, or a file of weights). One of your own class: "
+            "ibpwf.export(Learner.load(path, net=trained), task, 'peft') in Python."
+        )
+    done = export(model, task, cast("Format", to), output, base=base, overwrite=overwrite)
     if json_:
         told = {"files": [str(file) for file in done.files], "difference": done.difference, "about": done.about}
         print_json(told)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from ibpwf.core.compiled import compiler_of, uncompiled
 from ibpwf.core.dictionary import Dictionary
 from ibpwf.core.model import FactorModel
 from ibpwf.core.weights import (
@@ -73,7 +74,7 @@ def factorize(
             "base is 'frozen' and init is 'pretrained': the trained weights are either kept beside the factors or "
             "turned into them; leave one out."
         )
-    template = copy.deepcopy(net)
+    template = copy.deepcopy(uncompiled(net))
     found = factorizable(template)
     for field, chosen_by in (("include", include), ("exclude", exclude)):
         check_patterns(field, [chosen_by] if isinstance(chosen_by, str) else chosen_by or [], found, template)
@@ -106,6 +107,7 @@ def factorize(
     frozen = [name for name, parameter in named if not parameter.requires_grad]
     template.requires_grad_(False)
     model = FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen, base)
+    model.compiler = compiler_of(net)
     model.options = {
         "alpha": alpha,
         "max_factors": max_factors,

@@ -69,7 +69,7 @@ class FactorLayer(nn.Module):
         # Kept in a tuple so that the original's own weight is not registered as a parameter of ours.
         self._original = (original,)
         self.layout: Any = None  # what an accelerated product keeps with the layer
-        arrange(self)
+        self._arrange()
 
     def __getattr__(self, name: str) -> Any:
         """What else a network asks its layer for (`in_features`, `stride`, ...) is the original's."""
@@ -83,8 +83,13 @@ class FactorLayer(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Another device or type: parameters and locked factors were moved one by one."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        arrange(self)
+        self._arrange()
         return self
+
+    def _arrange(self) -> None:
+        arrange(self)
+        counted = (self.places >= 0).nonzero().flatten()
+        self._counted = None if len(counted) == len(self.places) else counted
 
     @property
     def inputs(self) -> int:
@@ -109,17 +114,20 @@ class FactorLayer(nn.Module):
         """Replace the free factors (when the dictionary grows or a selection is fixed), a row each."""
         self.free_a, self.free_b = nn.Parameter(a.detach()), nn.Parameter(b.detach())
         self.free_at = positions
-        arrange(self)
+        self._arrange()
 
     def set_locked(self, a: Tensor, b: Tensor, positions: Tensor) -> None:
         """Keep only some of the locked factors in the computation."""
         self.locked_a, self.locked_b, self.locked_at = a, b, positions
-        arrange(self)
+        self._arrange()
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor]:
         """W_a (J×F), λ (F) and W_b (F×M) of all factors, locked ones first."""
         w_a, w_b = torch.cat([self.locked_a, self.free_a]).t(), torch.cat([self.locked_b, self.free_b])
-        return w_a, self.scores if len(self.scores) == len(w_b) else self.scores[self.places >= 0], w_b
+        scores = self.scores
+        if self._counted is not None and len(scores) != len(w_b):
+            scores = scores.index_select(0, self._counted)
+        return w_a, scores, w_b
 
     def extra_repr(self) -> str:
         return f"{self.inputs}×{self.outputs}, locked={len(self.locked_at)}, free={len(self.free_at)}"

@@ -4,20 +4,24 @@
 
 Beside a frozen base, the product with W_0 is the same for every row, and that with the factors differs by λ. So a
 batch of any mixture of tasks costs one pass and not one for each. Normalization and biases, which are each task's
-own, are looked up by row; of dense heads all are asked, and each row takes its own.
+own, are looked up by row; of dense heads all are asked, and each row takes its own. So are tokens and positions that
+a transformer adds to those of each row.
 
 A network can be mixed if its first axis is the row in every layer, and if all that its tasks have of their own lies
-in Linear layers, convolutions without groups, and normalizations; for any other `mixed` gives None.
+in Linear layers, convolutions without groups, normalizations, and parameters that are added to rows; for any other
+`mixed` gives None. Nothing says what a network does with a parameter of its own: the first answer is compared with
+those of the tasks alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -53,11 +57,20 @@ class MixedFactors(nn.Module):
 
     def __init__(self, original: nn.Module, base: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None) -> None:
         super().__init__()
-        self.original = (original,)  # not a module of ours
         self.register_buffer("base", base, persistent=False)
         for name, tensor in factors.items():
             self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
+        self.original = (original,)  # not a module of ours
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a network asks its layer for (its weight's type, `in_features`) is the original's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "original" not in self.__dict__:
+                raise
+            return getattr(self.original[0], name)
 
     def forward(self, x: Tensor) -> Tensor:
         original = self.original[0]
@@ -119,31 +132,54 @@ class MixedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         norm = self.original[0]
-        axis = 1
+        axis = 1 if isinstance(norm, (nn.GroupNorm, _BatchNorm)) else x.ndim - 1
         if isinstance(norm, nn.LayerNorm):
-            x, axis = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps), x.ndim - 1
+            x = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
         elif isinstance(norm, nn.GroupNorm):
             x = F.group_norm(x, norm.num_groups, None, None, norm.eps)
-        return torch.addcmul(by_row(self.get_buffer("shift"), x, axis), x, by_row(self.get_buffer("scale"), x, axis))
+        elif not isinstance(norm, _BatchNorm):
+            x = norm(x)  # with a weight of 1
+        shift, scale = (by_row(self.get_buffer(part), x, axis) for part in ("shift", "scale"))
+        return torch.addcmul(shift, x, scale)
 
 
 class MixedNetwork:
-    """A network that answers for rows of several tasks at once."""
+    """A network that answers for rows of several tasks at once. `alone` gives the outputs of the task in a place; an
+    answer that is `doubtful` is compared with it first."""
 
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
+    def __init__(self, net: nn.Module, alone: Callable[[Tensor, int], Tensor], *, doubtful: bool) -> None:
+        self.net, self.alone, self.doubtful, self.fits = net, alone, doubtful, True
 
     def __call__(self, x: Tensor, places: Tensor) -> Tensor | None:
         """Outputs, a row for each of x, whose task is the one in its place; None where layers do not keep to rows."""
+        if not self.fits:
+            return None
         token = _PLACES.set(places)
         try:
             with torch.no_grad():
                 out: Tensor = self.net(x)
-                return out
         except NotMixed:
+            return None
+        except RuntimeError:
+            if not self.doubtful:
+                raise
+            self.fits = False
             return None
         finally:
             _PLACES.reset(token)
+        if self.doubtful:
+            self.fits = self._agrees(x, places, out)
+            self.doubtful = False
+        return out if self.fits else None
+
+    def _agrees(self, x: Tensor, places: Tensor, out: Tensor) -> bool:
+        """Whether a row of each task has the answer of its task alone."""
+        for place in torch.unique(places).tolist():
+            row = int((places == place).nonzero()[0])
+            own = self.alone(x[row : row + 1], place)[0]
+            if not torch.allclose(out[row, : len(own)], own, rtol=1e-3, atol=1e-4):
+                return False
+        return True
 
 
 def mixed(model: FactorModel, tasks: Sequence[int]) -> MixedNetwork | None:
@@ -166,13 +202,35 @@ def mixed(model: FactorModel, tasks: Sequence[int]) -> MixedNetwork | None:
         stand_ins[model.head] = MixedHeads(_all(weights) or [], _all(biases))
     for name, module in net.named_modules():
         prefix = f"{name}."
-        if isinstance(module, NORMS) and any(key.startswith(prefix) for key in differ):
+        norm = isinstance(module, NORMS) or root_mean_square(module)
+        if norm and any(key.startswith(prefix) for key in differ):
             stand_ins[name] = _norm(module, [_within(part, prefix) for part in own])
-    if any(key.rpartition(".")[0] not in stand_ins for key in differ):
+    loose = [key for key in differ if key.rpartition(".")[0] not in stand_ins]
+    if not all(_added_to_rows(own[0][key]) for key in loose):
         return None
     for name, stand_in in stand_ins.items():
         replace_module(net, name, stand_in)
-    return MixedNetwork(net)
+    for key in loose:
+        _look_up(net, key, torch.stack([part[key] for part in own]))
+    return MixedNetwork(net, lambda x, place: model.logits(x, tasks[place]), doubtful=bool(loose))
+
+
+def _added_to_rows(parameter: Tensor) -> bool:
+    """Whether a parameter may be one that is added to every row: a token, or one for every position."""
+    return parameter.is_floating_point() and (parameter.ndim == 1 or (parameter.ndim > 1 and parameter.shape[0] == 1))
+
+
+def _look_up(net: nn.Module, key: str, values: Tensor) -> None:
+    """Let a module find each row's own parameter where it had one for all: N×1×C of C, N×… of 1×…. (The module is
+    given a class derived from its own, so that threads that answer at the same time see each its own rows.)"""
+    owner, _, leaf = key.rpartition(".")
+    module = net.get_submodule(owner)
+    stacked = values.unsqueeze(1) if values.ndim == 2 else values.squeeze(1)
+
+    def looked_up(_: nn.Module) -> Tensor:
+        return stacked.index_select(0, _PLACES.get())
+
+    module.__class__ = type(type(module).__name__, (type(module),), {leaf: property(looked_up)})
 
 
 def _within(own: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -210,9 +268,27 @@ def _factors(model: FactorModel, tasks: Sequence[int], name: str, module: nn.Mod
 NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm)
 
 
+def root_mean_square(module: nn.Module) -> bool:
+    """Whether a module is a normalization by the root of the mean square, torch's or a transformer's own: rows of one
+    length times one weight."""
+    named = [name for name, _ in module.named_parameters()]
+    if not type(module).__name__.endswith("RMSNorm") or named != ["weight"]:
+        return False
+    weight = module.get_parameter("weight")
+    if weight.ndim != 1:
+        return False
+    x = torch.linspace(-1, 2, weight.numel(), device=weight.device, dtype=weight.dtype).unsqueeze(0)
+    with torch.no_grad():
+        ones = functional_call(module, {"weight": torch.ones_like(weight)}, (x,))
+        halves = functional_call(module, {"weight": torch.full_like(weight, 0.5)}, (x,))
+    return torch.equal(halves, ones / 2)  # and not 1 + weight
+
+
 def _norm(module: nn.Module, own: Sequence[Mapping[str, Tensor]]) -> MixedNorm:
     """Scale and shift of every task; the statistics that batch normalization keeps are a part of them."""
     scales, shifts = [], []
+    if not isinstance(module, NORMS):
+        module = sharing(module, {"weight": torch.ones_like(module.get_parameter("weight"))})
     for part in own:
         some = next(part[key] for key in ("weight", "running_mean", "bias") if key in part)
         scale = part.get("weight", torch.ones_like(some))

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ibpwf.core.compiled import Compiler
 from ibpwf.core.compose import compose
 from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.learned import (
@@ -55,6 +56,7 @@ class FactorModel(nn.Module):
     """
 
     net: nn.Module
+    compiler: Compiler | None = None  # of the networks that tasks train
 
     def __init__(
         self,
@@ -362,12 +364,12 @@ class FactorModel(nn.Module):
     def mixed_logits(self, x: Tensor, tasks: Tensor) -> Tensor | None:
         """Outputs for rows of several tasks in one pass (`core.mixed`), as many columns as the largest of them has
         classes, of which a row's own come first; None where that cannot be had."""
-        present = torch.unique(tasks)
-        key = tuple(present.tolist())
+        here = torch.bincount(tasks, minlength=len(self.tasks)) > 0
+        key = tuple(here.nonzero().flatten().tolist())
         if key not in self._mixed:
             self._mixed = {**dict(list(self._mixed.items())[-MIXTURES:]), key: mixed(self, key)}
         network = self._mixed[key]
-        return None if network is None else network(x, torch.searchsorted(present, tasks))
+        return None if network is None else network(x, (here.cumsum(0) - 1)[tasks])
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the

@@ -119,7 +119,7 @@ class Packing:
         else:
             parts = torch.split(x, [field.numbers for field in self.fields], dim=1)
         return {
-            field.name: part.reshape(len(x), *field.shape).to(getattr(torch, field.kind))
+            field.name: part.reshape(x.shape[0], *field.shape).to(getattr(torch, field.kind))
             for field, part in zip(self.fields, parts, strict=True)
         }
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
+import torch
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -23,7 +25,9 @@ _stand_ins: dict[Any, list[tuple[Callable[..., bool], Callable[..., Any]]]] = {}
 
 
 def accelerates() -> bool:
-    """Whether stand-ins may be used now."""
+    """Whether stand-ins may be used now. torch's compiler reads plain functions, and makes its own of them."""
+    if torch.compiler.is_compiling():
+        return False
     return _accelerated.get() and os.environ.get("IBPWF_ACCELERATE", "1") != "0"
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from ibpwf.core.compiled import call
 from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.layers import FactorLayer, FactorWeight, deal_scores, factor_layer, xavier
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
@@ -78,6 +78,8 @@ class TaskNetwork(nn.Module):
             else:
                 replace_module(net, name, layer)
         self.network = net
+        # In a tuple, so that its parameters have one name here and not two.
+        self._called = (net if model.compiler is None else model.compiler(net),)
         self.posterior = TaskPosterior(start, start, temperature, kl_terms)
         self.to(model.device)
 
@@ -131,26 +133,23 @@ class TaskNetwork(nn.Module):
         with self._own_random_numbers(x.device):
             return self._outputs(x)
 
+    def _outputs(self, x: Tensor) -> Tensor:
+        weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
+        y = call(self._called[0], x, weights)
+        return y[:, : self.outputs]
+
     @torch.no_grad()
-    def answers(self, x: Tensor, kappa: float) -> Tensor:
-        """The outputs as they would be if the selection were fixed now; nothing random is drawn."""
+    def answers(self, x: Tensor) -> Tensor:
+        """The outputs with E[λ] = r ⊙ π̄, without dropout: nothing random is drawn."""
         scores: Tensor = self.posterior.strength
         if not self.selected:
-            scores = scores * (self.posterior.logit.sigmoid() >= kappa) * self.posterior.mask
+            scores = scores * self.posterior.logit.sigmoid()
         deal_scores(scores, list(self.factor_layers.values()))
         self.eval()
         try:
             return self._outputs(x)
         finally:
             self.train()
-
-    def _outputs(self, x: Tensor) -> Tensor:
-        if self._lent:
-            weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
-            y: Tensor = functional_call(self.network, weights, (x,), tie_weights=False)
-        else:
-            y = self.network(x)
-        return y[:, : self.outputs]
 
     def release(self) -> None:
         """Let go of the last pass's graph, once it has been run backwards: kept alive, it would tie parameters to the

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ibpwf import __version__
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator import ContinualClassifier
+from ibpwf.exporting.base import trained_network
 from ibpwf.exporting.graph import Expert, TaskGraph, WholeGraph, joint_of, prepare
 from ibpwf.files.arrays import array_numbers
 from ibpwf.files.columns import NO_NUMBER, NOTHING
@@ -38,6 +39,7 @@ PREPROCESSING = "preprocessing"
 """Under this name `learner.save(path, extra=...)` may keep what was done to the inputs, as JSON; `words` say it."""
 
 Model = ContinualClassifier | TaskLearner | str | Path
+Base = nn.Module | str | Path
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,14 @@ class Source:
     folder: Path | None
 
     @classmethod
-    def of(cls, model: Model) -> Source:
+    def of(cls, model: Model, base: Base | None = None) -> Source:
         folder = None
         if isinstance(model, (str, Path)):
             folder = Path(model)
-            model = load(folder, device="cpu")
+            net = trained_network(base, folder) if isinstance(base, (str, Path)) else base
+            model = load(folder, net=net, device="cpu")
+        elif base is not None:
+            raise InputError(f"base is for model folders, and model is a {type(model).__name__}, which has its own.")
         classifier = None
         if isinstance(model, ContinualClassifier):
             if not hasattr(model, "learner_"):
@@ -99,6 +104,7 @@ class Source:
         return self.method.model.merge(task).cpu()
 
     def graph(self, task: int | None) -> TaskGraph | WholeGraph:
+        self._check_one_array()
         first = prepare(self.classifier._standardizer if self.classifier else None, self.layout())
         if task is not None:
             return TaskGraph(first, Expert.of(self.method, task), self.method.temperature(task)).eval()
@@ -107,6 +113,19 @@ class Source:
         return WholeGraph(first, joint_of(self.method), columns, len(labels)).eval()
 
     # Inputs
+
+    def _check_one_array(self) -> None:
+        """A graph takes one array of numbers; an image that has a name is one."""
+        packing = self.method.model.packing
+        if packing is None or (len(packing.fields) == 1 and packing.fields[0].kind == "float32"):
+            return
+        names = ", ".join(f"'{field.name}'" for field in packing.fields)
+        adapter = "export the task to peft, or " if self.method.model.base == "frozen" else ""
+        raise InputError(
+            f"the network takes inputs by name ({names}), and a graph of ours takes one array of real numbers; "
+            f"{adapter}merge the task (learner.merge(task)) into a network of its own class, for the exporters "
+            "that know such networks."
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from ibpwf.errors import InputError, unknown
 from ibpwf.exporting.formats import TOLERANCE, as_onnx, as_pt2, difference, need_packages
 from ibpwf.exporting.peft import adapter_files, peft_adapter, write_folder
-from ibpwf.exporting.source import Model, Source
+from ibpwf.exporting.source import Base, Model, Source
 from ibpwf.storage.files import encode_json, encode_tensors, plain_errors, read_bytes, write_bytes
 
 Format = Literal["onnx", "pt2", "safetensors", "peft"]
@@ -35,6 +35,7 @@ def export(
     to: Format = "onnx",
     path: str | Path | None = None,
     *,
+    base: Base | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write one task, by name or number, for use without ibpwf; without a task, all of them in one graph that infers
@@ -44,13 +45,15 @@ def export(
     is "onnx" (with a `predict.py` beside it), "pt2" (`torch.export`), "safetensors" (the network's state dict, with
     a JSON file beside it) or "peft" (a LoRA adapter of a task learned with base="frozen"). Graphs give probabilities,
     and are compared with the model's own answers before anything is written. `path` is a file, or a folder to put one
-    in; for peft, which is a folder itself, the folder to make.
+    in; for peft, which is a folder itself, the folder to make. `base` is for a model folder whose tasks were learned
+    with base="frozen": the trained network, a backbone's name, a folder of transformers, or a file of weights
+    (safetensors) for a network that the folder itself describes.
     """
     if to not in get_args(Format):
         raise unknown("format", str(to), get_args(Format))
     if to == "onnx":
         need_packages()
-    source = Source.of(model)
+    source = Source.of(model, base)
     number = source.task(task)
     if to == "peft":
         return _export_adapter(source, number, path, overwrite)

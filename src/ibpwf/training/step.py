@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ibpwf.core.reference import reference
+from ibpwf.errors import InputError
 from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.objective import Objective
 from ibpwf.training.phase import Phase
@@ -60,7 +61,7 @@ class Step:
         rounded = self.objective.bfloat16 and x.is_cuda
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if rounded else nullcontext():
             loss = self.objective.loss(x, y)
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        _run_backward(loss.total)
         self.objective.after_backward()
         penalty = self._none if loss.penalty is None else loss.penalty.detach()
         accuracy = self._unknown if loss.accuracy is None else loss.accuracy
@@ -112,6 +113,19 @@ class Step:
         for _ in range(done):
             next(self._batches)
         self._log, self.done = list(log), done
+
+
+def _run_backward(loss: Tensor) -> None:
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        raise InputError(
+            "gradients go through a part of the network twice: give gradient checkpointing use_reentrant=False "
+            "(transformers: gradient_checkpointing_kwargs={'use_reentrant': False}), and keep no tensors from one "
+            "batch to the next unless detached."
+        ) from error
 
 
 @reference
