@@ -14,6 +14,7 @@ from torch import Tensor
 from ibpwf.core.packing import packing_of
 from ibpwf.errors import InputError, unknown
 from ibpwf.inputs import check_inputs
+from ibpwf.training.linear import HeldOut
 from ibpwf.training.method import Method
 
 Data = Tensor | np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any]
@@ -30,6 +31,7 @@ class TaskInfo:
     examples: int
     accuracy: float | None = None  # per cent, as measured when it was learned (see `note_accuracy`)
     training_accuracy: float | None = None  # per cent of its own rows, over the last pass of its training
+    held_out: HeldOut | None = None  # how well rows that nothing was learned from are answered
 
 
 @dataclass(frozen=True)

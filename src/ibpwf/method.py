@@ -36,6 +36,7 @@ from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.method_answers import AnsweringMethod
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
+from ibpwf.training.linear import compared
 from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, make_optimizer
@@ -274,6 +275,7 @@ class IBPWF(AnsweringMethod):
     def _hold_out(self, data: TaskData) -> None:
         share, apart = self.settings.held_out, data.generator("held out")
         most = MOST_TO_STOP_BY if self.settings.early_stopping else MOST_HELD_OUT
+        self.outcome = None
         self._held_out = data.rows.apart(share, most, apart) if share else None
 
     def _keep(self, data: TaskData, rows: Rows) -> None:
@@ -284,16 +286,18 @@ class IBPWF(AnsweringMethod):
         self.inference.learn(data.index, phi, len(data.classes))
         self.classes.append(data.classes)
         self.serials.append(data.serial)
-        self.calibrations.append(None if self._held_out is None else self._calibrated(data.index, self._held_out[1]))
+        self.calibrations.append(None if self._held_out is None else self._calibrated(data.index, *self._held_out))
         self.network = self._held_out = None
 
-    def _calibrated(self, task: int, rows: Rows) -> Calibration:
+    def _calibrated(self, task: int, train: Rows, rows: Rows) -> Calibration:
         """What the held-out rows of a task say of it, with all that is learned by now."""
         x, y = rows.tensors()
+        own = self.logits(x, task)
+        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_HELD_OUT else None
         scores = self.class_scores(x, "all", distances=True) if isinstance(self.inference, ClassScores) else None
         if self.device.type == "cpu":
             self.inference = self.inference.fork()  # as if not asked yet: training has other threads, so other bits
-        return fusion.calibrate(scores, self.logits(x, task), y, self.calibrations)
+        return fusion.calibrate(scores, own, y, self.calibrations)
 
     def fork(self) -> Self:
         other = copy.copy(self)

@@ -215,9 +215,9 @@ def automatic_schedule(rows: int) -> Schedule:
 def longest_schedule(rows: int) -> Schedule:
     """What "auto" stands for where held-out rows end the training: as long as it may take at most, about 5,000 steps
     and at most 100 epochs."""
-    batch = 32 if rows < 1_000 else 64 if rows < 10_000 else 128 if rows < 50_000 else 256
+    batch, rate = (32, 2e-3) if rows < 1_000 else (256, 4e-3) if rows < 100_000 else (1024, 4e-3)
     epochs = min(max(math.ceil(5_000 / max(rows // batch, 1)), 8), 100)
-    return Schedule(epochs, epochs, batch, 2e-3 if rows < 50_000 else 1e-3)
+    return Schedule(epochs, epochs, batch, rate)
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import operator
 import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ from ibpwf.storage.network_json import NeedsParts
 from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, NotWhole, at_most, buffer_rules, check_parts
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.fitting import check_fits, check_torch
+from ibpwf.training.linear import HeldOut
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
 from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows, gives_batches, with_labels
@@ -63,6 +64,16 @@ def near_chance(accuracy: float | None, guessing: float) -> bool:
     """Whether a task was hardly learned: said when it happens, instead of being found out later."""
     only = guessing == 100  # one class: there is nothing to guess
     return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
+
+
+def is_poor(held_out: HeldOut) -> bool:
+    """Whether a linear model answers held-out rows better by more than chance would have it: three standard errors,
+    and 2 points."""
+    if held_out.linear is None:
+        return False
+    share = held_out.linear / 100
+    error = 100 * (max(share * (1 - share), 0.01) / held_out.rows) ** 0.5
+    return held_out.linear - held_out.accuracy > max(2.0, 3 * error)
 
 
 class TaskLearner:
@@ -152,6 +163,13 @@ class TaskLearner:
                 "put the inputs on one scale.",
                 stacklevel=3,
             )
+        elif task.held_out is not None and is_poor(task.held_out):
+            warnings.warn(
+                f"task '{task.name}' is answered worse than by a linear model: {task.held_out.accuracy:.1f} % of "
+                f"{task.held_out.rows:,} rows held out, where a logistic regression has {task.held_out.linear:.1f} %. "
+                "Train longer (epochs), change learning_rate, or take a network that suits the data.",
+                stacklevel=3,
+            )
 
     def learn_steps(
         self,
@@ -196,7 +214,9 @@ class TaskLearner:
         training = Training(method, data, callbacks)
         training.identity = lambda: self._identity(data)
         yield from training.run()
-        task = TaskInfo(name, number, classes, len(rows), training_accuracy=training.accuracy)
+        task = TaskInfo(
+            name, number, classes, len(rows), training_accuracy=training.accuracy, held_out=method.outcome
+        )
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         use, seconds = method.use(number), time.perf_counter() - started
         self._learned = Learned(
@@ -352,6 +372,7 @@ class TaskLearner:
                     "examples": t.examples,
                     "accuracy": t.accuracy,
                     "training_accuracy": t.training_accuracy,
+                    "held_out": None if t.held_out is None else asdict(t.held_out),
                 }
                 for t in known.tasks
             ],
@@ -414,7 +435,15 @@ class TaskLearner:
             check_parts(parts, *_rules(method))
         method.load_state(content.state, parts)
         tasks = tuple(
-            TaskInfo(task.name, number, tuple(task.classes), task.examples, task.accuracy, task.training_accuracy)
+            TaskInfo(
+                task.name,
+                number,
+                tuple(task.classes),
+                task.examples,
+                task.accuracy,
+                task.training_accuracy,
+                None if task.held_out is None else HeldOut(**task.held_out.model_dump()),
+            )
             for number, task in enumerate(content.tasks)
         )
         known = getattr(method, "classes", None)

@@ -28,6 +28,15 @@ Name = Annotated[str, Field(min_length=1, max_length=10_000)]
 Names = Annotated[list[Name], Field(max_length=1_000_000)]
 
 
+class StoredHeldOut(Record):
+    """How well a task's held-out rows were answered, beside simple ways."""
+
+    rows: Count
+    accuracy: PerCent
+    majority: PerCent
+    linear: PerCent | None = None
+
+
 class StoredTask(Record):
     """What a manifest says of a task."""
 
@@ -36,6 +45,7 @@ class StoredTask(Record):
     examples: Count
     accuracy: PerCent | None = None
     training_accuracy: PerCent | None = None
+    held_out: StoredHeldOut | None = None
 
     @model_validator(mode="after")
     def _classes_in_order(self) -> Self:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.settings import FrozenSettings
+from ibpwf.training.linear import HeldOut
 from ibpwf.training.objective import Loss, Objective
 from ibpwf.training.phase import Phase
 from ibpwf.training.rows import Rows, TensorRows
@@ -100,6 +101,7 @@ class Method(Objective):
     answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
     resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
     accelerate: bool = True  # whether faster stand-ins of reference functions may be used
+    outcome: HeldOut | None = None  # how well the last task's held-out rows were answered when it ended
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
 
     @property
