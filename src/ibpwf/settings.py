@@ -215,7 +215,8 @@ def automatic_schedule(rows: int) -> Schedule:
 def longest_schedule(rows: int) -> Schedule:
     """What "auto" stands for where held-out rows end the training: as long as it may take at most, about 5,000 steps
     and at most 100 epochs."""
-    batch, rate = (32, 2e-3) if rows < 1_000 else (256, 4e-3) if rows < 100_000 else (1024, 4e-3)
+    sizes = ((2_000, 32, 2e-3), (8_000, 64, 2e-3), (32_000, 128, 3e-3), (128_000, 256, 4e-3))
+    batch, rate = next(((batch, rate) for most, batch, rate in sizes if rows < most), (1024, 4e-3))
     epochs = min(max(math.ceil(5_000 / max(rows // batch, 1)), 8), 100)
     return Schedule(epochs, epochs, batch, rate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import time
 import warnings
@@ -72,7 +73,7 @@ def is_poor(held_out: HeldOut) -> bool:
     if held_out.linear is None:
         return False
     share = held_out.linear / 100
-    error = 100 * (max(share * (1 - share), 0.01) / held_out.rows) ** 0.5
+    error = 100 * math.sqrt(max(share * (1 - share), 0.01) / held_out.rows)
     return held_out.linear - held_out.accuracy > max(2.0, 3 * error)
 
 
@@ -163,10 +164,10 @@ class TaskLearner:
                 "put the inputs on one scale.",
                 stacklevel=3,
             )
-        elif task.held_out is not None and is_poor(task.held_out):
+        elif (found := task.held_out) is not None and is_poor(found):
             warnings.warn(
-                f"task '{task.name}' is answered worse than by a linear model: {task.held_out.accuracy:.1f} % of "
-                f"{task.held_out.rows:,} rows held out, where a logistic regression has {task.held_out.linear:.1f} %. "
+                f"task '{task.name}' is answered worse than by a linear model: {found.accuracy:.1f} % of "
+                f"{found.rows:,} rows held out, where a logistic regression has {found.linear:.1f} %. "
                 "Train longer (epochs), change learning_rate, or take a network that suits the data.",
                 stacklevel=3,
             )

@@ -64,6 +64,6 @@ def linear_accuracy(train: Rows, x: Tensor, y: Tensor, classes: int) -> float | 
         total.backward()  # type: ignore[no-untyped-call]
         return total
 
-    optimizer.step(loss)  # type: ignore[arg-type]
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         return _share((asked.clamp(-10, 10) @ weight[1:] + weight[0]).argmax(1) == y)
