@@ -40,8 +40,10 @@ def test_an_interrupted_task_is_kept_and_resumed_to_the_same_bits(
     process.send(number)
     ended = process.finish()
     assert (ended.code, ended.out) == (code, "")
-    assert ended.err.startswith("Interrupted. The task is kept in m as far as it got. To go on:\n  ibpwf learn m ")
-    again = ended.err.splitlines()[1].strip()
+    recipe, said = ended.err.split("\n", 1)
+    assert recipe == "Recipe: table (a perceptron, Gaussians on random features); change it with --recipe."
+    assert said.startswith("Interrupted. The task is kept in m as far as it got. To go on:\n  ibpwf learn m ")
+    again = said.splitlines()[1].strip()
     assert again.startswith("ibpwf learn m 'first file.csv' --label kind --epochs 60")
     assert again.endswith(" --resume")
 
@@ -123,7 +125,10 @@ def test_interrupted_before_anything_was_kept_nothing_is_left(
     assert ended.code == 130
     kept = (tmp_path / "m" / ".in-progress" / "manifest.json").exists()
     assert kept or not (tmp_path / "m").exists()
-    assert ended.err.startswith("Interrupted. " + ("The task is kept" if kept else "Nothing of this task was kept"))
+    said = ended.err.removeprefix(
+        "Recipe: table (a perceptron, Gaussians on random features); change it with --recipe.\n"
+    )
+    assert said.startswith("Interrupted. " + ("The task is kept" if kept else "Nothing of this task was kept"))
 
 
 def test_resuming_a_finished_task_with_other_rows_is_refused(here: Path, command: Callable[..., Finished]) -> None:

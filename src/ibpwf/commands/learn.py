@@ -10,19 +10,20 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from ibpwf.commands import own_data as own
 from ibpwf.device import check_device
-from ibpwf.errors import InputError, printable
+from ibpwf.errors import InputError, printable, unknown
 from ibpwf.files.opening import check_there, few
 from ibpwf.limits import check_layer, check_rate
 from ibpwf.terminal import print_json, say
 from ibpwf.training.callbacks import Callback
 
 if TYPE_CHECKING:
+    from ibpwf.estimator.recipes import Recipe
     from ibpwf.own_data.learning import LearnedTask
     from ibpwf.screen import Screen
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
@@ -70,9 +71,24 @@ def learn_command(
     anew: Annotated[bool, typer.Option("--anew", help="Drop a task that was broken off and start again.")] = False,
     device: own.Device = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="New model: how such data are learnt: table, images, backbone (images through a trained network) or "
+            "plain (a perceptron).",
+            show_default="auto: by what the data are",
+        ),
+    ] = None,
     hidden: Annotated[
         str | None,
-        typer.Option("--hidden", metavar="N,N", help="New model: widths of the hidden layers.", show_default="400"),
+        typer.Option(
+            "--hidden",
+            metavar="N,N",
+            help="New model: widths of a perceptron's hidden layers.",
+            show_default="the recipe's",
+        ),
     ] = None,
     alpha: Annotated[
         str | None,
@@ -131,7 +147,10 @@ def learn_command(
         encoder=encoder,
     )
     parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
-    if read.size is not None:  # said now, and not after reading images of that size
+    if recipe is not None:
+        check_recipe(recipe)
+        parameters["recipe"] = recipe
+    if read.size is not None and recipe == "plain":  # said now, and not after reading images of that size
         inputs = math.prod(read.size) * (read.channels or 1)
         check_layer(inputs, parameters.get("hidden", (400,))[0], own.option("size", read.size))
     check_device(device)
@@ -149,7 +168,7 @@ def learn_command(
     try:
         with bar.shown, stopping(caught) as stop:
             read = replace(read, progress=bar.reading)
-            how = LearnOptions(read, validate, checkpoint_minutes, resume, anew, device, [bar], stop)
+            how = LearnOptions(read, validate, checkpoint_minutes, resume, anew, device, [bar], stop, bar.say_recipe)
             learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
     except KeyboardInterrupt:
         kept = task_in_progress(model) if model.is_dir() else None
@@ -253,6 +272,10 @@ class Bar(Callback):
             self.bar, description=what, completed=done, total=total or 0, detail=detail, unit="", visible=True
         )
 
+    def say_recipe(self, recipe: Recipe) -> None:
+        """By what a new model learns, beside its answer."""
+        say(f"Recipe: {recipe.summary}; change it with --recipe.", err=True)
+
     def task_start(self, task: TaskStart) -> None:
         name = printable(task.task)
         name = name if len(name) <= 20 else name[:19] + "…"
@@ -268,6 +291,14 @@ class Bar(Callback):
         self.done += 1
         detail = f"loss {epoch.loss:.3f}, {epoch.active} factors ({epoch.new} new)"
         self.shown.update(self.bar, completed=self.done, detail=detail)
+
+
+def check_recipe(name: str) -> None:
+    """A wrong name is said before the data are read."""
+    from ibpwf.storage.model_record import ClassifierRecipe
+
+    if name not in (names := ("auto", *get_args(ClassifierRecipe.model_fields["name"].annotation))):
+        raise unknown("recipe", name, names)
 
 
 def show(screen: Screen, model: Path, data: Path, learned: LearnedTask) -> None:

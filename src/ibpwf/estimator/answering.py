@@ -14,12 +14,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ibpwf.concurrency import at_one_moment
+from ibpwf.errors import InputError
 from ibpwf.estimator.building import told_by_router
+from ibpwf.estimator.preparing import Preparation, as_rows
+from ibpwf.estimator.recipes import Plan
 from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook
 from ibpwf.learner import Learner
-from ibpwf.preprocessing import Standardizer
 
 ROWS_AT_ONCE = 4096
 
@@ -48,12 +50,20 @@ class Answering:
     tasks_: list[str]
     learner_: Learner
     _labels: LabelBook
-    _standardizer: Standardizer
+    _standardizer: Preparation
+    _plan: Plan
     _novelty: Novelty | None  # None where router and experts tell it
     _parameters: dict[str, Any]  # those the last task was learned with
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
+        X, image = as_rows(X)
+        learnt = self._plan.first.image
+        if image is not None and learnt is not None and image != learnt:
+            here, had = ("×".join(map(str, one)) for one in (image, learnt))
+            raise InputError(
+                f"X holds images of {here} (channels×height×width), what was learnt was {had}; resize X."
+            )
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return torch.from_numpy(self._standardizer(X))
 

@@ -1,21 +1,21 @@
-"""What a classifier is built of: settings, scales and the network, from its parameters."""
+"""What a classifier is built of: settings and a learner, from its parameters and a recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
+from torch import nn
 
 from ibpwf.errors import InputError
 from ibpwf.inference.fusion import ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.learner import Learner
 from ibpwf.method import BUILT_WITH
-from ibpwf.models import mlp
-from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD, Standardizer
+from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD
 from ibpwf.settings import Settings, renamed
 
 DEFAULTS: dict[str, Any] = {
@@ -34,33 +34,30 @@ HELD_OUT = 0.1
 """Share of rows that nothing is learnt from where a router tells tasks: they say what is usual for a task."""
 
 
-def make_settings(given: Mapping[str, Any] | None, **own: Any) -> Settings:
-    """The settings that tasks are learned with: those `given`, and the parameters that the classifier has itself."""
+def make_settings(given: Mapping[str, Any] | None, recipe: Mapping[str, Any], **own: Any) -> Settings:
+    """The settings that tasks are learned with: those `given`, the parameters that the classifier has itself, and
+    what its recipe has for those that are left to it."""
     chosen = renamed(given or {})
     if chosen.get("base") == "frozen":
         raise InputError(
             "base is 'frozen', but a classifier's network is new and knows nothing worth keeping; leave it out, "
             "or use Learner with a trained network."
         )
-    kept: dict[str, Any] = {"held_out": HELD_OUT} if chosen.get("inference") == "router" else {}
-    if chosen.get("features") == BACKBONE:
+    left = {name: value for name, value in own.items() if value == "auto"}
+    wanted = {**DEFAULTS, **left, **recipe, **{name: own[name] for name in own if name not in left}, **chosen}
+    kept: dict[str, Any] = {"held_out": HELD_OUT} if wanted["inference"] == "router" else {}
+    if wanted["features"] == BACKBONE:
         kept |= {"image_mean": (PIXEL_MEAN,), "image_std": (PIXEL_STD,)}
-    return Settings(**{**DEFAULTS, **kept, **own, **chosen})
+    return Settings(**{**kept, **wanted})
 
 
-def make_standardizer(settings: Settings, X: Any) -> Standardizer:
-    return (Standardizer.of_pixels if settings.features == BACKBONE else Standardizer.fit)(X)
-
-
-def make_learner(settings: Settings, widths: Sequence[int], seed: Any, device: str) -> Learner:
-    """A learner of a new perceptron with layers of these widths, from inputs to outputs; `seed` as scikit-learn
-    takes it."""
+def make_learner(settings: Settings, network: Callable[[], nn.Module], seed: Any, device: str) -> Learner:
+    """A learner of a new network; `seed` as scikit-learn takes it."""
     if not isinstance(seed, (int, np.integer)):
         seed = int(check_random_state(seed).randint(np.iinfo(np.int32).max))
-    inputs, *hidden, outputs = widths
     with torch.random.fork_rng(devices=[]):  # torch's own random numbers go on as if nothing had been drawn
         torch.manual_seed(int(seed))
-        net = mlp(inputs, hidden, outputs)
+        net = network()
     return Learner(net, settings, seed=int(seed), device=device)
 
 

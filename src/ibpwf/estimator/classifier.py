@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -21,16 +22,16 @@ from ibpwf.estimator.building import (
     gaussians,
     make_learner,
     make_settings,
-    make_standardizer,
     settings_of_next_task,
     told_by_router,
 )
-from ibpwf.estimator.storing import Face, read_classifier
+from ibpwf.estimator.preparing import Preparation, as_rows
+from ibpwf.estimator.recipes import AUTO, FirstTask, Plan
+from ibpwf.estimator.storing import Columns, Face, read_classifier
 from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
 from ibpwf.limits import check_rate
-from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.task_learner import run_steps
@@ -41,6 +42,7 @@ ROWS = "rows"
 """Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
 
 COLUMNS = ("n_features_in_", "feature_names_in_")
+NUMBERS = [np.float64, np.float32]
 
 
 class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -48,27 +50,34 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
 
     `fit(X, y)` learns one task and starts anew. `learn(X, y, task="name")` and `partial_fit(X, y)` learn the next
     one: each call is a task of its own, with the classes it brings, and answers for earlier tasks with the task given
-    stay the same to the last bit. A task needs at least two classes. A label may return in a later task; its
-    probability is then the sum over tasks.
+    stay the same to the last bit. A task needs at least two classes, or a recipe with a router. A label may return in
+    a later task; its probability is then the sum over tasks.
+
+    X has a row of numbers for each example, or images, N×H×W, N×H×W×channels or N×channels×H×W. What they are decides
+    the recipe, which is kept for all tasks: how inputs are prepared, which network learns them, and settings.
 
     `task=` of the predicting methods is a task's name or number, or one per row. Without it the task is inferred, and
     probabilities are mixed over tasks: P(c|x) = Σ_t P(t|x) P(c|x,t).
 
-    Parameters: `hidden` layer widths; `alpha`, the expected factors per task and layer ("auto": half of each weight's
-    rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `settings.automatic_schedule`;
-    half as many epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`;
-    `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
+    Parameters: `recipe` ("auto": by the data, or a name of `ibpwf.estimator.recipes.RECIPES`); `hidden` layer widths
+    of a perceptron ("auto": the recipe's); `alpha`, the expected factors per task and layer ("auto": half of each
+    weight's rank); `epochs`, `batch_size`, `learning_rate` ("auto": the recipe's, or by the task's rows, see
+    `settings.automatic_schedule`; half as many epochs again are for fine-tuning); `settings`, a mapping of any other
+    field of `ibpwf.Settings`; `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there
+    is one).
 
     Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
     """
 
     n_features_in_: int
     extra_: dict[str, Any]
+    _plan: Plan
 
     def __init__(
         self,
-        hidden: Sequence[int] = (400,),
+        hidden: Sequence[int] | str = "auto",
         *,
+        recipe: str = AUTO,
         alpha: float | str = "auto",
         epochs: int | str = "auto",
         batch_size: int | str = "auto",
@@ -79,6 +88,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         device: str = "auto",
     ) -> None:
         self.hidden = hidden
+        self.recipe = recipe
         self.alpha = alpha
         self.epochs = epochs
         self.batch_size = batch_size
@@ -141,26 +151,26 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
         seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
-        X, y = validate_data(
-            seen, X, before_scikit_learn(y), accept_sparse="csr", dtype=[np.float64, np.float32], reset=anew
-        )
+        rows, image = as_rows(X)
+        X, y = validate_data(seen, rows, before_scikit_learn(y), accept_sparse="csr", dtype=NUMBERS, reset=anew)
+        plan = Plan.choose(self.recipe, FirstTask.of(X, image)) if anew else self._plan
         y = label_array(y)
         check_classification_targets(y)
         present = np.unique(y)
-        if len(present) < 2:
-            raise InputError(
-                f"y has one class only ({present.tolist()[0]!r}); a task needs at least two classes to tell apart."
-            )
         labels = LabelBook() if anew else self._labels
         if classes is not None:
             labels = labels.with_labels(label_array(classes, "classes"))
         labels = labels.with_labels(y)
-        standardizer = make_standardizer(self.make_settings(), X) if anew else self._standardizer
         rate = self.false_alarm_rate
         check_rate(rate)
-        learner = self._new_learner(len(present), X.shape[1]) if anew else self._next_learner()
-        told_by_router(learner)
+        learner = None if anew else self._next_learner()
+        settings = self.make_settings(plan) if learner is None else learner.settings
+        _check_one_class(present, settings)
+        standardizer = plan.recipe.prepare(X, plan.first, settings) if anew else self._standardizer
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
+        if learner is None:
+            learner = self._new_learner(plan, settings, tuple(x.shape[1:]), len(present))
+        told_by_router(learner)
         yield from learner.learn_steps(x, numbers, name=task, callbacks=callbacks)
         novelty = None
         if not told_by_router(learner):
@@ -168,13 +178,14 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
             novelty = Novelty(gaussians(learner), rate) if old is None else old.fork(gaussians(learner), rate)
             local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
             novelty.calibrate(zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
-        self._become(seen, learner, standardizer, labels, novelty, _parameters=self._plain_parameters(learner))
+        parameters = self._plain_parameters(learner)
+        self._become(seen, learner, standardizer, labels, novelty, _parameters=parameters, _plan=plan)
 
     def _become(
         self,
         seen: Self,
         learner: Learner,
-        standardizer: Standardizer,
+        standardizer: Preparation,
         labels: LabelBook,
         novelty: Novelty | None,
         **others: Any,
@@ -201,7 +212,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         seed = self.random_state
         return {
             **self.get_params(deep=False),
-            "hidden": list(self.hidden),
+            "hidden": self.hidden if isinstance(self.hidden, str) else list(self.hidden),
             "settings": None if self.settings is None else dict(self.settings),
             "random_state": int(seed) if isinstance(seed, (int, np.integer)) else learner.seed,
         }
@@ -211,20 +222,32 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         were."""
         learner = self.learner_.fork()
         was, now = self._parameters, self._plain_parameters(learner)
-        begun, wanted = type(self)(**was).make_settings(), self.make_settings()
-        for name in ("hidden", "random_state", "device"):
+        begun, wanted = type(self)(**was).make_settings(self._plan), self.make_settings()
+        for name in ("recipe", "hidden", "random_state", "device"):
             check_as_before(name, was[name], now[name])
         learner.settings = settings_of_next_task(learner.settings, begun, wanted)
         return learner
 
-    def make_settings(self) -> Settings:
-        """The settings that tasks are learned with."""
-        own = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
-        return make_settings(self.settings, **own)
+    def plan_for(self, X: Any) -> Plan:
+        """What a first task of such examples, an array, is learned by."""
+        rows, image = as_rows(X)
+        return Plan.choose(self.recipe, FirstTask.of(rows, image))
 
-    def _new_learner(self, outputs: int, inputs: int) -> Learner:
-        widths = (inputs, *self.hidden, outputs)
-        return make_learner(self.make_settings(), widths, self.random_state, self.device)
+    @property
+    def recipe_(self) -> str:
+        """The name of the recipe that tasks are learned by."""
+        check_is_fitted(self)
+        return self._plan.recipe.name
+
+    def make_settings(self, plan: Plan | None = None) -> Settings:
+        """The settings that tasks are learned with, by a plan, or by that of the tasks so far."""
+        own = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
+        plan = plan or self._plan
+        return make_settings(self.settings, plan.recipe.settings(plan.first), **own)
+
+    def _new_learner(self, plan: Plan, settings: Settings, shape: tuple[int, ...], outputs: int) -> Learner:
+        hidden = None if isinstance(self.hidden, str) else self.hidden
+        return make_learner(settings, lambda: plan.network(shape, outputs, hidden), self.random_state, self.device)
 
     def labels_of(self, task: str | int) -> list[Any]:
         """The labels of a task, in the order of its network's outputs."""
@@ -282,7 +305,8 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     def _face(self) -> dict[str, Any]:
         """What is kept around the learner, as JSON."""
         names = getattr(self, "feature_names_in_", None)
-        face = Face(self._parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty)
+        columns = Columns(self.n_features_in_, names)
+        face = Face(self._parameters, self._plan, columns, self._labels, self._standardizer, self._novelty)
         return face.to_json()
 
     @classmethod
@@ -292,9 +316,16 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         with whole_folder(path):
             loaded = cls(**{**face.parameters, "device": device})
             loaded.extra_ = extra
-            loaded.n_features_in_ = face.columns
-            if face.names is not None:
-                loaded.feature_names_in_ = face.names
-            parameters = loaded._plain_parameters(learner)
-            loaded._become(loaded, learner, face.standardizer, face.labels, face.novelty, _parameters=parameters)
+            loaded.n_features_in_ = face.columns.count
+            if face.columns.names is not None:
+                loaded.feature_names_in_ = face.columns.names
+            others = {"_parameters": loaded._plain_parameters(learner), "_plan": face.plan}
+            loaded._become(loaded, learner, face.standardizer, face.labels, face.novelty, **others)
         return loaded
+
+
+def _check_one_class(present: NDArray[Any], settings: Settings) -> None:
+    if len(present) < 2 and settings.turns == 1:
+        raise InputError(
+            f"y has one class only ({present.tolist()[0]!r}); a task needs at least two classes to tell apart."
+        )

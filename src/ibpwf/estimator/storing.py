@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from ibpwf.errors import StoreError
 from ibpwf.estimator.building import gaussians, told_by_router
+from ibpwf.estimator.preparing import Preparation, read_preparation
+from ibpwf.estimator.recipes import Plan
 from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook
 from ibpwf.learner import Learner
-from ibpwf.preprocessing import Standardizer
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
 from ibpwf.storage.model_folder import face_of, whole_folder
@@ -28,24 +29,33 @@ KIND = "continual-classifier"
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Of a classifier's rows: how many, and their names where they have any."""
+
+    count: int
+    names: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
 class Face:
-    """All that a classifier knows beside its learner: its parameters as JSON, the columns of its rows (`names` only
-    where they have any), labels, scales, and what is new (None where router and experts tell it)."""
+    """All that a classifier knows beside its learner: its parameters as JSON, the recipe and what it was chosen for,
+    the columns of its rows, labels, scales, and what is new (None where router and experts tell it)."""
 
     parameters: Mapping[str, Any]
-    columns: int
-    names: NDArray[Any] | None
+    plan: Plan
+    columns: Columns
     labels: LabelBook
-    standardizer: Standardizer
+    standardizer: Preparation
     novelty: Novelty | None
 
     def to_json(self) -> dict[str, Any]:
-        novelty = self.novelty
+        novelty, names = self.novelty, self.columns.names
         return {
             "kind": KIND,
             "parameters": self.parameters,
+            "recipe": self.plan.to_json(),
             "labels": self.labels.to_json(),
-            "features": {"count": self.columns, "names": None if self.names is None else self.names.tolist()},
+            "features": {"count": self.columns.count, "names": None if names is None else names.tolist()},
             "standardizer": self.standardizer.to_json(),
             "novelty": None if novelty is None else {"rate": novelty.rate, "limits": _finite(novelty.limits)},
         }
@@ -58,12 +68,14 @@ class Face:
         if novelty is not None:
             limits = [math.inf if limit is None else limit for limit in novelty["limits"]]
             novelty = Novelty(gaussians(learner), novelty["rate"], limits)
+        count, hidden = int(face["features"]["count"]), face["parameters"]["hidden"]
+        hidden = hidden if isinstance(hidden, str) else tuple(hidden)
         return cls(
-            parameters={**face["parameters"], "hidden": tuple(face["parameters"]["hidden"])},
-            columns=int(face["features"]["count"]),
-            names=None if names is None else np.array(names, dtype=object),
+            parameters={"recipe": "plain", **face["parameters"], "hidden": hidden},
+            plan=Plan.from_json(face.get("recipe"), count),
+            columns=Columns(count, None if names is None else np.array(names, dtype=object)),
             labels=LabelBook.from_json(face["labels"]),
-            standardizer=Standardizer.from_json(face["standardizer"]),
+            standardizer=read_preparation(face["standardizer"]),
             novelty=novelty,
         )
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ibpwf.backbones.backbone import PIXEL_LEVELS, ImageInput
 from ibpwf.core.turns import Views
 from ibpwf.errors import InputError
+from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, Preparation, averaging, loaded
 from ibpwf.exporting.features import phi_of
 from ibpwf.files.layout import Layout
 from ibpwf.inference import fusion
@@ -63,9 +65,68 @@ class _FillIn(nn.Module):
         return torch.where(x.isnan(), self.get_buffer("means"), x)
 
 
-def prepare(standardizer: Standardizer | None, layout: Layout | None = None) -> nn.Module:
+class _Averaged(nn.Module):
+    """Flat rows as images, averaged down as `PixelPreparation` does."""
+
+    def __init__(self, preparation: PixelPreparation) -> None:
+        super().__init__()
+        self.image, self.smaller = preparation.image, preparation.size != preparation.image[1:]
+        down, across = averaging(preparation.image, preparation.size)
+        self.register_buffer("down", down)
+        self.register_buffer("across", across.T.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = x.reshape(-1, *self.image)
+        return self.get_buffer("down") @ images @ self.get_buffer("across") if self.smaller else images
+
+
+class _Seen(nn.Module):
+    """Flat rows as a trained network's features. An image is resized by two products, which say the same as
+    interpolation and are traced more widely."""
+
+    def __init__(self, preparation: BackbonePreparation) -> None:
+        super().__init__()
+        self.image, self.levels = preparation.image, preparation.levels
+        self.net = copy.deepcopy(loaded(preparation.name, preparation.digest)).cpu()
+        for name, side in zip(("down", "across"), preparation.image[1:], strict=True):
+            self.register_buffer(name, _resizing(side, preparation.size))
+        takes = self.net.input
+        assert isinstance(takes, ImageInput)
+        self.register_buffer("mean", torch.tensor(takes.mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(takes.std).view(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = x.float().reshape(-1, *self.image) * (PIXEL_LEVELS / self.levels)
+        pixels = self.get_buffer("down") @ pixels @ self.get_buffer("across").T
+        found: Tensor = self.net((pixels.expand(-1, 3, -1, -1) - self.get_buffer("mean")) / self.get_buffer("std"))
+        return found.double()
+
+
+def _resizing(old: int, new: int) -> Tensor:
+    """The matrix that resizes one side as `ImageInput` does."""
+    columns = torch.eye(old).view(1, 1, old, old)
+    size = (new, old)
+    matrix: Tensor = F.interpolate(columns, size, mode="bilinear", antialias=True, align_corners=False)[0, 0]
+    return matrix
+
+
+def _modules_of(preparation: Preparation) -> list[nn.Module]:
+    """What a preparation does, after the columns of files have become numbers."""
+    if isinstance(preparation, Standardizer):
+        return [_Standardize(preparation)]
+    if isinstance(preparation, PixelPreparation):
+        return [_Standardize(preparation.columns), _Averaged(preparation)]
+    if isinstance(preparation, BackbonePreparation):
+        return [_Seen(preparation), _Standardize(preparation.standardizer)]
+    raise InputError(
+        f"inputs are prepared by a {type(preparation).__name__}, which cannot be put into a graph; export a task's "
+        "plain weights (safetensors)."
+    )
+
+
+def prepare(preparation: Preparation | None, layout: Layout | None = None) -> nn.Module:
     """The preprocessing that belongs in the graph: none for a learner, whose inputs are its user's affair."""
-    if standardizer is None:
+    if preparation is None:
         return nn.Identity()
     texts = [] if layout is None else [column for column in layout.columns if column.kind == "text"]
     if texts:
@@ -73,7 +134,7 @@ def prepare(standardizer: Standardizer | None, layout: Layout | None = None) -> 
             f"column {texts[0].name!r} holds texts, which the encoder {texts[0].encoder} reads, and a graph takes "
             "numbers; answer with ibpwf predict, or export a task's plain weights (safetensors)."
         )
-    steps: list[nn.Module] = [_Standardize(standardizer)]
+    steps = _modules_of(preparation)
     if layout is not None and layout.kind == "images":
         steps.insert(0, _Pixels(layout.pixels == "bytes"))
     if layout is not None and layout.missing == "mean":

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ibpwf import __version__
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator import ContinualClassifier
+from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation
 from ibpwf.exporting.base import trained_network
 from ibpwf.exporting.graph import Expert, TaskGraph, WholeGraph, joint_of, prepare
 from ibpwf.files.arrays import array_numbers
@@ -23,7 +24,7 @@ from ibpwf.files.columns import NO_NUMBER, NOTHING
 from ibpwf.files.layout import Layout
 from ibpwf.learner import load
 from ibpwf.method import IBPWF
-from ibpwf.preprocessing import LINEAR_TO
+from ibpwf.preprocessing import LINEAR_TO, Standardizer
 from ibpwf.storage.network_json import describe, signature
 from ibpwf.task_learner import TaskLearner
 
@@ -148,12 +149,14 @@ class Source:
         """Inputs to trace and to check with: about where the training data were, some of them far out."""
         if self.classifier is None:
             return torch.from_numpy(np.random.default_rng(0).standard_normal((rows, *self.shape))).float()
-        scaler, layout = self.classifier._standardizer, self.layout()
+        scaler, layout = self._columns(), self.layout()
         drawn = np.random.default_rng(0).standard_normal((rows, len(scaler.mean)))
         drawn[::4] *= 4
         drawn = scaler.mean + scaler.scale * drawn
         if layout is not None and layout.kind == "images":
             drawn = drawn.reshape(rows, *layout.shape).transpose(0, 2, 3, 1)
+        elif not isinstance(self.classifier._standardizer, Standardizer):  # pixels alone can be looked at
+            drawn = np.clip(drawn, scaler.low, scaler.high)
         if layout is not None and layout.missing == "mean":
             drawn[1::3, ::2] = np.nan
         if self.dtype == "uint8":
@@ -230,11 +233,20 @@ class Source:
         words = f"{NOT_INCLUDED}: {noted['words']}" if "words" in noted else NOT_INCLUDED
         return {**noted, "included": False, "words": words}
 
+    def _columns(self) -> Standardizer:
+        """The scale of each number of a row."""
+        assert self.classifier is not None
+        preparation = self.classifier._standardizer
+        if isinstance(preparation, Standardizer):
+            return preparation
+        assert isinstance(preparation, (PixelPreparation, BackbonePreparation))
+        return preparation.columns
+
     def _range(self) -> list[float] | None:
         """The least and the largest number of the first task, as the graph takes them; None where not known."""
         if self.classifier is None or self.dtype == "uint8":
             return None
-        scaler = self.classifier._standardizer
+        scaler = self._columns()
         return [scaler.low, scaler.high] if math.isfinite(scaler.low) and math.isfinite(scaler.high) else None
 
     def _outputs(self, task: int) -> dict[str, Any]:

@@ -104,9 +104,9 @@ class Examples:
         return replace(self, x=self.x[chosen], y=y, origins=self.origins.rows(numbers))
 
     @property
-    def flat(self) -> Floats:
-        """One row of numbers per example; an image is a row of its pixels."""
-        return self.x.reshape(len(self.x), -1)
+    def inputs(self) -> Floats:
+        """What a classifier is given: a row of numbers per example, or images, N×channels×height×width."""
+        return self.x if self.layout.kind == "images" else self.x.reshape(len(self.x), -1)
 
     def digest(self) -> str:
         """Tells these rows, with their labels and in their order, from any others."""

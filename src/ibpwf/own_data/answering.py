@@ -49,7 +49,7 @@ def read_like_before(classifier: ContinualClassifier, data: Path, options: ReadO
 
 def predicted(classifier: ContinualClassifier, examples: Examples, task: str | None) -> NDArray[Any]:
     """The label of every example."""
-    parts = [classifier.answers(part.flat, task).labels for part in examples.batches(ROWS_AT_ONCE)]
+    parts = [classifier.predict(part.inputs, task) for part in examples.batches(ROWS_AT_ONCE)]
     return np.concatenate(parts)
 
 
@@ -68,7 +68,7 @@ def answer_rows(
         raise InputError(f"{naming('draws')} is {draws}; give the number of posterior draws, such as 100.")
     number = 0
     for batch in batches:
-        found = classifier.answers(batch.flat, task, draws)
+        found = classifier.answers(batch.inputs, task, draws)
         rows: list[Row] = []
         for at in range(len(batch)):
             number += 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
 from ibpwf.estimator import ROWS, ContinualClassifier
+from ibpwf.estimator.recipes import Recipe
 from ibpwf.files import Examples, ReadOptions, read_examples
 from ibpwf.files.opening import shown
 from ibpwf.files.options import Naming
@@ -35,6 +36,7 @@ class LearnOptions:
     device: str = "auto"
     callbacks: Sequence[Callback] = ()  # who is told
     stop: Callable[[], bool] | None = None
+    started: Callable[[Recipe], None] | None = None  # told by what a new model learns, before it does
 
     @property
     def naming(self) -> Naming:
@@ -70,6 +72,7 @@ class LearnedTask:
     accuracy: float | None
     accuracy_inferred: float | None
     held_out: int
+    recipe: str = "plain"
     already: bool = False
 
 
@@ -104,13 +107,16 @@ def learn_file(
             return _learn(model, classifier, read_examples(data, read), task, options)
     examples = read_examples(data, options.read)
     classifier = ContinualClassifier(**{**parameters, "device": options.device})
-    classifier.make_settings()  # a wrong setting is named before the folder is made
+    plan = classifier.plan_for(examples.inputs)
+    classifier.make_settings(plan)  # a wrong setting is named before the folder is made
     classifier.extra_ = {"layout": examples.layout.to_json()}  # what later files must be like is saved with it
     examples.check_learnable()
     with _made(model):
         if os.path.lexists(model / MANIFEST):
             raise StoreError(f"{str(model)!r} was made by another process meanwhile; run the command again.")
         _check_unfinished(model, task, 0, options)
+        if options.started is not None:
+            options.started(plan.recipe)
         return _learn(model, classifier, examples, task, options)
 
 
@@ -121,7 +127,7 @@ def _learn(
     train, test = (examples, examples) if options.validate is None else held_out(examples, options)
     try:
         classifier.learn(
-            train.flat,
+            train.inputs,
             np.array(train.y),
             task=task,
             callbacks=[
@@ -142,7 +148,8 @@ def _learn(
     classifier.extra_ = {**classifier.extra_, ROWS: noted}
     classifier.save(model)
     rest = 0 if options.validate is None else len(test)
-    return LearnedTask(task, len(train), classes_of(classifier, task), list(classifier.tasks_), given, inferred, rest)
+    classes, tasks = classes_of(classifier, task), list(classifier.tasks_)
+    return LearnedTask(task, len(train), classes, tasks, given, inferred, rest, classifier.recipe_)
 
 
 def held_out(examples: Examples, options: LearnOptions) -> tuple[Examples, Examples]:
@@ -183,7 +190,8 @@ def _already(classifier: ContinualClassifier, task: str, data: Path, options: Le
             f"a task named '{task}' has been learnt already, from other rows ({info.examples:,}) than {shown(data)} "
             f"holds ({len(examples):,}); {another} to learn these."
         )
-    return LearnedTask(task, info.examples, classes, list(classifier.tasks_), info.accuracy, None, 0, already=True)
+    tasks, recipe = list(classifier.tasks_), classifier.recipe_
+    return LearnedTask(task, info.examples, classes, tasks, info.accuracy, None, 0, recipe, already=True)
 
 
 def _check_place(model: Path) -> None:

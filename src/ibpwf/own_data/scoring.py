@@ -129,7 +129,7 @@ def _check_labels(batch: Examples, task: str, known: list[str], naming: Naming) 
 
 def _add(scores: Scores, classifier: ContinualClassifier, batch: Examples) -> None:
     y = np.array(batch.y)
-    found = classifier.answers(batch.flat)
+    found = classifier.answers(batch.inputs)
     learned = np.isin(y, [label for label, tasks in scores.tasks.items() if tasks])
     scores.never_learned.update(y[~learned].tolist())
     scores.never_learned_novel += int(found.is_novel[~learned].sum())
@@ -141,5 +141,5 @@ def _add(scores: Scores, classifier: ContinualClassifier, batch: Examples) -> No
     if told.any():
         tasks = [scores.tasks[label][0] for label in y[told]]
         scores.tasks_right += int((found.tasks[told] == np.array(tasks)).sum())
-        given = classifier.answers(batch.flat[told], tasks).labels.astype(str)
+        given = classifier.answers(batch.inputs[told], tasks).labels.astype(str)
         scores.given += confusion_matrix(y[told], given, labels=scores.labels)

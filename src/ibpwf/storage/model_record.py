@@ -219,6 +219,63 @@ class ClassifierScale(Record):
     low: Finite | None = None
     high: Finite | None = None
 
+    def check_fits(self, count: int, shape: list[int] | None) -> None:
+        """Refuse scales of other columns than those of rows, or that make what the learner does not take."""
+        for field, numbers in (("mean", self.mean), ("scale", self.scale)):
+            if len(numbers) != count:
+                raise ValueError(f"field 'face.standardizer.{field}' has {len(numbers)} entries for {count} features")
+        if shape != [count]:
+            raise ValueError(f"field 'face.features.count' is {count}, but inputs have shape {shape}")
+
+
+Side = Annotated[int, Field(ge=1, le=1 << 14)]
+StoredImage = Annotated[list[Side], Field(min_length=3, max_length=3)]
+
+
+class ClassifierPixels(Record):
+    """Images on one scale, averaged down to `size`."""
+
+    kind: Literal["pixels"]
+    image: StoredImage
+    size: Annotated[list[Side], Field(min_length=2, max_length=2)]
+    mean: Finite
+    scale: Positive
+    low: Finite
+    high: Finite
+
+    def check_fits(self, count: int, shape: list[int] | None) -> None:
+        small = all(new <= old for new, old in zip(self.size, self.image[1:], strict=True))
+        if math.prod(self.image) != count or shape != [self.image[0], *self.size] or not small:
+            what = f"{self.image} in {self.size} for {count} features and inputs of shape {shape}"
+            raise ValueError(f"field 'face.standardizer.image' is {what}")
+
+
+class ClassifierBackbone(Record):
+    """Images as a trained network's features."""
+
+    kind: Literal["backbone"]
+    image: StoredImage
+    name: Name
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    size: Annotated[int, Field(ge=32, le=1024)]
+    levels: Positive
+    features: ClassifierScale
+
+    def check_fits(self, count: int, shape: list[int] | None) -> None:
+        if math.prod(self.image) != count:
+            raise ValueError(f"field 'face.standardizer.image' is {self.image} for {count} features")
+        self.features.check_fits(len(self.features.mean), shape)
+
+
+class ClassifierRecipe(Record):
+    """The recipe that tasks are learned by, and what it was chosen for."""
+
+    name: Literal["table", "images", "backbone", "plain"]
+    rows: Count
+    inputs: Annotated[int, Field(ge=1)]
+    image: StoredImage | None
+    many: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1_000_000)] = []
+
 
 class ClassifierNovelty(Record):
     rate: Annotated[float, Field(gt=0, lt=1)]
@@ -232,7 +289,8 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 class ClassifierParameters(Record):
     """What a `ContinualClassifier` was made with."""
 
-    hidden: list[AtLeastOne]
+    recipe: str = "plain"
+    hidden: list[AtLeastOne] | Auto
     alpha: Positive | Auto
     epochs: AtLeastOne | Auto
     batch_size: AtLeastOne | Auto
@@ -249,33 +307,28 @@ class ClassifierFace(Record):
     kind: Literal["continual-classifier"]
     parameters: ClassifierParameters
     labels: ClassifierLabels
+    recipe: ClassifierRecipe | None = None  # of earlier versions, which had but one
     features: ClassifierFeatures
-    standardizer: ClassifierScale
+    standardizer: ClassifierScale | ClassifierPixels | ClassifierBackbone
     novelty: ClassifierNovelty | None
     own: Annotated[dict[str, Any], Field(default_factory=dict)]  # the user's JSON, before schema 3
 
     def check_fits(self, content: ModelContent) -> None:
         """Refuse a face that does not belong to the learner beside it."""
         count = self.features.count
-        lengths = {
-            "standardizer.mean": len(self.standardizer.mean),
-            "standardizer.scale": len(self.standardizer.scale),
-            "features.names": count if self.features.names is None else len(self.features.names),
-        }
-        for field, length in lengths.items():
-            if length != count:
-                raise ValueError(f"field 'face.{field}' has {length} entries for {count} features")
-        if content.input_shape != [count]:
-            raise ValueError(f"field 'face.features.count' is {count}, but inputs have shape {content.input_shape}")
+        names = self.features.names
+        if names is not None and len(names) != count:
+            raise ValueError(f"field 'face.features.names' has {len(names)} entries for {count} features")
+        self.standardizer.check_fits(count, content.input_shape)
         if self.novelty is not None and len(self.novelty.limits) != len(content.tasks):
             raise ValueError(f"field 'face.novelty.limits' has {len(self.novelty.limits)} entries, not one per task")
         largest = max((task.classes[-1] for task in content.tasks), default=-1)
         lowest = min((task.classes[0] for task in content.tasks), default=0)
-        names = self.labels.labels
+        labels = self.labels.labels
         if (
-            largest >= len(names)
+            largest >= len(labels)
             or lowest < 0
-            or any(names[c] is None for task in content.tasks for c in task.classes)
+            or any(labels[c] is None for task in content.tasks for c in task.classes)
         ):
             raise ValueError(f"field 'face.labels' has {len(self.labels.labels)} labels, and none for some classes")
 

@@ -1,0 +1,266 @@
+"""Recipes: what a classifier is made of for one kind of data. The kind decides, unless one is chosen by its name.
+
+A recipe says how rows are prepared, which network learns them, and which settings are the best known for such data;
+whatever the user gives counts more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from torch import nn
+
+from ibpwf.backbones.loading import is_cached
+from ibpwf.errors import InputError, unknown
+from ibpwf.estimator.preparing import BackbonePreparation, Image, PixelPreparation, Preparation, smaller
+from ibpwf.models import mlp, resnet9, table_network
+from ibpwf.preprocessing import Standardizer
+from ibpwf.settings import Settings
+
+AUTO = "auto"
+Hidden = Sequence[int] | None
+"""Widths of a perceptron's hidden layers; None: what the recipe has."""
+
+BACKBONE = "efficientnet-lite0"
+SMALLEST_SIDE = 8
+"""Of images that a small network of convolutions can read."""
+
+
+FEW_NUMBERS = 8
+"""A column of no more different numbers is one of kinds, or of yes and no."""
+MOST_COLUMNS = 256
+"""A table of more is no longer one whose single columns mean much by themselves."""
+
+
+def has_many(column: Any) -> bool:
+    return len(np.unique(column[:100_000])) > FEW_NUMBERS
+
+
+@dataclass(frozen=True)
+class FirstTask:
+    """What the first task's examples are like: rows, numbers in each, what images they are if any, and in which
+    columns of a table there are many different numbers."""
+
+    rows: int
+    inputs: int
+    image: Image | None = None
+    many: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, x: Any, image: Image | None) -> Self:
+        """Of examples as rows of numbers."""
+        wide = image is not None or x.shape[1] > MOST_COLUMNS or not hasattr(x, "__array__")
+        many = () if wide else tuple(column for column in range(x.shape[1]) if has_many(x[:, column]))
+        return cls(x.shape[0], x.shape[1], image, many)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one kind of data is learned.
+
+    `settings` are those it sets, below what the user gives. `prepare` fits what is done to rows to those of the first
+    task. `network` is made for inputs of a shape, a number of outputs and the user's hidden layers.
+    """
+
+    name: str
+    summary: str
+    settings: Callable[[FirstTask], dict[str, Any]]
+    prepare: Callable[[Any, FirstTask, Settings], Preparation]
+    network: Callable[[FirstTask, tuple[int, ...], int, Hidden], nn.Module]
+    reads_images: bool = False  # and nothing else
+    has_hidden: bool = True  # whether its network is a perceptron
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe, and the first task that it was chosen for."""
+
+    recipe: Recipe
+    first: FirstTask
+
+    @classmethod
+    def choose(cls, name: str, first: FirstTask) -> Self:
+        """The recipe called so, or what suits the data."""
+        if name == AUTO:
+            name = suitable(first)
+        if name not in RECIPES:
+            raise unknown("recipe", name, [AUTO, *RECIPES])
+        recipe = RECIPES[name]
+        if recipe.reads_images and first.image is None:
+            raise InputError(
+                f"recipe is '{name}', which reads images, but X has rows of numbers; give images, N×height×width or "
+                "N×height×width×channels, or another recipe."
+            )
+        if recipe.reads_images and first.image is not None and min(first.image[1:]) < SMALLEST_SIDE:
+            height, width = first.image[1:]
+            raise InputError(
+                f"recipe is '{name}', which reads images from {SMALLEST_SIDE}×{SMALLEST_SIDE} pixels, but these are "
+                f"{height}×{width}; give larger images, or recipe 'plain'."
+            )
+        return cls(recipe, first)
+
+    def network(self, shape: tuple[int, ...], outputs: int, hidden: Hidden) -> nn.Module:
+        if hidden is not None and not self.recipe.has_hidden:
+            raise InputError(
+                f"hidden is {tuple(hidden)}, but recipe '{self.recipe.name}' has a network of convolutions, and "
+                "hidden layers are a perceptron's; leave it out, or choose recipe 'plain'."
+            )
+        return self.recipe.network(self.first, shape, outputs, hidden)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.recipe.name, **asdict(self.first)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None, columns: int) -> Self:
+        """Models of earlier versions have none: they are plain."""
+        if values is None:
+            return cls(RECIPES["plain"], FirstTask(0, columns))
+        image = values["image"]
+        many = tuple(values.get("many", ()))
+        first = FirstTask(values["rows"], values["inputs"], None if image is None else tuple(image), many)
+        return cls(RECIPES[values["name"]], first)
+
+
+def suitable(first: FirstTask) -> str:
+    """The recipe for data like these. A trained network is never fetched unasked: it is taken where it is already."""
+    if first.image is None:
+        return "table"
+    if min(first.image[1:]) < SMALLEST_SIDE:
+        return "plain"
+    return "backbone" if first.image[0] == 3 and is_cached(BACKBONE) else "images"
+
+
+def _perceptron(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: Hidden) -> nn.Module:
+    return mlp(math.prod(shape), (400,) if hidden is None else hidden, outputs)
+
+
+TABLE_HIDDEN = (256, 128)
+
+
+def _table(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: Hidden) -> nn.Module:
+    return table_network(math.prod(shape), first.many, TABLE_HIDDEN if hidden is None else hidden, outputs)
+
+
+def _table_settings(first: FirstTask) -> dict[str, Any]:
+    """A perceptron that is trained for as long as held-out rows gain, beside a router on random features."""
+    if first.image is not None:  # rows of pixels
+        return {"image_shape": first.image}
+    return {
+        "inference": "router",
+        "features": "random",
+        "random_features": router_width(first.rows, 4 * first.inputs),
+        "router_precision": "float32",
+        "early_stopping": True,
+    }
+
+
+def _columns(x: Any, first: FirstTask, settings: Settings) -> Preparation:
+    return (Standardizer.of_pixels if settings.features == "backbone" else Standardizer.fit)(x)
+
+
+def _plain_settings(first: FirstTask) -> dict[str, Any]:
+    return {} if first.image is None else {"image_shape": first.image}
+
+
+def _pixels(x: Any, first: FirstTask, settings: Settings) -> Preparation:
+    assert first.image is not None
+    return PixelPreparation.fit(x, first.image)
+
+
+ROUTER_BYTES = 8_000_000
+TIMES_THE_ROWS = 5
+"""A router's sums take at most so much, and at most so many times the bytes of the first task's pixels."""
+
+
+def router_width(rows: int, numbers: int) -> int:
+    """How many features a router may have after a first task of so many rows: D²/2 sums of four bytes."""
+    most = min(ROUTER_BYTES, TIMES_THE_ROWS * rows * numbers)
+    return max(64, math.isqrt(most // 2))
+
+
+def _image_settings(first: FirstTask) -> dict[str, Any]:
+    """Experts that learn turns, beside a router on patches."""
+    assert first.image is not None
+    channels = first.image[0]
+    height, width = smaller(first.image)
+    grid, color = (4 if channels == 1 else 2), channels == 3
+    return {
+        "inference": "router",
+        "features": "patches",
+        "patch_grid": grid,
+        "patch_filters": max(8, router_width(first.rows, first.inputs) // (2 * grid**2)),
+        "router_precision": "float32",
+        "turns": 4 if height == width else 1,
+        "mirror": color,
+        "augment": "crop-flip" if color and min(height, width) >= 24 else "none",
+        "schedule": "cosine",
+        "batch_size": 32,
+        "learning_rate": 4e-3,
+        "epochs": 8,
+        "finetune_epochs": 8,
+    }
+
+
+def _convolutions(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: Hidden) -> nn.Module:
+    return resnet9(width=8, classes=outputs, in_channels=shape[0])
+
+
+def _backbone_settings(first: FirstTask) -> dict[str, Any]:
+    return {
+        "inference": "router",
+        "features": "random",
+        "random_features": 1000,
+        "router_precision": "float32",
+        "backbone": BACKBONE,
+        "backbone_size": 160,
+    }
+
+
+def _features(x: Any, first: FirstTask, settings: Settings) -> Preparation:
+    assert first.image is not None
+    size = None if settings.backbone_size == "auto" else settings.backbone_size
+    return BackbonePreparation.fit(x, first.image, settings.backbone, size)
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "table",
+            "table (a perceptron on numbers and their quantiles, a router on random features)",
+            settings=_table_settings,
+            prepare=_columns,
+            network=_table,
+        ),
+        Recipe(
+            "images",
+            "images (a small residual network with turns, a patch router)",
+            settings=_image_settings,
+            prepare=_pixels,
+            network=_convolutions,
+            reads_images=True,
+            has_hidden=False,
+        ),
+        Recipe(
+            "backbone",
+            f"backbone (a small perceptron and a router on what {BACKBONE}, trained on photographs, sees in images)",
+            settings=_backbone_settings,
+            prepare=_features,
+            network=lambda first, shape, outputs, hidden: mlp(
+                math.prod(shape), (64,) if hidden is None else hidden, outputs
+            ),
+            reads_images=True,
+        ),
+        Recipe(
+            "plain",
+            "plain (a perceptron on numbers as they come, Gaussians on random features)",
+            settings=_plain_settings,
+            prepare=_columns,
+            network=_perceptron,
+        ),
+    )
+}
