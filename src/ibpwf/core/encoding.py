@@ -27,7 +27,7 @@ class TableEncoding(nn.Module):
     a number lies through each of the intervals between quantiles (piecewise linear encoding: Gorishniy et al., "On
     embeddings for numerical features in tabular deep learning", 2022):
 
-        e_b(x) = (x − q_b) / (q_{b+1} − q_b), no less than 0 and no more than 1
+        e_b(x) = (x − q_b) · 1/(q_{b+1} − q_b), no less than 0 and no more than 1
 
     so that a layer can bend at every quantile, which it would otherwise have to learn.
     """
@@ -35,7 +35,7 @@ class TableEncoding(nn.Module):
     mean: Tensor
     scale: Tensor
     low: Tensor
-    width: Tensor
+    steepness: Tensor
     places: Tensor
 
     def __init__(self, inputs: int, columns: Sequence[int], bins: int) -> None:
@@ -44,7 +44,7 @@ class TableEncoding(nn.Module):
         self.register_buffer("mean", torch.zeros(inputs))
         self.register_buffer("scale", torch.ones(inputs))
         self.register_buffer("low", torch.linspace(-2, 2, bins + 1)[:-1].expand(len(self.columns), -1).clone())
-        self.register_buffer("width", torch.full((len(self.columns), bins), 4 / bins))
+        self.register_buffer("steepness", torch.full((len(self.columns), bins), bins / 4))
         self.register_buffer("places", torch.tensor(self.columns, dtype=torch.long), persistent=False)
 
     @property
@@ -73,11 +73,11 @@ class TableEncoding(nn.Module):
             width = edges.diff(dim=1)
             self.low.copy_(edges[:, :-1])
             # Between equal quantiles there is nothing to be through: such an interval is always 0.
-            self.width.copy_(torch.where(width > 1e-6, width, torch.inf))
+            self.steepness.copy_(torch.where(width > 1e-6, 1 / width.clamp(min=1e-6), 0.0))
 
     def forward(self, x: Tensor) -> Tensor:
         z = ((x - self.mean) / self.scale).clamp(-WIDEST, WIDEST)
         if not self.columns:
             return z
-        through = (x.index_select(1, self.places).unsqueeze(2) - self.low) / self.width
+        through = (x.index_select(1, self.places).unsqueeze(2) - self.low) * self.steepness
         return torch.cat([z, through.clamp(0, 1).flatten(1)], 1)

@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from torch import nn
 
 from ibpwf.errors import InputError
+from ibpwf.estimator.recipes import HELD_OUT
 from ibpwf.inference.fusion import ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.learner import Learner
@@ -29,9 +30,6 @@ DEFAULTS: dict[str, Any] = {
 
 BACKBONE = "backbone"
 """Features that must know what pixels an input was made from."""
-
-HELD_OUT = 0.1
-"""Share of rows that nothing is learnt from where a router tells tasks: they say what is usual for a task."""
 
 
 def make_settings(given: Mapping[str, Any] | None, recipe: Mapping[str, Any], **own: Any) -> Settings:

@@ -37,7 +37,9 @@ MOST_COLUMNS = 256
 
 
 def has_many(column: Any) -> bool:
-    return len(np.unique(column[:100_000])) > FEW_NUMBERS
+    """Whether a column, dense or sparse, holds many different numbers."""
+    some = column[:100_000]
+    return len(np.unique(some.toarray() if hasattr(some, "toarray") else some)) > FEW_NUMBERS
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class FirstTask:
     @classmethod
     def of(cls, x: Any, image: Image | None) -> Self:
         """Of examples as rows of numbers."""
-        wide = image is not None or x.shape[1] > MOST_COLUMNS or not hasattr(x, "__array__")
-        many = () if wide else tuple(column for column in range(x.shape[1]) if has_many(x[:, column]))
+        several = range(x.shape[1]) if image is None and x.shape[1] <= MOST_COLUMNS else ()
+        many = tuple(column for column in several if has_many(x[:, [column]]))
         return cls(x.shape[0], x.shape[1], image, many)
 
 
@@ -128,7 +130,7 @@ class Plan:
 def suitable(first: FirstTask) -> str:
     """The recipe for data like these. A trained network is never fetched unasked: it is taken where it is already."""
     if first.image is None:
-        return "table"
+        return "plain"
     if min(first.image[1:]) < SMALLEST_SIDE:
         return "plain"
     return "backbone" if first.image[0] == 3 and is_cached(BACKBONE) else "images"
@@ -139,6 +141,8 @@ def _perceptron(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: 
 
 
 TABLE_HIDDEN = (256, 128)
+HELD_OUT = 0.1
+"""Share of rows that nothing is learnt from: they end the training, and say what is usual for a task."""
 
 
 def _table(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: Hidden) -> nn.Module:
@@ -146,14 +150,11 @@ def _table(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: Hidde
 
 
 def _table_settings(first: FirstTask) -> dict[str, Any]:
-    """A perceptron that is trained for as long as held-out rows gain, beside a router on random features."""
-    if first.image is not None:  # rows of pixels
-        return {"image_shape": first.image}
+    """A perceptron that is trained for as long as held-out rows gain, beside Gaussians on random features."""
     return {
-        "inference": "router",
-        "features": "random",
-        "random_features": router_width(first.rows, 4 * first.inputs),
-        "router_precision": "float32",
+        **_plain_settings(first),
+        "random_features": min(1_000, router_width(first.rows, 4 * first.inputs)),
+        "held_out": HELD_OUT,
         "early_stopping": True,
     }
 
@@ -231,7 +232,7 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(
             "table",
-            "table (a perceptron on numbers and their quantiles, a router on random features)",
+            "table (a perceptron on numbers and their quantiles, Gaussians on random features)",
             settings=_table_settings,
             prepare=_columns,
             network=_table,

@@ -274,7 +274,7 @@ class ClassifierRecipe(Record):
     rows: Count
     inputs: Annotated[int, Field(ge=1)]
     image: StoredImage | None
-    many: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1_000_000)] = []
+    many: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list, max_length=1_000_000)
 
 
 class ClassifierNovelty(Record):
