@@ -94,7 +94,7 @@ def learn_file(
             _check_parameters(model, classifier, parameters, options.naming)
             layout = layout_of(classifier)
             read = replace(options.read, like=layout)
-            serial = classifier.learner_.method.serial(len(classifier.tasks_))
+            serial = classifier.learner_.method.next_serial(len(classifier.tasks_))
             discard_finished(model, serial)  # a process killed right after its last save has left it
             if task in classifier.tasks_:
                 return _already(classifier, task, data, replace(options, read=read))
