@@ -142,3 +142,13 @@ class Learned:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         packing = packing_of(self.method.template)
         return check_inputs(x, self.input_shape, empty_ok=True, packing=packing).to(self.method.device)
+
+
+NEAR_CHANCE = 0.1
+"""How much of the way from guessing to perfection must have been gone not to be warned."""
+
+
+def near_chance(accuracy: float | None, guessing: float) -> bool:
+    """Whether a task was hardly learned: said when it happens, instead of being found out later."""
+    only = guessing == 100  # one class: there is nothing to guess
+    return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)

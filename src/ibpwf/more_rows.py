@@ -35,6 +35,8 @@ HELD_OUT = 0.2
 
 MOST_HELD_OUT = 2000
 
+TOO_FEW = "Give more rows at once, a larger share held_out, or keep='always'."
+
 
 @dataclass(frozen=True)
 class MoreRows:
@@ -67,6 +69,7 @@ class Trial:
     task: int
     rows: TensorRows
     held_out: Tensor
+    keep: Keep
 
     @property
     def labels(self) -> NDArray[Any]:
@@ -80,19 +83,15 @@ class Trial:
         found = [learned.method.predict(x, task, marginal=False, draws=0, seed=0).labels for task in (given, None)]
         return found[0].cpu().numpy(), found[1].cpu().numpy()
 
-    def judged(self, keep: Keep, truth: NDArray[Any], before: Answers, after: Answers) -> MoreRows:
-        out = self.held_out.numpy()
+    def judged(self, truth: NDArray[Any], before: Answers, after: Answers) -> MoreRows:
+        """What changes, and whether it is to be kept, seen by the answers for the rows before and after."""
+        out, keep = self.held_out.numpy(), self.keep
 
         def accuracy(labels: NDArray[Any]) -> float | None:
             return 100.0 * float(np.mean(labels[out] == truth[out])) if out.any() else None
 
         was, now = [accuracy(labels) for labels in before], [accuracy(labels) for labels in after]
         better = all(new is None or old is None or new >= old for old, new in zip(was, now, strict=True))
-        if keep == "better" and not out.any():
-            raise InputError(
-                f"x has {len(truth):,} rows, of which none can be held out to see whether answers get better; give "
-                "more rows at once, hold out a larger share, or keep the version in any case (keep='always')."
-            )
         info = self.learned.tasks[self.task]
         changed = [100.0 * float(np.mean(new != old)) for old, new in zip(before, after, strict=True)]
         return MoreRows(
@@ -118,11 +117,6 @@ class Trial:
         with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
             method.take_rows(self.task, TensorRows(self.rows.x[out], self.rows.y[out]))
         return replace(self.learned, method=method)
-
-
-def check_keep(keep: str) -> None:
-    if keep not in get_args(Keep):
-        raise InputError(f"keep is {keep!r}; give 'better', 'always' or 'never'.")
 
 
 def known_task(known: Learned, task: int | str) -> TaskInfo:
@@ -158,12 +152,15 @@ def try_version(
     known: Learned,
     info: TaskInfo,
     rows: TensorRows,
+    keep: Keep,
     held_out: float,
     seed: int,
     identity: Callable[[TaskData], Identity],
     callbacks: Sequence[Callback],
 ) -> Generator[None, None, Trial]:
     """Train a new version of a task on a fork of what is known, pausing after every step."""
+    if keep not in get_args(Keep):
+        raise InputError(f"keep is {keep!r}; give 'better', 'always' or 'never'.")
     if not 0 < held_out < 1:
         raise InputError(f"held_out is {held_out}; give the share of the rows to judge by, such as {HELD_OUT}.")
     old_name = f"{info.name}@{info.version}"
@@ -180,6 +177,10 @@ def try_version(
     name = f"{info.name}@{info.version + 1}"
     data = TaskData(name, info.number, info.classes, seed=seed, serial=serial, rows=rows, more=True)
     out = drawn_rows(rows.y, held_out, MOST_HELD_OUT, data.generator("judged by"))
+    if keep != "always" and not bool(out.any()):
+        raise InputError(
+            f"of {len(rows):,} rows none can be held out to see whether answers get worse.", remedy=TOO_FEW
+        )
     learn = (~out).to(rows.y.device)
     data.rows = TensorRows(rows.x[learn], rows.y[learn])
     training = Training(method, data, callbacks)
@@ -197,7 +198,7 @@ def try_version(
     now = replace(known, method=method, history=(*known.history, event)).numbered([*tasks, *older])
     use, seconds = method.use(info.number), time.perf_counter() - started
     training.callbacks.task_end(TaskEnd(name, info.number, len(data.rows), training.accuracy, seconds, use))
-    return Trial(now, info.number, rows, out)
+    return Trial(now, info.number, rows, out, keep)
 
 
 class VersionedLearner(TaskLearner):
@@ -224,7 +225,6 @@ class VersionedLearner(TaskLearner):
         all ("never"): the result says what would change. Held-out rows then go to task inference as well. Everything
         is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
         """
-        check_keep(keep)
         self._check_free("learnt")
         steps = self._more_steps(x, y, task, keep, held_out, callbacks)
         self._changing.claim(steps, "learnt")
@@ -240,8 +240,8 @@ class VersionedLearner(TaskLearner):
         callbacks: Sequence[Callback],
     ) -> Generator[None, None, MoreRows]:
         known = self._learned
-        trial = yield from self.try_more(x, y, task, held_out, callbacks)
-        result = trial.judged(keep, trial.labels, trial.answers(known), trial.answers(trial.learned))
+        trial = yield from self.try_more(x, y, task, keep, held_out, callbacks)
+        result = trial.judged(trial.labels, trial.answers(known), trial.answers(trial.learned))
         if result.kept:
             self._learned = trial.finished()
         return result
@@ -251,6 +251,7 @@ class VersionedLearner(TaskLearner):
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None,
         task: int | str,
+        keep: Keep,
         held_out: float,
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, Trial]:
@@ -262,7 +263,16 @@ class VersionedLearner(TaskLearner):
         numbers = class_numbers(found, info)
         inputs, labels = rows.tensors()
         rows = TensorRows(inputs, torch.tensor(numbers, device=labels.device)[labels])
-        return (yield from try_version(known, info, rows, held_out, self.seed, self._identity, callbacks))
+        return (yield from try_version(known, info, rows, keep, held_out, self.seed, self._identity, callbacks))
+
+    @property
+    def known(self) -> Learned:
+        return self._learned
+
+    def know(self, learned: Learned) -> None:
+        """Take what was tried, for who has judged it."""
+        self._check_free("changed")
+        self._learned = learned
 
     def _check_parts(self) -> None:
         """Refuse to train without parts of the user's own that are missing."""

@@ -22,7 +22,7 @@ from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
-from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo
+from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, near_chance
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
@@ -50,10 +50,6 @@ def _whole(field: str, value: int) -> int:
     return number
 
 
-NEAR_CHANCE = 0.1
-"""How much of the way from guessing to perfection must have been gone not to be warned."""
-
-
 def run_steps(steps: Generator[None, None, T]) -> T:
     """Take all steps of a training, wherever torch's gradients are switched off around it; what it comes to."""
     with torch.inference_mode(False), torch.enable_grad():
@@ -63,12 +59,6 @@ def run_steps(steps: Generator[None, None, T]) -> T:
             except StopIteration as end:
                 found: T = end.value
                 return found
-
-
-def near_chance(accuracy: float | None, guessing: float) -> bool:
-    """Whether a task was hardly learned: said when it happens, instead of being found out later."""
-    only = guessing == 100  # one class: there is nothing to guess
-    return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
 
 
 class TaskLearner:
@@ -307,6 +297,14 @@ class TaskLearner:
     def task_number(self, task: int | str) -> int:
         """A task's number from its name or number."""
         return self._learned.task_number(task)
+
+    def names(self) -> list[str]:
+        """By which tasks and versions of them can be asked for."""
+        return list(self._learned.names())
+
+    def info(self, task: int | str) -> TaskInfo:
+        """What is known of a task, or of an older version."""
+        return self._learned.info(task)
 
     def predict(
         self,
