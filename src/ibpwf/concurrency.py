@@ -27,12 +27,12 @@ class OneAtATime:
     """
 
     def __init__(self) -> None:
-        self._changes: list[weakref.ref[Generator[None, None, None]]] = []
+        self._changes: list[weakref.ref[Generator[None, None, Any]]] = []
 
     def __reduce__(self) -> tuple[type[OneAtATime], tuple[()]]:
         return OneAtATime, ()
 
-    def claim(self, change: Generator[None, None, None], doing: str) -> None:
+    def claim(self, change: Generator[None, None, Any], doing: str) -> None:
         mine = weakref.ref(change)
         self._changes.append(mine)  # several threads may: the first of them goes on
         if next(one for one in list(self._changes) if one is mine or _under_way(one)) is not mine:
@@ -54,7 +54,7 @@ def _busy(doing: str) -> InputError:
     )
 
 
-def _under_way(change: weakref.ref[Generator[None, None, None]]) -> bool:
+def _under_way(change: weakref.ref[Generator[None, None, Any]]) -> bool:
     found = change()
     return found is not None and inspect.getgeneratorstate(found) != inspect.GEN_CLOSED
 

@@ -26,6 +26,7 @@ from ibpwf.inputs import named_tensors
 from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
+from ibpwf.more_rows import VersionedLearner
 from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import digest_of, discard_finished
 from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "SCHEMA", "Learner", "TaskInfo", "TaskLearner", "choose_device", "load", "open_model"]
 
 
-class Learner(TaskLearner):
+class Learner(VersionedLearner):
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
     Given a plain network, it is factorized with the settings' `alpha`, `max_factors`, `heads`, `strength_std` and
@@ -157,15 +158,15 @@ class Learner(TaskLearner):
             self._take_packing(method, packing)
             check_fits(method, first)
         number = len(known.tasks)
-        data = TaskData(name, number, found, seed=self.seed, serial=known.method.serial(number), rows=rows)
+        data = TaskData(name, number, found, seed=self.seed, serial=known.method.next_serial(number), rows=rows)
         method.take_task(data, ready.factors, ready.own)
         answers = ((method.logits(inputs, number).argmax(1), labels) for inputs, labels in rows.in_order())
         right = sum(int((answer == labels).sum()) for answer, labels in answers)
         task = TaskInfo(name, number, found, len(rows), training_accuracy=100 * right / len(rows))
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         guessing = 100 * float(counts.max() / counts.sum())
-        shape = tuple(first.shape[1:])
-        self._learned = Learned(method, (*known.tasks, task), (*known.history, event), shape, guessing)
+        now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing)
+        self._learned = now.numbered([*known.tasks, task, *known.older])
         return task
 
     def _find_packing(self, x: object, before: Packing | None) -> Packing | None:
@@ -206,7 +207,7 @@ class Learner(TaskLearner):
         if not known.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         assert isinstance(known.method, IBPWF)
-        return known.method.model.merge(known.task_number(task))
+        return known.method.model.merge(known.method.place(known.task_number(task)))
 
     def _configuration(self, method: Method) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         assert isinstance(method, IBPWF)
@@ -414,5 +415,5 @@ def open_model(
         else:
             found = load(path, net=net, device=device, **parts)
             learner = found if isinstance(found, TaskLearner) else found.learner_
-            discard_finished(path, learner.method.serial(len(learner.tasks)))
+            discard_finished(path, learner.method.next_serial(len(learner.tasks)))
             yield found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from ibpwf.core.packing import packing_of
 from ibpwf.errors import InputError, unknown
 from ibpwf.inputs import check_inputs
+from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.training.linear import HeldOut
 from ibpwf.training.method import Method
 
@@ -32,6 +33,19 @@ class TaskInfo:
     accuracy: float | None = None  # per cent, as measured when it was learned (see `note_accuracy`)
     training_accuracy: float | None = None  # per cent of its own rows, over the last pass of its training
     held_out: HeldOut | None = None  # how well rows that nothing was learned from are answered
+    version: int = 1
+    version_of: str | None = None  # of an older version, the name of the task that has a newer one
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        held_out = None if fields.get("held_out") is None else HeldOut(**fields["held_out"])
+        return cls(**{**fields, "number": 0, "classes": tuple(fields["classes"]), "held_out": held_out})
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: value for name, value in asdict(self).items() if name != "number"}
+        if self.version == 1 and self.version_of is None:  # as it was before there were versions
+            del fields["version"], fields["version_of"]
+        return {**fields, "classes": list(self.classes)}
 
 
 @dataclass(frozen=True)
@@ -44,24 +58,73 @@ class Learned:
     history: tuple[dict[str, Any], ...] = ()
     input_shape: tuple[int, ...] | None = None
     guessing: float = 0.0  # per cent that always giving the largest class of the last task would be right for
+    older: tuple[TaskInfo, ...] = ()  # versions of tasks that have newer ones, numbered on after the tasks
+
+    def names(self) -> dict[str, int]:
+        """By what names tasks and older versions can be asked for, and their numbers: `name` is a task's newest
+        version, which is also `name@3` if it is the third; `name@1` its first."""
+        names = {task.name: task.number for task in (*self.tasks, *self.older)}
+        newest = {f"{task.name}@{task.version}": task.number for task in self.tasks}
+        return newest | names
+
+    def info(self, task: int | str) -> TaskInfo:
+        """Of a task or an older version, by name or number."""
+        return (*self.tasks, *self.older)[self.task_number(task)]
 
     def task_number(self, task: int | str) -> int:
         """A task's number from its name or number."""
         if isinstance(task, str):
-            names = [known.name for known in self.tasks]
+            names = self.names()
             if task not in names:
-                raise unknown("task", task, names)
-            return names.index(task)
+                raise unknown("task", task, [known.name for known in (*self.tasks, *self.older)])
+            return names[task]
         try:
             number = operator.index(task)
         except TypeError:
             raise InputError(f"task is {task!r}; give a task's name or number.") from None
-        if not -len(self.tasks) <= number < len(self.tasks):
+        if not -len(self.tasks) <= number < len(self.tasks) + len(self.older):
             raise InputError(
                 f"task is {number}, but {len(self.tasks)} tasks have been learnt; "
                 f"give a number from 0 to {len(self.tasks) - 1}, or a name."
             )
-        return number % len(self.tasks)
+        return number if number >= 0 else number + len(self.tasks)
+
+    def check_forgettable(self, task: int | str) -> None:
+        """Refuse the newest of several versions: what its rows taught task inference cannot be taken out again."""
+        found = self.info(task)
+        if found.version_of is None and found.version > 1 and task == f"{found.name}@{found.version}":
+            raise InputError(
+                f"task is '{task}', the newest version, and what its rows are like cannot be forgotten alone; give "
+                f"'{found.name}' to forget the whole task, or an older version of it."
+            )
+
+    def without(self, task: int) -> tuple[Self, list[int]]:
+        """The tasks that are left without one, or without an older version, numbered anew; and the numbers that go: a
+        task takes its older versions with it."""
+        gone = self.info(task)
+        numbers = [one.number for one in (*self.tasks, *self.older) if one is gone or one.version_of == gone.name]
+        left = [one for one in (*self.tasks, *self.older) if one.number not in numbers]
+        return self.numbered(left), numbers
+
+    def numbered(self, infos: Iterable[TaskInfo]) -> Self:
+        """The same with these tasks and older versions, in their order."""
+        each = tuple(replace(one, number=number) for number, one in enumerate(infos))
+        tasks = sum(one.version_of is None for one in each)
+        return replace(self, tasks=each[:tasks], older=each[tasks:])
+
+    def check_whole(self) -> None:
+        """Refuse tasks that are not those that the method's state has."""
+        known = getattr(self.method, "classes", None)
+        if known is not None and [tuple(classes) for classes in known] != [task.classes for task in self.tasks]:
+            raise NotWhole("the tasks' classes are not those of the method's state")
+        for one in (*self.tasks, *self.older):
+            owner = one.version_of or one.name
+            if self.method.version(one.number) != (self.names().get(owner), one.version):
+                raise NotWhole(f"'{one.name}' is not the version of task '{owner}' that the method's state has")
+
+    def as_learned(self) -> list[TaskInfo]:
+        """Tasks and older versions in the order in which they were learned."""
+        return sorted((*self.tasks, *self.older), key=lambda one: self.method.serial(one.number))
 
     def task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
         """The number of every row's task; None where tasks are to be inferred."""
@@ -82,3 +145,13 @@ class Learned:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         packing = packing_of(self.method.template)
         return check_inputs(x, self.input_shape, empty_ok=True, packing=packing).to(self.method.device)
+
+
+NEAR_CHANCE = 0.1
+"""How much of the way from guessing to perfection must have been gone not to be warned."""
+
+
+def near_chance(accuracy: float | None, guessing: float) -> bool:
+    """Whether a task was hardly learned: said when it happens, instead of being found out later."""
+    only = guessing == 100  # one class: there is nothing to guess
+    return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -33,6 +33,7 @@ from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.fusion import Calibration, ClassScores
 from ibpwf.inference.kinds import make_features, make_inference
+from ibpwf.inference.versions import Version, Versions
 from ibpwf.method_answers import AnsweringMethod
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
@@ -54,6 +55,10 @@ BUILT_WITH = (
     *("router_ridge", "router_precision", "keep_sums_per_task"),
 )
 """Settings that all tasks have in common; any other may change from task to task."""
+
+DISTILLATION = 0.25
+"""How much a new version of a task minds answering otherwise than the old one, beside answering rightly. Of 0, 0.25,
+0.5 and 1 this kept most of what the old rows had taught (docs/python.md has what it does)."""
 
 MOST_HELD_OUT, MOST_TO_STOP_BY = 500, 2_000
 """Rows of a task: three numbers and a few quantiles are made of them, and with early stopping it is decided by them
@@ -100,11 +105,10 @@ class IBPWF(AnsweringMethod):
         self.features = make_features(settings, model) if given.features is None else given.features
         self.inference = make_inference(settings) if given.inference is None else given.inference
         self.fit_loss = F.cross_entropy if given.loss is None else given.loss
-        self.classes: list[tuple[int, ...]] = []
-        self.serials: list[int] = []
-        self.calibrations: list[Calibration | None] = []
+        self.versions = Versions()
         self._held_out: tuple[Rows, Rows] | None = None  # while a task is learned: what it learns from, and the rest
         self.network: TaskNetwork | None = None
+        self._old_version: nn.Module | None = None  # while a new one is learned
         self._phase = ELBO
         self._examples = 1
 
@@ -141,19 +145,22 @@ class IBPWF(AnsweringMethod):
 
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         s = self.settings
-        check_square(next(data.rows.in_order(1))[0], s.turns, self.image_shape)
+        before = self.model.tasks[self.place(data.index)] if data.more else None
+        turns = s.turns if before is None else before.turns
+        check_square(next(data.rows.in_order(1))[0], turns, self.image_shape)
         start = s.temperature_start or s.temperature
-        outputs = s.turns * len(data.classes)
-        network = self.model.start_task(outputs, data.generator("init"), start, s.kl_terms)
-        network.turns = s.turns
+        outputs = turns * len(data.classes)
+        network = self.model.start_task(outputs, data.generator("init"), start, s.kl_terms, before)
+        network.turns = turns
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
         self._hold_out(data)
+        self._old_version = None if before is None else self.model.ready(self.place(data.index))
         for module in network.modules():
-            if isinstance(module, FittedToTask):
+            if isinstance(module, FittedToTask) and before is None:  # a new version reads as the old one does
                 module.fit(x for x, _ in self.rows_to_train(data).in_order())
         rows = len(self.rows_to_train(data))
-        self.network, self._phase, self._examples = network, ELBO, s.turns * rows
+        self.network, self._phase, self._examples = network, ELBO, turns * rows
         plan = self._plan(rows)
         rate = s.finetune_learning_rate or plan.learning_rate
         elbo = self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)
@@ -221,8 +228,11 @@ class IBPWF(AnsweringMethod):
         network, turns = self._training, self._training.turns
         classes = network.outputs // turns
         kl = None if self._phase == FINETUNE else network.kl()
-        logits = network(turned(x, turns, self.image_shape))
+        given = turned(x, turns, self.image_shape)
+        logits = network(given)
         fit = self.fit_loss(logits, turned_labels(y, turns, classes))
+        if self._old_version is not None:
+            fit = fit + DISTILLATION * distillation(logits, self._old_version(given)[:, : network.outputs])
         right = share_right(logits[: len(y), :classes], y)
         if kl is None:
             return Loss(fit, accuracy=right)
@@ -280,53 +290,73 @@ class IBPWF(AnsweringMethod):
 
     def _keep(self, data: TaskData, rows: Rows) -> None:
         """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
-        if data.index == 0:
-            self.features.fit(rows.in_order(), len(rows), data.generator("random features"))
-        phi = ((phi, y) for x, y in rows.in_order() for phi in self.features.views(x))
-        self.inference.learn(data.index, phi, len(data.classes))
-        self.classes.append(data.classes)
-        self.serials.append(data.serial)
-        self.calibrations.append(None if self._held_out is None else self._calibrated(data.index, *self._held_out))
-        self.network = self._held_out = None
+        if data.more:
+            self.take_rows(data.index, rows)
+            old = self.versions[data.index]
+            new = replace(old, serial=data.serial, number=old.number + 1)
+        else:
+            if data.index == 0:
+                self.features.fit(rows.in_order(), len(rows), data.generator("random features"))
+            self.inference.learn(data.index, self._phi(rows), len(data.classes))
+            new = Version(data.serial, data.classes, data.serial)
+        self.versions = self.versions.added(new)
+        if self._held_out is not None and (not data.more or new.calibration is not None):
+            self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
+        self.network = self._held_out = self._old_version = None
 
-    def _calibrated(self, task: int, train: Rows, rows: Rows) -> Calibration:
-        """What the held-out rows of a task say of it, with all that is learned by now."""
+    def take_rows(self, task: int, rows: Rows) -> None:
+        """Let task inference have more rows of a task, as if they had come with its first; its expert stays."""
+        self.inference.more(task, self._phi(rows), len(self.classes[task]))
+
+    def _phi(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((phi, y) for x, y in rows.in_order() for phi in self.features.views(x))
+
+    def _calibrated(self, task: int, apart: tuple[Rows, Rows], old: Calibration | None) -> Calibration:
+        """What the held-out rows of a task say of it, the second of the rows that were set `apart`, with all that is
+        learned by now; of a new version, beside what those of the `old` one said."""
+        train, rows = apart
         x, y = rows.tensors()
         own = self.logits(x, task)
         self.outcome = compared(train, rows, own) if len(y) >= FEWEST_HELD_OUT else None
         scores = self.class_scores(x, "all", distances=True) if isinstance(self.inference, ClassScores) else None
         if self.device.type == "cpu":
             self.inference = self.inference.fork()  # as if not asked yet: training has other threads, so other bits
+        if old is not None:
+            return fusion.recalibrated(old, scores, own, y, task)
         return fusion.calibrate(scores, own, y, self.calibrations)
 
     def fork(self) -> Self:
         other = copy.copy(self)
         other.model = self.model.fork()
         other.features, other.inference = self.features.fork(other.model), self.inference.fork()
-        other.classes, other.serials = list(self.classes), list(self.serials)
-        other.calibrations = list(self.calibrations)
         return other
 
     # Forgetting
 
     def serial(self, task: int) -> int:
-        if task < len(self.serials):
-            return self.serials[task]
-        return self.serials[-1] + 1 if self.serials else 0
+        return self.versions[task].serial
+
+    def next_serial(self, tasks: int) -> int:
+        return self.versions.all[-1].serial + 1 if self.versions.all else 0
 
     def forget(self, task: int) -> Forgotten:
-        """Remove a task. The next one's prior is the newest remaining task's posterior."""
+        """Remove a task with all its versions, or an older version, of which task inference knows nothing. The next
+        task's prior is the posterior of what was learned last of all that remains."""
         if self.name != IBPWF.name:  # a child may count on every task's factors being there
             return super().forget(task)
-        self.inference.forget(task)
-        removed, kept = forget_task(self.model, task, self.features.unread())
-        del self.classes[task], self.serials[task], self.calibrations[task]
+        versions = self.versions
+        whole = task < versions.tasks
+        if whole:
+            self.inference.forget(task)
+        places = versions.of_task(task) if whole else [versions.places[task]]
+        removed, kept = forget_task(self.model, places, self.features.unread())
+        self.versions = versions.without(places)
         return Forgotten(removed, kept)
 
     # Storing
 
     def use(self, task: int) -> dict[str, dict[str, int]]:
-        return {name: asdict(use) for name, use in self.model.use(task).items()}
+        return {name: asdict(use) for name, use in self.model.use(self.place(task)).items()}
 
     def parameter_count(self) -> int:
         return sum(self.model.stored_numbers().values())
@@ -351,3 +381,9 @@ class IBPWF(AnsweringMethod):
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
         method_state.take_state(self, content, files)
+
+
+def distillation(logits: Tensor, old: Tensor) -> Tensor:
+    """KL(old ‖ new): how much a network answers otherwise than an old one (Li and Hoiem, "Learning without
+    forgetting", 2016)."""
+    return F.kl_div(logits.log_softmax(1), old.detach().softmax(1), reduction="batchmean")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +20,14 @@ from ibpwf.inference.fusion import Calibration, ClassScores, by_task
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
+from ibpwf.inference.versions import Versions
 from ibpwf.limits import check_draws, check_rate
 from ibpwf.settings import Settings
+from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.training.method import Method
 from ibpwf.training.rows import ROWS_AT_ONCE
+
+T = TypeVar("T")
 
 
 class AnsweringMethod(Method):
@@ -31,9 +37,29 @@ class AnsweringMethod(Method):
     settings: Settings
     features: Features
     inference: TaskInference
-    classes: list[tuple[int, ...]]
-    serials: list[int]
-    calibrations: list[Calibration | None]
+    versions: Versions
+
+    @property
+    def classes(self) -> list[tuple[int, ...]]:
+        """Of every task."""
+        return [one.classes for one in self.versions.newest]
+
+    @property
+    def calibrations(self) -> list[Calibration | None]:
+        """Of every task's newest version."""
+        return [one.calibration for one in self.versions.newest]
+
+    def by_number(self, learned: Sequence[T]) -> Sequence[T]:
+        if len(learned) != len(self.versions.all):
+            raise NotWhole(f"{len(learned)} tasks are named, and the method's state has {len(self.versions.all)}")
+        return [learned[place] for place in self.versions.places]
+
+    def version(self, task: int) -> tuple[int, int]:
+        return self.versions.owners[task], self.versions[task].number
+
+    def place(self, task: int) -> int:
+        """Where the model has the task, or older version, of this number."""
+        return self.versions.places[task]
 
     @property
     def device(self) -> torch.device:
@@ -45,13 +71,13 @@ class AnsweringMethod(Method):
         return None if self.settings.image_shape == "auto" else self.settings.image_shape
 
     def logits(self, x: Tensor, task: int) -> Tensor:
-        views = self.views(task)
-        parts = [self.model.logits(rows, task, views) for rows in torch.split(x, ROWS_AT_ONCE)]
+        views, place = self.views(task), self.place(task)
+        parts = [self.model.logits(rows, place, views) for rows in torch.split(x, ROWS_AT_ONCE)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def views(self, task: int) -> Views:
         """How images are looked at to answer for a task."""
-        turns = self.model.tasks[task].turns
+        turns = self.model.tasks[self.place(task)].turns
         if self.settings.views == "plain" or turns == 1:
             return Views()
         return Views(turns, self.settings.mirror, self.image_shape)
@@ -119,7 +145,6 @@ class AnsweringMethod(Method):
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
         """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
         entropy (eqs. predictive_marginal, entropy_incr_class)."""
-        tasks = len(self.classes)
         joint = self.class_log_scores(x) if task is None and not draws else None
         if joint is not None:
             return self._joint_prediction(joint, marginal)
@@ -127,10 +152,10 @@ class AnsweringMethod(Method):
             task_probabilities = self.task_probabilities(x)
             task = task_probabilities.argmax(1)
         else:
-            task_probabilities = F.one_hot(task, tasks).double()
+            task_probabilities = F.one_hot(self.versions.owners_of(task), self.versions.tasks).double()
             marginal = False
         columns = self.class_columns()
-        widths = [len(labels) for labels in self.classes]
+        owners, widths = self.versions.owners, [len(labels) for labels in self.classes]
         first = [0, *accumulate(widths)]
         probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
         best = torch.zeros(len(x), dtype=torch.long, device=x.device)
@@ -139,16 +164,17 @@ class AnsweringMethod(Method):
         # frozen base, rows of all tasks run through one.
         together = None if marginal or draws else self._logits_of_all(x, task)
         everything = torch.arange(len(x), device=x.device)
-        for t, rows in [(t, everything) for t in range(tasks)] if marginal else rows_by_value(task):
+        for t, rows in [(t, everything) for t in range(len(widths))] if marginal else rows_by_value(task):
+            owner = owners[t]
             if together is None:
                 p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
             else:
-                p = (together[rows, : widths[t]].double() / self.temperature(t)).softmax(1)
+                p = (together[rows, : widths[owner]].double() / self.temperature(t)).softmax(1)
                 spread = entropy(p)
-            here = slice(first[t], first[t + 1])
+            here = slice(first[owner], first[owner + 1])
             # The label is the inferred task's own best class (the paper's rule), also when marginal.
             own = task == t if marginal else rows
-            best[own] = first[t] + (p[own] if marginal else p).argmax(1)
+            best[own] = first[owner] + (p[own] if marginal else p).argmax(1)
             weight = task_probabilities[:, t] if marginal else torch.ones_like(spread)
             probabilities[rows, here] = p * weight.unsqueeze(1) if marginal else p
             single[rows] += weight * spread
@@ -160,7 +186,7 @@ class AnsweringMethod(Method):
             labels=labels,
             probabilities=probabilities,
             classes=columns,
-            task=task,
+            task=self.versions.owners_of(task),
             task_probabilities=task_probabilities,
             entropy=total,
             mutual_information=(total - single).clamp(min=0) if draws else None,
@@ -170,9 +196,10 @@ class AnsweringMethod(Method):
         """Class scores of rows of several tasks in one pass, where that can be had."""
         if self.model.base != "frozen" or not len(x) or bool((task == task[0]).all()):
             return None
+        places = torch.split(self.versions.places_of(task), ROWS_AT_ONCE)
         parts = [
             self.model.mixed_logits(rows, tasks)
-            for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), torch.split(task, ROWS_AT_ONCE), strict=True)
+            for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), places, strict=True)
         ]
         found = [part for part in parts if part is not None]
         if len(found) < len(parts):
@@ -200,9 +227,10 @@ class AnsweringMethod(Method):
         """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
         if draws:
             check_draws(draws, sum(one.inputs * one.outputs for one in self.model.layers.values()))
-            generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + self.serials[task]) % (1 << 63))
-            stacked = self.model.drawn_states(task, draws, generator)
-            classes, views = self.model.tasks[task].classes, self.views(task)
+            serial, place = self.versions[task].serial, self.place(task)
+            generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + serial) % (1 << 63))
+            stacked = self.model.drawn_states(place, draws, generator)
+            classes, views = self.model.tasks[place].classes, self.views(task)
             with self.model.shell() as net:
                 return draw_probabilities(
                     net,
@@ -215,5 +243,5 @@ class AnsweringMethod(Method):
 
     def temperature(self, task: int) -> float:
         """What a task's class scores are divided by: 1, or what its held-out rows say."""
-        calibration = self.calibrations[task]
+        calibration = self.versions[task].calibration
         return 1.0 if calibration is None else calibration.temperature

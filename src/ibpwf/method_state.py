@@ -25,6 +25,7 @@ from ibpwf.inference.fusion import RATES, Calibration, ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
+from ibpwf.inference.versions import Version
 from ibpwf.storage.model_record import FactorState, FactorTask
 from ibpwf.storage.network_json import check_runs
 from ibpwf.storage.records import first_problem
@@ -43,8 +44,10 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
     model, inference = method.model, method.inference
     parts: dict[str, Tensors] = {}
     tasks = []
-    for t, serial in enumerate(method.serials):
-        learned, tensors = inference.task_state(t)
+    newest = {version.serial: task for task, version in enumerate(method.versions.newest)}
+    for t, version in enumerate(method.versions.all):
+        serial = version.serial
+        learned, tensors = inference.task_state(newest[serial]) if serial in newest else (None, {})
         blocks = {name: dictionary.blocks[t] for name, dictionary in model.layers.items()}
         factors = sum(len(block.positions) for block in blocks.values())
         parts[f"task-{serial:04d}"] = _task_part(model.tasks[t], model.fixed_tensors(), tensors)
@@ -53,12 +56,13 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
         tasks.append(
             {
                 "serial": serial,
-                "classes": list(method.classes[t]),
+                **({} if version.number == 1 else {"origin": version.origin, "version": version.number}),
+                "classes": list(version.classes),
                 "outputs": model.tasks[t].outputs,
                 "turns": model.tasks[t].turns,
                 "factors": factors,
                 "inference": learned,
-                "calibration": None if (found := method.calibrations[t]) is None else asdict(found),
+                "calibration": None if version.calibration is None else asdict(version.calibration),
             }
         )
     if model.reference is not None:
@@ -134,6 +138,8 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         tensors, inference = part(place), {}
         for name in [name for name in tensors if name.startswith("inference/")]:  # checked by who reads them
             inference[name.removeprefix("inference/")] = tensors.pop(name)
+        if entry.inference is None and inference:
+            raise NotWhole(f"part '{place}' is of an older version, and has what is known of the task's inputs")
         block_place = place if entry.factors is None else f"factors-{entry.serial:04d}"
         factors = tensors if entry.factors is None else part(block_place)
         shapes, block_shapes = _task_shapes(method, place, tensors, entry.outputs), _block_shapes(method, factors)
@@ -152,17 +158,18 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         blocks = {name: _block(method, name, factors) for name in model.layers}
         _check_positions(block_place, blocks, {name: len(chosen) for name, chosen in selected.items()}, entry.factors)
         model.add_task(task, blocks)
-        method.classes.append(tuple(entry.classes))
-        method.serials.append(entry.serial)
-        method.calibrations.append(_calibration(method, entry))
-        learned.append((entry.inference, inference))
-    method.inference.load_state((state.inference, part("inference")), learned)
+        origin, classes = entry.serial if entry.origin is None else entry.origin, tuple(entry.classes)
+        found = Version(entry.serial, classes, origin, entry.version)
+        method.versions = method.versions.added(replace(found, calibration=_calibration(method, entry, found)))
+        learned.append((entry.inference or {}, inference))
+    current = [learned[place] for place in method.versions.places[: method.versions.tasks]]
+    method.inference.load_state((state.inference, part("inference")), current)
     _check_read(method)
-    _check_groups(method, state)
+    _check_groups(method)
 
 
-def _calibration(method: IBPWF, entry: FactorTask) -> Calibration | None:
-    """Of a task; one with limits has been made beside a router."""
+def _calibration(method: IBPWF, entry: FactorTask, version: Version) -> Calibration | None:
+    """Of a version that comes after those that the method has; one with limits has been made beside a router."""
     found = entry.calibration
     if found is None:
         return None
@@ -171,8 +178,9 @@ def _calibration(method: IBPWF, entry: FactorTask) -> Calibration | None:
     for name, table, count in (("limits", found.limits, wanted), ("nearness", found.nearness, measured)):
         if len(table or ()) != count:
             raise NotWhole(f"task {entry.serial} has {len(table or ())} {name} in its calibration, not {count}")
-    known = sum(len(classes) for classes in method.classes)
-    forgotten = entry.serial + 1 - len(method.classes)
+    before = method.versions.added(version)
+    known = sum(len(one.classes) for one in before.newest if one.origin <= version.origin)
+    forgotten = entry.serial + 1 - before.tasks  # or serials of other versions
     if wanted and not (known <= found.classes and (forgotten or known == found.classes)):
         raise NotWhole(f"task {entry.serial} was calibrated among {found.classes} classes, and there were {known}")
     tables = {"limits": found.limits, "nearness": found.nearness}
@@ -280,17 +288,17 @@ def _check_positions(
         raise NotWhole(f"part '{part}' holds {found} factors instead of {declared}")
 
 
-def _check_groups(method: IBPWF, state: FactorState) -> None:
+def _check_groups(method: IBPWF) -> None:
     """Gaussians of ours: one per task, or per class; of a router a column per class."""
-    inference = method.inference
-    if isinstance(inference, RidgeRouter) and inference.columns() != [len(task.classes) for task in state.tasks]:
+    inference, tasks = method.inference, method.versions.newest
+    if isinstance(inference, RidgeRouter) and inference.columns() != [len(task.classes) for task in tasks]:
         raise NotWhole(f"the router's tasks have {inference.columns()} classes, which are not those of the tasks")
     if not isinstance(inference, GaussianTaskInference):
         return
-    if (inference.absolute_ridge is None) != (not state.tasks):
-        raise NotWhole(f"absolute_ridge is {inference.absolute_ridge} with {len(state.tasks)} tasks")
+    if (inference.absolute_ridge is None) != (not tasks):
+        raise NotWhole(f"absolute_ridge is {inference.absolute_ridge} with {len(tasks)} tasks")
     each = inference.per_class or isinstance(inference, SharedGaussianInference)
-    for number, task in enumerate(state.tasks):
+    for number, task in enumerate(tasks):
         if inference.owner.count(number) != (len(task.classes) if each else 1):
             raise NotWhole(f"task {task.serial} has {inference.owner.count(number)} Gaussians, which are not its own")
 

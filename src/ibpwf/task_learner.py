@@ -8,9 +8,9 @@ import operator
 import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,20 +23,22 @@ from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inputs import check_inputs, check_labels
-from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo
+from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, near_chance
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
 from ibpwf.storage.model_folder import KIND, SavedParts, storable, whole_folder
 from ibpwf.storage.model_record import read_content
 from ibpwf.storage.network_json import NeedsParts
-from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, NotWhole, at_most, buffer_rules, check_parts
+from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, at_most, buffer_rules, check_parts
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.fitting import check_fits, check_torch
 from ibpwf.training.linear import HeldOut
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
 from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows, gives_batches, with_labels
+
+T = TypeVar("T")
 
 
 def _whole(field: str, value: int) -> int:
@@ -50,21 +52,15 @@ def _whole(field: str, value: int) -> int:
     return number
 
 
-NEAR_CHANCE = 0.1
-"""How much of the way from guessing to perfection must have been gone not to be warned."""
-
-
-def run_steps(steps: Generator[None, None, None]) -> None:
-    """Take all steps of a training, wherever torch's gradients are switched off around it."""
+def run_steps(steps: Generator[None, None, T]) -> T:
+    """Take all steps of a training, wherever torch's gradients are switched off around it; what it comes to."""
     with torch.inference_mode(False), torch.enable_grad():
-        for _ in steps:
-            pass
-
-
-def near_chance(accuracy: float | None, guessing: float) -> bool:
-    """Whether a task was hardly learned: said when it happens, instead of being found out later."""
-    only = guessing == 100  # one class: there is nothing to guess
-    return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: T = end.value
+                return found
 
 
 def is_poor(held_out: HeldOut) -> bool:
@@ -101,6 +97,11 @@ class TaskLearner:
     @property
     def tasks(self) -> tuple[TaskInfo, ...]:
         return self._learned.tasks
+
+    @property
+    def older(self) -> tuple[TaskInfo, ...]:
+        """Versions of tasks that have newer ones, by the names that they can be asked for with (see `more`)."""
+        return self._learned.older
 
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
@@ -211,7 +212,7 @@ class TaskLearner:
             self._take_packing(method, packing)
             check_fits(method, first)
         number = len(known.tasks)
-        data = TaskData(name, number, classes, seed=self.seed, serial=known.method.serial(number), rows=rows)
+        data = TaskData(name, number, classes, seed=self.seed, serial=known.method.next_serial(number), rows=rows)
         training = Training(method, data, callbacks)
         training.identity = lambda: self._identity(data)
         yield from training.run()
@@ -220,20 +221,23 @@ class TaskLearner:
         )
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         use, seconds = method.use(number), time.perf_counter() - started
-        self._learned = Learned(
-            method,
-            (*known.tasks, task),
-            (*known.history, event),
-            tuple(first.shape[1:]),
-            100 * float(counts.max() / counts.sum()),
-        )
+        guessing = 100 * float(counts.max() / counts.sum())
+        now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing)
+        self._learned = now.numbered([*known.tasks, task, *known.older])
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
+
+    def more(self, *rows: Any, **options: Any) -> Any:
+        """More rows of a task that is known; only of IBP-WF (see `Learner.more`)."""
+        raise InputError(
+            f"method '{self.method.name}' keeps no versions of a task, so it cannot learn more rows of one; learn "
+            "them as another task, or use IBP-WF."
+        )
 
     def _task_name(self, name: str | None) -> str:
         name = name if name is not None else f"task-{len(self.tasks) + 1}"
         if not isinstance(name, str) or not name.strip():
             raise InputError(f"name is {name!r}; give the task a name, such as 'left camera'.")
-        if any(task.name == name for task in self.tasks):
+        if name in self._learned.names():
             raise InputError(f"a task named '{name}' has been learnt already; choose another name.")
         return name
 
@@ -277,19 +281,21 @@ class TaskLearner:
         chosen = settings.to_json() if isinstance(settings, FrozenSettings) else None
         model = digest_of([configuration, self.seed, state, chosen], {**fixed, **parts})
         rows = digest_of([data.name, list(data.classes)], {"data": data.rows.identity()})
-        return Identity(task=data.name, serial=method.serial(data.index), data=rows, model=model)
+        return Identity(task=data.name, serial=data.serial, data=rows, model=model)
 
     def note_accuracy(self, task: int | str, accuracy: float) -> None:
         """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""
         if not (isinstance(accuracy, (int, float, np.number)) and 0 <= float(accuracy) <= 100):
             raise InputError(f"accuracy is {accuracy!r}; give per cent, from 0 to 100.")
         self._changing.check("noted")
-        known, number = self._learned, self.task_number(task)
-        measured = replace(known.tasks[number], accuracy=float(accuracy))
-        self._learned = replace(known, tasks=(*known.tasks[:number], measured, *known.tasks[number + 1 :]))
+        known = self._learned
+        found = known.info(task)
+        measured = replace(found, accuracy=float(accuracy))
+        self._learned = known.numbered(measured if one is found else one for one in (*known.tasks, *known.older))
 
     def forget(self, task: int | str) -> Forgotten:
-        """Remove a task and every factor that only it used; all other tasks answer with the same bits.
+        """Remove a task with all its versions, or an older version ("name@1"), and every factor that nothing else
+        uses; all other tasks answer with the same bits.
 
         Later tasks move up by one number, names stay. docs/model-format.md says what is kept and why.
         """
@@ -298,13 +304,13 @@ class TaskLearner:
         if not known.tasks:
             raise InputError("nothing has been learnt yet, so there is no task to forget.")
         number = known.task_number(task)
+        known.check_forgettable(task)
         method = known.method.fork()
-        event = {"event": "forgot", "serial": method.serial(number), "version": __version__}
+        left, gone = known.without(number)
+        events = [{"event": "forgot", "serial": method.serial(one), "version": __version__} for one in gone]
         forgotten = method.forget(number)
-        left = [one for one in known.tasks if one.number != number]
-        if left:
-            tasks = tuple(replace(one, number=place) for place, one in enumerate(left))
-            self._learned = replace(known, method=method, tasks=tasks, history=(*known.history, event))
+        if left.tasks:
+            self._learned = replace(left, method=method, history=(*known.history, *events))
         else:
             self._learned = Learned(method)  # as new
         return forgotten
@@ -312,6 +318,14 @@ class TaskLearner:
     def task_number(self, task: int | str) -> int:
         """A task's number from its name or number."""
         return self._learned.task_number(task)
+
+    def names(self) -> list[str]:
+        """By which tasks and versions of them can be asked for."""
+        return list(self._learned.names())
+
+    def info(self, task: int | str) -> TaskInfo:
+        """What is known of a task, or of an older version."""
+        return self._learned.info(task)
 
     def predict(
         self,
@@ -366,17 +380,7 @@ class TaskLearner:
             "configuration": configuration,
             "seed": self.seed,
             "input_shape": None if known.input_shape is None else list(known.input_shape),
-            "tasks": [
-                {
-                    "name": t.name,
-                    "classes": list(t.classes),
-                    "examples": t.examples,
-                    "accuracy": t.accuracy,
-                    "training_accuracy": t.training_accuracy,
-                    "held_out": None if t.held_out is None else asdict(t.held_out),
-                }
-                for t in known.tasks
-            ],
+            "tasks": [info.to_json() for info in known.as_learned()],
             "state": state,
             "history": known.history,
             "face": None if face is None else dict(face),
@@ -399,7 +403,7 @@ class TaskLearner:
                 unchanged=unchanged,
                 announce=lambda sha256: self._saved.announce(path, sha256),
             )
-            discard_finished(path, known.method.serial(len(known.tasks)))
+            discard_finished(path, known.method.next_serial(len(known.tasks)))
         self._saved.remember(opened, files if known.method.locks else {})
         self.extra = opened.content["extra"]
 
@@ -435,25 +439,12 @@ class TaskLearner:
         if not method.locks:  # a method that locks knows each of its tensors
             check_parts(parts, *_rules(method))
         method.load_state(content.state, parts)
-        tasks = tuple(
-            TaskInfo(
-                task.name,
-                number,
-                tuple(task.classes),
-                task.examples,
-                task.accuracy,
-                task.training_accuracy,
-                None if task.held_out is None else HeldOut(**task.held_out.model_dump()),
-            )
-            for number, task in enumerate(content.tasks)
-        )
-        known = getattr(method, "classes", None)
-        if known is not None and [tuple(classes) for classes in known] != [task.classes for task in tasks]:
-            raise NotWhole("the tasks' classes are not those of the method's state")
-        learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(tasks))]
+        stored = [TaskInfo.from_json(task.model_dump()) for task in content.tasks]
+        learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(stored))]
         history = learned if content.history is None else [event.model_dump() for event in content.history]
         shape = None if content.input_shape is None else tuple(content.input_shape)
-        self._learned = Learned(method, tasks, tuple(history), shape)
+        self._learned = Learned(method, (), tuple(history), shape).numbered(method.by_number(stored))
+        self._learned.check_whole()
         self.extra = dict(content.extra)
         same_layout = opened.schema == SCHEMA and method.locks  # an older folder is written anew when saved
         self._saved.remember(opened, {**self._fixed_parts(method), **method.state()[1]} if same_layout else {})

@@ -24,9 +24,13 @@ from ibpwf.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from ibpwf.estimator.recipes import Recipe
+    from ibpwf.more_rows import Keep, MoreRows
     from ibpwf.own_data.learning import LearnedTask
     from ibpwf.screen import Screen
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
+
+NOT_KEPT = 1
+"""The exit code where more rows of a task made it worse and nothing was kept."""
 
 
 def learn_command(
@@ -35,6 +39,20 @@ def learn_command(
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="The task's name.", show_default="the file's name")
     ] = None,
+    more: Annotated[
+        str | None,
+        typer.Option(
+            "--more",
+            metavar="TASK",
+            help="The rows are more of a task that is there: a new version of it, kept if rows held out (a fifth, or "
+            "--validate) are answered no worse. The old one stays as TASK@1.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --more: show what would change, and write nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --more: keep it though answers get worse.")] = False,
     label: own.Label = None,
     ignore: own.Ignore = None,
     categories: Annotated[
@@ -132,6 +150,7 @@ def learn_command(
 
     Settings are chosen with the first task; later ones have the same.
     """
+    _check_more(more, task, dry_run=dry_run, force=force, resume=resume or anew)
     if not model.is_file():  # else the two were swapped, which is said below
         check_there(data)
     read = own.read_options(
@@ -159,6 +178,7 @@ def learn_command(
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
     from ibpwf.own_data.learning import LearnOptions, learn_file
+    from ibpwf.own_data.more import learn_more
     from ibpwf.screen import Screen
     from ibpwf.storage.checkpoint_folder import task_in_progress
 
@@ -169,17 +189,35 @@ def learn_command(
         with bar.shown, stopping(caught) as stop:
             read = replace(read, progress=bar.reading)
             how = LearnOptions(read, validate, checkpoint_minutes, resume, anew, device, [bar], stop, bar.say_recipe)
-            learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
+            if more is None:
+                learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
+            else:
+                keep: Keep = "never" if dry_run else "always" if force else "better"
+                tried = learn_more(model, data, more, parameters, how, keep)
     except KeyboardInterrupt:
         kept = task_in_progress(model) if model.is_dir() else None
         say(_interrupted(model, kept is not None), err=True)
         raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
-    if json_:
+    if more is not None:
+        show_more(screen, tried, {"model": str(model), "data": str(data), "task": more, "dry_run": dry_run}, json_)
+        if tried is not None and not tried.kept and not dry_run and not caught:
+            raise typer.Exit(NOT_KEPT)
+    elif json_:
         print_json({"model": str(model), "data": str(data), **asdict(learned)})
     else:
         show(screen, model, data, learned)
     if caught:  # too late to stop the task, but not what the shell would do next
         raise typer.Exit(128 + caught[0])
+
+
+def _check_more(more: str | None, task: str | None, *, dry_run: bool, force: bool, resume: bool) -> None:
+    """Refuse options that say nothing, or two things."""
+    if more is None and (dry_run or force):
+        raise InputError(f"{'--dry-run' if dry_run else '--force'} is for more rows of a task; give --more TASK too.")
+    if more is not None and task is not None:
+        raise InputError("--more and --task were both given; --more names the task that the rows are more of.")
+    if dry_run and (force or resume):
+        raise InputError("--dry-run keeps nothing and leaves nothing; give it without --force, --resume and --anew.")
 
 
 def _parameters(
@@ -314,3 +352,34 @@ def show(screen: Screen, model: Path, data: Path, learned: LearnedTask) -> None:
     )
     tasks = printable(", ".join(learned.tasks))
     screen.say(f"{printable(str(model))} has {len(learned.tasks)} task{'s' * (len(learned.tasks) > 1)}: {tasks}.")
+
+
+def show_more(screen: Screen, tried: MoreRows | None, given: dict[str, Any], json_: bool) -> None:
+    """What more rows of a task came to; None where they had been learnt already."""
+    if json_:
+        print_json({**given, "already": tried is None, **({} if tried is None else asdict(tried))})
+        return
+    name, data, model = (printable(given[field]) for field in ("task", "data", "model"))
+    if tried is None:
+        screen.say(f"These rows of task '{name}' had been learnt already. Nothing to do.")
+        return
+    name = printable(tried.task)
+    screen.say(f"Tried version {tried.version} of task '{name}' with {tried.rows:,} more rows from {data}.")
+    if tried.held_out:
+        pairs = (
+            (tried.accuracy_before, tried.accuracy, "given"),
+            (tried.accuracy_inferred_before, tried.accuracy_inferred, "inferred"),
+        )
+        parts = [f"{old:.2f} → {new:.2f} % with the task {how}" for old, new, how in pairs]
+        screen.say(f"Accuracy on {tried.held_out:,} of these rows held out, before and after: {', '.join(parts)}.")
+    screen.say(
+        f"Answers that change on the file's rows: {tried.changed:.2f} % with the task given, "
+        f"{tried.changed_inferred:.2f} % with the task inferred."
+    )
+    if given["dry_run"]:
+        screen.say(f"Dry run: {model} is as it was.")
+    elif tried.kept:
+        old = f"{name}@{tried.version - 1}"
+        screen.say(f"Kept: '{name}' is version {tried.version} now; the one before it stays as '{old}'.")
+    else:
+        screen.say(f"Not kept, because answers got worse: {model} is as it was. --force keeps it all the same.")

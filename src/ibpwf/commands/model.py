@@ -140,7 +140,8 @@ def show(screen: Screen, report: ModelReport) -> None:
 
     say = screen.say
     shape = "none yet" if report.input_shape is None else " × ".join(map(str, report.input_shape))
-    tasks = counted(len(report.tasks), "task")
+    older = sum(task.version_of is not None for task in report.tasks)
+    tasks = counted(len(report.tasks) - older, "task") + (f", {counted(older, 'older version')}" if older else "")
     say(f"{printable(str(report.path))}: {report.method}, {tasks}, {size(report.bytes)}", "bold")
     say(f"schema {report.schema}, seed {report.seed}, inputs of shape {shape}")
     if report.in_progress is not None:
@@ -156,7 +157,8 @@ def show(screen: Screen, report: ModelReport) -> None:
         table.add_column(head, justify="right")
     for task in report.tasks:
         accuracy = "–" if task.accuracy is None else f"{task.accuracy:.2f} %"
-        named = printable(task.name), printable(_classes(task.labels))
+        newest = f" (version {task.version})" if task.version > 1 and task.version_of is None else ""
+        named = printable(task.name) + newest, printable(_classes(task.labels))
         table.add_row(*named, str(task.examples), accuracy, size(task.bytes))
     say()
     screen.print(table)
@@ -173,7 +175,8 @@ def show(screen: Screen, report: ModelReport) -> None:
     say("\nhistory", "bold")
     for line in report.history:
         version = f" (ibpwf {line['version']})" if line.get("version") else ""
-        say(f"  {line['event']} task {line['serial'] + 1}{names_of.get(line['serial'], '')}{version}")
+        event = "learnt more rows:" if line["event"] == "more" else line["event"]
+        say(f"  {event} task {line['serial'] + 1}{names_of.get(line['serial'], '')}{version}")
 
 
 def _classes(labels: list[Any]) -> str:

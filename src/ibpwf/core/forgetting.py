@@ -1,4 +1,4 @@
-"""Taking one task out of a factorised model, and nothing else.
+"""Taking a task, or all versions of it, out of a factorized model, and nothing else.
 
 A factor stays for as long as a task that remains reads it, or φ does. It then belongs to the first that reads it,
 as if the forgotten task had never been there. What remains is moved, not calculated anew, so every other task's
@@ -7,7 +7,7 @@ weights are composed of the same numbers in the same order: its outputs do not c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,29 +20,37 @@ if TYPE_CHECKING:
     from ibpwf.core.model import FactorModel
 
 
-def forget_task(model: FactorModel, task: int, unread: Sequence[str] = ()) -> tuple[dict[str, int], dict[str, int]]:
-    """Remove task number `task` and every factor that only it read; per layer: how many factors went, and how many
-    of the task's own stay because others read them.
+def forget_task(
+    model: FactorModel, task: int | Collection[int], unread: Sequence[str] = ()
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Remove task number `task`, or several, and every factor that nobody else read; per layer: how many factors
+    went, and how many of those that were read stay because others read them.
 
     φ is read under the first task's weights for good. If that task goes, `model.reference` keeps them, save those of
     modules whose names begin with one of `unread`, which φ cannot depend on. With the last task everything goes.
     """
-    gone = model.tasks[task]
+    gone = {task} if isinstance(task, int) else {*task}
     before = {name: dictionary.locked for name, dictionary in model.layers.items()}
-    remaining = [each for number, each in enumerate(model.tasks) if number != task]
-    if task == 0 and model.reference is None:
+    remaining = [each for number, each in enumerate(model.tasks) if number not in gone]
+    read = {name: _read([model.tasks[number].selected[name] for number in gone]) for name in model.layers}
+    if 0 in gone and model.reference is None:
         model.reference = _reference_of(model, unread)
     if not remaining:
         model.reference = None
     for name, dictionary in model.layers.items():
         kept_for_phi = None if model.reference is None else model.reference.selected.get(name)
-        _regroup(dictionary, task, kept_for_phi, [each.selected[name] for each in remaining])
+        _regroup(dictionary, gone, kept_for_phi, [each.selected[name] for each in remaining])
         dictionary.width = len(remaining[-1].vectors[name]) if remaining else 0
     model.tasks = remaining
     model.forget_composed()
     removed = {name: before[name] - dictionary.locked for name, dictionary in model.layers.items()}
-    kept = {name: int(gone.selected[name].sum()) - count if remaining else 0 for name, count in removed.items()}
+    kept = {name: read[name] - count if remaining else 0 for name, count in removed.items()}
     return removed, kept
+
+
+def _read(selections: Sequence[Tensor]) -> int:
+    """How many factors are read by any of these tasks."""
+    return len(torch.unique(torch.cat([selected.nonzero().flatten() for selected in selections])))
 
 
 def _reference_of(model: FactorModel, unread: Sequence[str]) -> Reference:
@@ -55,7 +63,9 @@ def _reference_of(model: FactorModel, unread: Sequence[str]) -> Reference:
     )
 
 
-def _regroup(dictionary: Dictionary, task: int, for_phi: Tensor | None, remaining: Sequence[Tensor]) -> None:
+def _regroup(
+    dictionary: Dictionary, gone: Collection[int], for_phi: Tensor | None, remaining: Sequence[Tensor]
+) -> None:
     """Give every locked factor to the first that reads it, φ before all tasks; drop what nobody reads. A block whose
     factors stay the same stays the same object, which tells a save that it need not be written again."""
     locked = dictionary.gathered()
@@ -64,8 +74,8 @@ def _regroup(dictionary: Dictionary, task: int, for_phi: Tensor | None, remainin
     for number, selected in reversed(list(enumerate(readers))):
         owner[torch.isin(locked.positions, selected.nonzero().flatten())] = number
     blocks = [_taken(locked, owner == number) for number in range(len(readers))]
-    was = [*([] if for_phi is None else [dictionary.reference]), *dictionary.blocks]
-    del was[len(was) - len(dictionary.blocks) + task]
+    left = [block for number, block in enumerate(dictionary.blocks) if number not in gone]
+    was = [*([] if for_phi is None else [dictionary.reference]), *left]
     blocks = [old if old is not None and _same(old, new) else new for old, new in zip(was, blocks, strict=True)]
     dictionary.reference = None if for_phi is None else blocks.pop(0)
     dictionary.blocks = blocks

@@ -141,17 +141,24 @@ class FactorModel(nn.Module):
             self.add_task(*task_from_tensors(within(f"{tasks}{number}."), self.layers))
 
     def start_task(
-        self, outputs: int, generator: torch.Generator, temperature: float = 2 / 3, kl_terms: int | None = None
+        self,
+        outputs: int,
+        generator: torch.Generator,
+        temperature: float = 2 / 3,
+        kl_terms: int | None = None,
+        version_of: LearnedTask | None = None,
     ) -> TaskNetwork:
-        """A trainable network for the next task with `outputs` classes."""
+        """A trainable network for the next task with `outputs` classes; for a new version of a task it begins as that
+        task is, and with what is believed of it."""
         if self.heads == "shared" and outputs > self.head_width:
             raise InputError(
                 f"the task needs {outputs} outputs, one per class (and per turn of it), but the shared head "
                 f"'{self.head}' has {self.head_width} outputs; give the network a wider last layer or use "
                 "heads='per-task'."
             )
-        previous = self.tasks[-1].vectors if self.tasks else {}
-        return TaskNetwork(self, outputs, previous, generator, temperature, kl_terms)
+        before = version_of or (self.tasks[-1] if self.tasks else None)
+        previous = {} if before is None else before.vectors
+        return TaskNetwork(self, outputs, previous, generator, temperature, kl_terms, version_of)
 
     def finish_task(self, network: TaskNetwork, kappa: float) -> LearnedTask:
         """Lock the factors `network` selected (π̄ ≥ κ) and store the task's vectors."""

@@ -67,6 +67,14 @@ def continued_vectors(start: LayerVectors, previous: LayerVectors, locked_at: Te
     return LayerVectors(strength, start.logit, start.c, start.d)
 
 
+def version_vectors(start: LayerVectors, old: LayerVectors, selected: Tensor) -> LayerVectors:
+    """Where a new version of a task starts: the old one's strengths on the factors that it reads, 0 on all others."""
+    strength = torch.zeros_like(start.strength)
+    at = selected.cpu().nonzero().flatten()
+    strength[at] = old.strength.cpu()[at]
+    return LayerVectors(strength, start.logit, start.c, start.d)
+
+
 def without_locked(start: LayerVectors, locked_at: Tensor) -> LayerVectors:
     """Where a task beside a frozen base starts: no strength on locked factors, so that it begins as the base."""
     strength = start.strength.clone()

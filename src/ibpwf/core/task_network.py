@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ibpwf.core.compiled import call
 from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.layers import FactorLayer, FactorWeight, deal_scores, factor_layer, xavier
+from ibpwf.core.learned import LearnedTask
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
-from ibpwf.core.pretrained import continued_vectors, fitted_vectors, without_locked
+from ibpwf.core.pretrained import continued_vectors, fitted_vectors, version_vectors, without_locked
 from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ class TaskNetwork(nn.Module):
         generator: torch.Generator,
         temperature: float,
         kl_terms: int | None,
+        version_of: LearnedTask | None = None,
     ) -> None:
         super().__init__()
         self.outputs, self.turns = outputs, 1
+        self._version_of = version_of
         self.generator = generator  # on the CPU: initial values do not depend on the device
         self.noise: torch.Generator | None = None
         self.dropout: Tensor | None = None  # the state of torch's own random numbers, which dropout draws from
@@ -66,6 +69,8 @@ class TaskNetwork(nn.Module):
             if not (self._fitted and outputs == model.head_width):
                 replace_module(net, model.head, _dense_head(net.get_submodule(model.head), outputs, generator))
             net.get_submodule(model.head).requires_grad_(True)
+        if version_of is not None:
+            load_tensors(net, version_of.own)
         self.lent = nn.ModuleList()
         self._lent: dict[str, tuple[Weight, FactorWeight]] = {}
         start = []
@@ -106,7 +111,12 @@ class TaskNetwork(nn.Module):
             a, b = self._fresh(dictionary, len(free_at), width, generator)
             if self._on_base:
                 vectors = without_locked(vectors, layer.locked_at)
-            if model.init == "pretrained" and previous is not None:
+            if self._version_of is not None:
+                old, drawn = self._version_of, vectors.strength
+                vectors = version_vectors(vectors, old.vectors[name], old.selected[name])
+                if self._on_base:  # W_b of a new factor is 0 there; with no strength either it would never move
+                    vectors.strength[free_at] = drawn[free_at]
+            elif model.init == "pretrained" and previous is not None:
                 vectors = continued_vectors(vectors, previous, layer.locked_at)
         layer.set_free(a.t(), b, free_at)
         return layer, vectors

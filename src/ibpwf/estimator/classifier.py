@@ -32,6 +32,7 @@ from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
 from ibpwf.limits import check_rate
+from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
 from ibpwf.settings import Settings
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.task_learner import run_steps
@@ -120,6 +121,63 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given); `callbacks` as in
         `Learner.learn`."""
         return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), callbacks=callbacks)
+
+    def more(
+        self,
+        X: Any,
+        y: Any,
+        task: str | int,
+        *,
+        keep: Keep = "better",
+        held_out: float = HELD_OUT,
+        callbacks: Sequence[Callback] = (),
+    ) -> MoreRows:
+        """Learn more rows of a task that is known, as a new version of it; the old one stays, and answers to
+        task="name@1". `keep` and `held_out` say when it is kept (see `Learner.more`); the result, what changed."""
+        check_is_fitted(self)
+        steps = self._more_steps(X, y, task, keep, held_out, callbacks)
+        self._changes().claim(steps, "learnt")
+        return run_steps(steps)
+
+    def _more_steps(
+        self, X: Any, y: Any, task: str | int, keep: Keep, held_out: float, callbacks: Sequence[Callback]
+    ) -> Generator[None, None, MoreRows]:
+        learner = self._next_learner()
+        name = known_task(learner.known, task).name
+        rows, y = validate_data(
+            self, X, before_scikit_learn(y), accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
+        )
+        y = label_array(y)
+        self._labels.with_labels(y)  # of another kind than before: refused
+        classes = self.labels_of(name)
+        for label in np.unique(y).tolist():
+            if label not in classes:
+                raise unknown_label(label, name, classes)
+        x, numbers = torch.from_numpy(self._standardizer(rows)), torch.from_numpy(self._labels.numbers(y))
+        trial = yield from learner.try_more(x, numbers, name, keep, held_out, callbacks)
+        after = copy.copy(self)
+        learner.know(trial.learned)
+        novelty = self._novelty_of_more(learner, trial.task, x, numbers)
+        after._become(after, learner, self._standardizer, self._labels, novelty, _parameters=self._parameters)
+        both = [(model.predict(X, name), model.predict(X)) for model in (self, after)]
+        result = trial.judged(y, *both)
+        if result.kept:
+            learner = learner.fork()
+            learner.know(trial.finished())
+            novelty = self._novelty_of_more(learner, trial.task, x, numbers)
+            parameters = self._plain_parameters(learner)
+            self._become(self, learner, self._standardizer, self._labels, novelty, _parameters=parameters)
+        return result
+
+    def _novelty_of_more(self, learner: Learner, task: int, x: torch.Tensor, numbers: torch.Tensor) -> Novelty | None:
+        """What is new beside more rows of a task."""
+        if self._novelty is None:
+            return None
+        novelty = self._novelty.fork(gaussians(learner), self._novelty.rate)
+        classes = torch.tensor(learner.tasks[task].classes)
+        local = torch.searchsorted(classes, numbers).to(learner.device)
+        novelty.calibrate_more(task, zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+        return novelty
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn the next task, as scikit-learn names it.
@@ -251,7 +309,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
 
     def labels_of(self, task: str | int) -> list[Any]:
         """The labels of a task, in the order of its network's outputs."""
-        return [self._labels.names[number] for number in self.learner_.tasks[self.learner_.task_number(task)].classes]
+        return [self._labels.names[number] for number in self.learner_.info(task).classes]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "learner_")
@@ -267,24 +325,26 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         return other
 
     def forget(self, task: str | int) -> Forgotten:
-        """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
-        task. Labels that no other task has go with it, and their columns. The only task cannot be forgotten."""
+        """Remove a task, or an older version ("name@1"), and every factor that nothing else used; all others answer
+        with the same bits as before, given the task. Labels that no other task has go with it, and their columns. The
+        only task cannot be forgotten."""
         check_is_fitted(self)
         self._changes().check("forgotten")
-        learner, name = self.learner_.fork(), self.tasks_[self.learner_.task_number(task)]
-        number = learner.task_number(name)
-        if len(learner.tasks) == 1:
+        learner, found = self.learner_.fork(), self.learner_.info(task)
+        name, number = found.name, found.number
+        if learner.tasks == (found,):
             raise InputError(f"task '{name}' is the only one; call fit to start anew.")
-        gone = set(learner.tasks[number].classes)
-        forgotten = learner.forget(number)
+        gone = set(found.classes)
+        forgotten = learner.forget(task)
         labels = self._labels.without(gone.difference(*(one.classes for one in learner.tasks)))
         novelty = self._novelty
         if novelty is not None:
             limits = [limit for place, limit in enumerate(novelty.limits) if place != number]
             novelty = Novelty(gaussians(learner), novelty.rate, limits)
         kept = getattr(self, "extra_", {})
-        if name in kept.get(ROWS, {}):
-            kept = {**kept, ROWS: {other: digest for other, digest in kept[ROWS].items() if other != name}}
+        if ROWS in kept:
+            left = learner.names()
+            kept = {**kept, ROWS: {one: digest for one, digest in kept[ROWS].items() if one in left}}
         self._become(self, learner, self._standardizer, labels, novelty, _parameters=self._parameters, extra_=kept)
         return forgotten
 

@@ -154,9 +154,9 @@ class Expert(nn.Module):
     @classmethod
     def of(cls, method: IBPWF, task: int) -> Expert:
         """The weights are copies, and can be trained: otherwise attention takes a path that does not trace."""
-        model = method.model
-        net = model.thawed(copy.deepcopy(model.ready(task)).cpu())
-        return cls(net, model.tasks[task].classes, method.views(task))
+        model, place = method.model, method.place(task)
+        net = model.thawed(copy.deepcopy(model.ready(place)).cpu())
+        return cls(net, model.tasks[place].classes, method.views(task))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.views.turns == 1:

@@ -81,11 +81,11 @@ class Source:
 
     def task(self, name: str | int | None) -> int | None:
         """The number of a task; None for all of them (no name, or "all" where no task is called so)."""
-        names = [task.name for task in self.learner.tasks]
+        names = self.learner.names()
         if name is None or (name == WHOLE and WHOLE not in names):
             return None
         if isinstance(name, str) and name not in names:
-            raise unknown("task", name, [*names, WHOLE])
+            raise unknown("task", name, [*(one.name for one in self.learner.tasks), WHOLE])
         return self.learner.task_number(name)
 
     # Labels
@@ -97,12 +97,12 @@ class Source:
         if task is None:
             return sorted({label for one in self.learner.tasks for label in one.classes})
         if self.classifier is None:
-            return list(self.learner.tasks[task].classes)
+            return list(self.learner.info(task).classes)
         return self.classifier.labels_of(task)
 
     def network(self, task: int) -> nn.Module:
         """A task's own network, its outputs in the order of `labels(task)`."""
-        return self.method.model.merge(task).cpu()
+        return self.method.model.merge(self.method.place(task)).cpu()
 
     def graph(self, task: int | None) -> TaskGraph | WholeGraph:
         self._check_one_array()
@@ -178,8 +178,9 @@ class Source:
         labels = self.labels(task)
         out = torch.zeros(len(x), len(labels), dtype=torch.float64)
         known = [label for t in range(len(self.learner.tasks)) for label in self.labels(t)]
+        asked = None if task is None else self.method.version(task)[0]
         for column, (owner, _) in enumerate(told.classes):
-            if task is None or owner == task:
+            if asked is None or owner == asked:
                 out[:, labels.index(known[column])] += told.probabilities[:, column].cpu()
         return [out] if task is not None else [out, told.task_probabilities.cpu()]
 
@@ -251,7 +252,7 @@ class Source:
 
     def _outputs(self, task: int) -> dict[str, Any]:
         """What the outputs of a task's network are, beside the answers of the model itself."""
-        views, classes = self.method.views(task), self.method.model.tasks[task].classes
+        views, classes = self.method.views(task), self.method.model.tasks[self.method.place(task)].classes
         words = "class scores as the model has them; its probabilities are softmax(scores / temperature)"
         if views.turns > 1:
             mirrored = ", each also mirrored" if views.mirror else ""
@@ -270,7 +271,7 @@ class Source:
         found: dict[str, Any] = {
             "schema": SCHEMA,
             "ibpwf": __version__,
-            "task": None if task is None else self.learner.tasks[task].name,
+            "task": None if task is None else self.learner.info(task).name,
             "tasks": [one.name for one in self.learner.tasks],
             "labels": self.labels(task),
             "input": {

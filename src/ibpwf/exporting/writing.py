@@ -90,7 +90,7 @@ def _export_adapter(source: Source, task: int | None, path: str | Path | None, o
     if task is None:
         raise InputError("peft holds the adapter of one task; name the task, or choose onnx or pt2.")
     model = source.method.model
-    adapter = peft_adapter(model, task)
+    adapter = peft_adapter(model, source.method.place(task))
     about = source.about(task, source.network(task))
     target = Path(path) if path is not None else Path(f"{_name(source, task)}.peft")
     if not target.absolute().parent.is_dir():
@@ -126,7 +126,7 @@ def _target(source: Source, task: int | None, to: str, path: str | Path | None) 
 
 def _name(source: Source, task: int | None) -> str:
     of = "model" if source.folder is None else source.folder.resolve().name
-    which = "" if task is None else "-" + re.sub(r"[^\w.]+", "-", source.learner.tasks[task].name).strip("-")
+    which = "" if task is None else "-" + re.sub(r"[^\w.]+", "-", source.learner.info(task).name).strip("-")
     return of + which
 
 

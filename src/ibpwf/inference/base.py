@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ibpwf.core.model import FactorModel
 from ibpwf.core.reference import reference
+from ibpwf.errors import InputError
 
 ROWS_AT_ONCE = 1024
 
@@ -70,6 +71,13 @@ class TaskInference(ABC):
     @abstractmethod
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """Take up the next task's (φ, y), where y counts its `classes` from 0."""
+
+    def more(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+        """Take up more (φ, y) of a task, as if they had come with its first ones; a class may have none."""
+        raise InputError(
+            f"{type(self).__name__} cannot take more rows of a task that it has learned; learn them as another task, "
+            "or give it a method `more` (docs/extending.md)."
+        )
 
     @abstractmethod
     def log_scores(self, phi: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal, Protocol, runtime_checkable
 
@@ -170,6 +170,21 @@ def calibrate(
     limits = _limits(scores.best_of_task(last, router, experts))
     nearness = None if scores.distances is None else _limits(-scores.distances[:, last])
     return Calibration(temperature, router, experts, classes, limits, alone, nearness)
+
+
+def recalibrated(old: Calibration, scores: Scores | None, own: Tensor, y: Tensor, task: int) -> Calibration:
+    """A task's calibration for a new version of it, from held-out rows like those that the version was learned from.
+    What was usual stays so, and the limits move out as far as these rows take them: rows like the old ones are not
+    there to ask. Their weights stay those that the limits were made with."""
+    (sharpness,) = _fit([own], y, [1.0])
+    new = replace(old, temperature=1 / sharpness)
+    if scores is None or old.limits is None or old.router is None or old.experts is None:
+        return new
+    best = scores.best_of_task(task, old.router, old.experts)
+    new = replace(new, limits=tuple(map(min, old.limits, _limits(best))))
+    if scores.distances is None or old.nearness is None:
+        return new
+    return replace(new, nearness=tuple(map(min, old.nearness, _limits(-scores.distances[:, task]))))
 
 
 def _fit(parts: Sequence[Tensor], y: Tensor, usual: Sequence[float], beside: Tensor | None = None) -> list[float]:

@@ -40,6 +40,15 @@ class Moments:
         return Moments(self.count, fn(self.mean), fn(self.covariance))
 
 
+def added(first: Moments, second: Moments) -> Moments:
+    """The moments of both groups' rows together."""
+    rows = first.count + second.count
+    apart = second.mean - first.mean
+    inside = first.covariance * (first.count / rows) + second.covariance * (second.count / rows)
+    between = torch.outer(apart, apart) * (first.count / rows * (second.count / rows))
+    return Moments(rows, first.mean + apart * (second.count / rows), inside + between)
+
+
 class MomentAccumulator:
     """Collects moments batch by batch, about a fixed shift so that nothing cancels."""
 
@@ -124,13 +133,33 @@ class GaussianTaskInference(TaskInference):
         for group in groups:
             self.add(task, group)
 
+    def more(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+        """The ridge is a share of the first task's variance. If it is this one's, it is so of all its rows again."""
+        places = [place for place, owner in enumerate(self.owner) if owner == task]
+        old = [self.groups[place] for place in places]
+        new = self.with_more(old, batches, classes)
+        if task == 0 and math.isclose(self.ridge * self.scale_of(old), self.absolute_ridge or 0.0, rel_tol=1e-9):
+            self.set_scale(new)
+            self._each = {}
+        for place, group in zip(places, new, strict=True):
+            self.groups[place] = group
+        self._changed()
+
+    def with_more(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
+        """A task's groups, of more rows."""
+        sums = self._sums_of(batches, classes)
+        return [added(old, new.finish()) if new.count else old for old, new in zip(groups, sums, strict=True)]
+
     def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
         """Of all rows together, or class by class."""
+        return [accumulator.finish() for accumulator in self._sums_of(batches, classes)]
+
+    def _sums_of(self, batches: Iterable[Batch], classes: int) -> list[MomentAccumulator]:
         sums = [MomentAccumulator() for _ in range(classes if self.per_class else 1)]
         for phi, y in batches:
             for number, accumulator in enumerate(sums):
                 accumulator.add(phi[y == number] if self.per_class else phi)
-        return [accumulator.finish() for accumulator in sums]
+        return sums
 
     def add(self, task: int, moments: Moments) -> None:
         if self.absolute_ridge is None:
@@ -154,13 +183,18 @@ class GaussianTaskInference(TaskInference):
         return other
 
     def set_scale(self, groups: list[Moments]) -> None:
-        """Fix the absolute ridge from the first task's data, whatever its grouping."""
+        """Fix the absolute ridge from the first task's data."""
+        self.absolute_ridge = self.ridge * self.scale_of(groups)
+
+    @staticmethod
+    def scale_of(groups: list[Moments]) -> float:
+        """The mean variance of a task's data, whatever its grouping."""
         total = sum(group.count for group in groups)
         mean = sum((g.mean * (g.count / total) for g in groups), torch.zeros_like(groups[0].mean))
         within = sum(float(g.covariance.trace()) * g.count / total for g in groups)
         between = sum(float(((g.mean - mean) ** 2).sum()) * g.count / total for g in groups)
         variance = (within + between) / len(mean)
-        self.absolute_ridge = self.ridge * (variance if variance > 0 else 1.0)
+        return variance if variance > 0 else 1.0
 
     def regularize(self, ridge: float, shrinkage: float) -> None:
         """Another ridge and shrinkage for the same moments."""

@@ -69,7 +69,15 @@ class Novelty:
 
     def calibrate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Set the next task's limit from φ and class numbers (from 0) of its own training rows."""
-        task = len(self.limits)
+        self.limits.append(self._limit(len(self.limits), batches))
+
+    def calibrate_more(self, task: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Move a task's limit out for more rows of it, where they lie farther out; nobody knows any more how far the
+        old ones do."""
+        self._whitened = {}  # the ridge may be another
+        self.limits[task] = max(self.limits[task], self._limit(task, batches))
+
+    def _limit(self, task: int, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
         groups = self._groups(task)
         rows = torch.tensor([float(self._rows(group, groups)) for group in groups], dtype=torch.float64)
         count = torch.tensor([float(group.count) for group in groups], dtype=torch.float64)
@@ -79,7 +87,7 @@ class Novelty:
             own = (y if len(groups) > 1 else torch.zeros_like(y)).cpu().unsqueeze(1)
             # To its own class alone: a shared covariance has been drawn towards the row in every class's eyes.
             found.append(leave_one_out(distance.gather(1, own), count[own], rows[own]).flatten())
-        self.limits.append(usual_limit(torch.cat(found), self.rate))
+        return usual_limit(torch.cat(found), self.rate)
 
     def __call__(self, batches: Iterable[Tensor]) -> Tensor:
         """Novelty of every row: above 1 it is farther from every task than all but `rate` of that task's inputs."""

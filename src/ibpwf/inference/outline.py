@@ -39,6 +39,16 @@ def whitening(scatter: Tensor, rows: float) -> Tensor:
     return found
 
 
+def scatter_of(whitening: Tensor, rows: float) -> Tensor:
+    """The scatter that a whitening of so many rows was made of, as far as its float32 tells."""
+    lengths = whitening.double().norm(dim=0)
+    values = lengths.square().reciprocal()
+    vectors = whitening.double() / lengths
+    floor = FLOOR * float(values.mean()) / (1 + FLOOR)
+    scatter: Tensor = (vectors * ((values - floor).clamp(min=0) * rows)) @ vectors.T
+    return scatter
+
+
 def distances(phi: Tensor, means: Tensor, whitening: Tensor) -> Tensor:
     """d of rows from the nearest of a task's classes, N."""
     straight = directions(phi.shape[1], phi.device) @ whitening

@@ -62,9 +62,11 @@ class RidgeSums:
         return [scatter for scatter in each if scatter is not None]
 
 
-def accumulated(batches: Iterable[Batch], classes: int, precision: Precision) -> TaskSums:
-    """The sums of one task, in memory of its own. Products are of φ − a, where a is the first batch's mean: no
-    digits are lost to features far from 0."""
+def accumulated(
+    batches: Iterable[Batch], classes: int, precision: Precision, *, every_class: bool = True
+) -> TaskSums:
+    """The sums of one task, in memory of its own; unless `every_class` must have rows, some may have none. Products
+    are of φ − a, where a is the first batch's mean: no digits are lost to features far from 0."""
     products = torch.float64 if precision == "float64" else torch.float32
     kept = torch.float32 if precision == "float32" else torch.float64
     shift = second = first = counts = inside = None
@@ -89,15 +91,35 @@ def accumulated(batches: Iterable[Batch], classes: int, precision: Precision) ->
     missing = "every class of a task needs examples for the router to learn."
     if shift is None or second is None or first is None or counts is None or inside is None:
         raise InputError(missing)
-    if not bool((counts > 0).all()):
+    if every_class and not bool((counts > 0).all()):
         raise InputError(missing)
     if not bool(torch.isfinite(first).all()):
         raise InputError("φ has values that are not finite; look at the inputs, or choose other features.")
-    apart = first / counts.unsqueeze(1)
+    apart = first / counts.clamp(min=1).unsqueeze(1)
     second.addmm_((apart * counts.unsqueeze(1)).T.to(kept), apart.to(kept), alpha=-1)
     seen = apart @ straight.double()
     inside -= seen.T @ (seen * counts.unsqueeze(1))
     return TaskSums(counts, shift + apart, outline.whitening(inside, float(counts.sum())), second)
+
+
+def together(old: TaskSums, new: TaskSums) -> TaskSums:
+    """The sums of one task with more rows of it. Its scatter, in the memory of the new ones', is that of the new rows
+    and what the means have moved apart, and the old one's where it has its own."""
+    assert new.scatter is not None
+    counts = old.counts + new.counts
+    share = (new.counts / counts).unsqueeze(1)
+    apart = new.means - old.means
+    weighted = apart * share * old.counts.unsqueeze(1)
+    new.scatter.addmm_(weighted.T.to(new.scatter), apart.to(new.scatter))
+    if old.scatter is not None:
+        new.scatter.add_(old.scatter)
+    straight = outline.directions(apart.shape[1], apart.device).double()
+    inside = sum(
+        (outline.scatter_of(part.whitening, float(part.counts.sum())) for part in (old, new)),
+        (weighted @ straight).T @ (apart @ straight),
+    )
+    whitening = outline.whitening(inside, float(counts.sum()))
+    return TaskSums(counts, old.means + apart * share, whitening, new.scatter)
 
 
 def add_upper_products(total: Tensor, rows: Tensor) -> None:

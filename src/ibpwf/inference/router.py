@@ -33,6 +33,7 @@ from ibpwf.inference.ridge_sums import (
     check_squares,
     check_sums,
     packed,
+    together,
     unpacked,
 )
 
@@ -88,20 +89,34 @@ class RidgeRouter(TaskInference):
 
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """Add a task to the sums. Until it is whole, nothing is changed."""
-        sums = self._sums
         new = accumulated(batches, classes, self.precision)
-        assert new.scatter is not None
-        if sums.tasks and sums.tasks[0].means.shape[1] != new.means.shape[1]:
+        self._check_width(new)
+        self._take((*self._sums.tasks, new), new, apart=self.keep_sums_per_task)
+
+    def more(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+        tasks = self._sums.tasks
+        new = accumulated(batches, classes, self.precision, every_class=False)
+        self._check_width(new)
+        new = together(tasks[task], new)
+        self._take((*tasks[:task], new, *tasks[task + 1 :]), new, apart=tasks[task].scatter is not None)
+
+    def _take(self, tasks: tuple[TaskSums, ...], new: TaskSums, *, apart: bool) -> None:
+        """Know these tasks, of which one is `new` with a scatter of its own, which stays `apart` or goes to that of
+        all."""
+        scatter = self._sums.scatter
+        if not apart:
+            assert new.scatter is not None
+            tasks = tuple(replace(new, scatter=None) if task is new else task for task in tasks)
+            scatter = new.scatter if scatter is None else new.scatter.add_(scatter)  # nobody else has the new one
+        self._sums = RidgeSums(tasks, scatter)
+
+    def _check_width(self, new: TaskSums) -> None:
+        known = self._sums.tasks
+        if known and known[0].means.shape[1] != new.means.shape[1]:
             raise InputError(
-                f"φ has {new.means.shape[1]} features, but {sums.tasks[0].means.shape[1]} in the tasks before; "
+                f"φ has {new.means.shape[1]} features, but {known[0].means.shape[1]} in the tasks before; "
                 "features must not change between tasks."
             )
-        if self.keep_sums_per_task:
-            self._sums = RidgeSums((*sums.tasks, new), sums.scatter)
-        else:
-            if sums.scatter is not None:
-                new.scatter.add_(sums.scatter)  # nobody else has the new one
-            self._sums = RidgeSums((*sums.tasks, replace(new, scatter=None)), new.scatter)
 
     def class_scores(self, phi: Tensor) -> Tensor:
         """f(φ): about how probable each class is, but not between 0 and 1. N×ΣC, tasks in order and their classes in

@@ -34,11 +34,25 @@ def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> lis
         counts = counts.to(phi.device) + one_hot.sum(0)
     whole = everything.finish()
     assert sums is not None
-    means = sums / counts.unsqueeze(1)
+    means = sums / counts.clamp(min=1).unsqueeze(1)  # a class may have no rows among more of a known task
     apart = means - whole.mean
     within = whole.covariance - (apart * (counts / whole.count).unsqueeze(1)).T @ apart
     within = (within + within.T) / 2
     return [Moments(int(count), mean, within) for count, mean in zip(counts.tolist(), means, strict=True)]
+
+
+def pooled(first: list[Moments], second: list[Moments]) -> list[Moments]:
+    """The moments of the rows of both together, class by class, each having one covariance for all its classes."""
+    counts, more = (torch.tensor([float(one.count) for one in part]).to(first[0].mean) for part in (first, second))
+    means = torch.stack([one.mean for one in first])
+    apart = torch.stack([one.mean for one in second]) - means
+    share = (more / (counts + more)).unsqueeze(1)
+    rows = float((counts + more).sum())
+    scatter = first[0].covariance * float(counts.sum()) + second[0].covariance * float(more.sum())
+    within = (scatter + (apart * share * counts.unsqueeze(1)).T @ apart) / rows
+    within = (within + within.T) / 2
+    totals = (counts + more).tolist()
+    return [Moments(int(count), mean, within) for count, mean in zip(totals, means + apart * share, strict=True)]
 
 
 class SharedGaussianInference(GaussianTaskInference):
@@ -46,6 +60,9 @@ class SharedGaussianInference(GaussianTaskInference):
 
     def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
         return class_moments(batches, classes)
+
+    def with_more(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
+        return pooled(groups, class_moments(batches, classes))
 
     def ridge_for(self, rows: int) -> float:
         """A prior worth as many rows as φ has dimensions."""

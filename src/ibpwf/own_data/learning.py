@@ -94,14 +94,14 @@ def learn_file(
     if os.path.lexists(model / MANIFEST):
         with lock_folder(model):
             classifier = load_classifier(model, options.device)
-            _check_parameters(model, classifier, parameters, options.naming)
+            check_parameters(model, classifier, parameters, options.naming)
             layout = layout_of(classifier)
             read = replace(options.read, like=layout)
-            serial = classifier.learner_.method.serial(len(classifier.tasks_))
+            serial = classifier.learner_.method.next_serial(len(classifier.tasks_))
             discard_finished(model, serial)  # a process killed right after its last save has left it
-            if task in classifier.tasks_:
+            if task in classifier.learner_.names():
                 return _already(classifier, task, data, replace(options, read=read))
-            _check_unfinished(model, task, serial, options)
+            check_unfinished(model, task, serial, options)
             if read.takes_unknown:  # in this file, so in those to come
                 classifier.extra_ = {**classifier.extra_, "layout": replace(layout, unknown="zeros").to_json()}
             return _learn(model, classifier, read_examples(data, read), task, options)
@@ -114,7 +114,7 @@ def learn_file(
     with _made(model):
         if os.path.lexists(model / MANIFEST):
             raise StoreError(f"{str(model)!r} was made by another process meanwhile; run the command again.")
-        _check_unfinished(model, task, 0, options)
+        check_unfinished(model, task, 0, options)
         if options.started is not None:
             options.started(plan.recipe)
         return _learn(model, classifier, examples, task, options)
@@ -125,7 +125,7 @@ def _learn(
 ) -> LearnedTask:
     examples.check_learnable()
     train, test = (examples, examples) if options.validate is None else held_out(examples, options)
-    try:
+    with resuming(options):
         classifier.learn(
             train.inputs,
             np.array(train.y),
@@ -135,12 +135,6 @@ def _learn(
                 Checkpoint(model, every=options.checkpoint_minutes, resume=options.resume, stop=options.stop),
             ],
         )
-    except IBPWFError as error:
-        if error.remedy != ANEW:
-            raise
-        say = options.naming
-        remedy = f"To drop it and start, give {say('anew')} instead of {say('resume')}."
-        raise type(error)(error.problem, remedy=remedy) from error
     truth = np.array(test.y)
     given, inferred = (100.0 * float(np.mean(predicted(classifier, test, which) == truth)) for which in (task, None))
     classifier.learner_.note_accuracy(task, given)
@@ -150,6 +144,19 @@ def _learn(
     rest = 0 if options.validate is None else len(test)
     classes, tasks = classes_of(classifier, task), list(classifier.tasks_)
     return LearnedTask(task, len(train), classes, tasks, given, inferred, rest, classifier.recipe_)
+
+
+@contextlib.contextmanager
+def resuming(options: LearnOptions) -> Iterator[None]:
+    """A checkpoint that cannot be resumed is refused with what to do here."""
+    try:
+        yield
+    except IBPWFError as error:
+        if error.remedy != ANEW:
+            raise
+        say = options.naming
+        remedy = f"To drop it and start, give {say('anew')} instead of {say('resume')}."
+        raise type(error)(error.problem, remedy=remedy) from error
 
 
 def held_out(examples: Examples, options: LearnOptions) -> tuple[Examples, Examples]:
@@ -177,7 +184,7 @@ def _already(classifier: ContinualClassifier, task: str, data: Path, options: Le
     another = f"choose another name with {options.naming('task')}"
     if not options.resume:
         raise InputError(f"a task named '{task}' has been learnt already; {another}.")
-    info = classifier.learner_.tasks[classifier.tasks_.index(task)]
+    info = classifier.learner_.info(task)
     classes = classes_of(classifier, task)
     examples = read_examples(data, options.read)
     noted = classifier.extra_.get(ROWS, {}).get(task)
@@ -223,7 +230,7 @@ def _made(model: Path) -> Iterator[None]:
                         os.rmdir(model)
 
 
-def _check_unfinished(model: Path, task: str, serial: int, options: LearnOptions) -> None:
+def check_unfinished(model: Path, task: str, serial: int, options: LearnOptions) -> None:
     """A task that was broken off is neither dropped nor taken up without being asked to."""
     found = task_in_progress(model)
     if found is None or found.serial < serial:
@@ -239,7 +246,7 @@ def _check_unfinished(model: Path, task: str, serial: int, options: LearnOptions
         )
 
 
-def _check_parameters(model: Path, classifier: ContinualClassifier, asked: Mapping[str, Any], naming: Naming) -> None:
+def check_parameters(model: Path, classifier: ContinualClassifier, asked: Mapping[str, Any], naming: Naming) -> None:
     """Refuse settings other than those that the model was begun with."""
     has = classifier.get_params(deep=False)
     pairs = [(naming(name), value, has[name]) for name, value in asked.items() if name != "settings"]

@@ -140,6 +140,8 @@ def _add(scores: Scores, classifier: ContinualClassifier, batch: Examples) -> No
     told = learned & np.array([len(scores.tasks.get(label, ())) == 1 for label in y])
     if told.any():
         tasks = [scores.tasks[label][0] for label in y[told]]
-        scores.tasks_right += int((found.tasks[told] == np.array(tasks)).sum())
+        infos = map(classifier.learner_.info, tasks)
+        owners = [info.version_of or info.name for info in infos]  # an older version's task is the task
+        scores.tasks_right += int((found.tasks[told] == np.array(owners)).sum())
         given = classifier.answers(batch.inputs[told], tasks).labels.astype(str)
         scores.given += confusion_matrix(y[told], given, labels=scores.labels)

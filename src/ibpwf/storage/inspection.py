@@ -27,6 +27,8 @@ class TaskReport:
     labels: list[Any]  # what the classes are called, where a classifier has names for them
     examples: int
     accuracy: float | None
+    version: int
+    version_of: str | None  # of an older version, the task that has a newer one
     bytes: int
     factors: dict[str, FactorUse]
 
@@ -165,6 +167,8 @@ def _tasks(
                 labels=[names[label] for label in task["classes"]] if names else list(task["classes"]),
                 examples=task["examples"],
                 accuracy=task.get("accuracy"),
+                version=task.get("version", 1),
+                version_of=task.get("version_of"),
                 bytes=sum(part.bytes for part in mine),
                 factors={
                     layer: FactorUse(active, new[layer], active - new[layer], total[layer])

@@ -46,6 +46,8 @@ class StoredTask(Record):
     accuracy: PerCent | None = None
     training_accuracy: PerCent | None = None
     held_out: StoredHeldOut | None = None
+    version: Annotated[int, Field(ge=1)] = 1
+    version_of: Name | None = None  # of an older version, the task that has a newer one
 
     @model_validator(mode="after")
     def _classes_in_order(self) -> Self:
@@ -57,7 +59,7 @@ class StoredTask(Record):
 class Event(Record):
     """A line of the history."""
 
-    event: Literal["learnt", "forgot"]
+    event: Literal["learnt", "more", "forgot"]
     serial: Serial
     version: str | None
 
@@ -79,6 +81,9 @@ class ModelContent(Record):
     def _fits_together(self) -> Self:
         if len({task.name for task in self.tasks}) < len(self.tasks):
             raise ValueError("field 'tasks' has the same name twice")
+        names = {task.name for task in self.tasks if task.version_of is None}
+        if any(task.version_of is not None and task.version_of not in names for task in self.tasks):
+            raise ValueError("field 'tasks' has an older version of a task that is not there")
         if self.input_shape is not None and math.prod(self.input_shape) > MOST_NUMBERS:
             raise ValueError(f"field 'input_shape' is {self.input_shape}, more than {MOST_NUMBERS} numbers")
         if self.input_shape is None and self.tasks:
@@ -154,11 +159,13 @@ class FactorTask(Record):
     """What IBP-WF keeps of a task beside its tensors. `factors` is None where its part holds them (schema 1)."""
 
     serial: Serial
+    origin: Serial | None = None  # of a later version of a task, the serial of its first
+    version: Annotated[int, Field(ge=1, lt=1_000_000_000)] = 1
     classes: list[Class]
     outputs: Annotated[int, Field(ge=1)]
     turns: Literal[1, 4] = 1
     factors: Count | None = None
-    inference: dict[str, Any]
+    inference: dict[str, Any] | None  # of an older version None: the newest has it
     calibration: TaskCalibration | None = None
 
     @model_validator(mode="after")
@@ -182,9 +189,27 @@ class FactorState(Record):
         serials = [task.serial for task in self.tasks]
         if any(first >= second for first, second in itertools.pairwise(serials)):
             raise ValueError("field 'tasks' has serials that do not rise")
+        self._check_versions()
         if self.reference and not serials:
             raise ValueError("field 'reference' is True, but there are no tasks")
         return self
+
+    def _check_versions(self) -> None:
+        """Versions of a task come in order, with the task's classes and turns, and the newest has what is known of
+        its inputs."""
+        last: dict[int, FactorTask] = {}
+        for task in self.tasks:
+            origin = task.serial if task.origin is None else task.origin
+            before = last.get(origin)
+            if (task.version == 1) != (origin == task.serial) or origin > task.serial:
+                raise ValueError(f"task {task.serial} is version {task.version} of task {origin}")
+            alike = before is None or (before.classes, before.turns) == (task.classes, task.turns)
+            if before is not None and not (alike and before.version < task.version):
+                raise ValueError(f"tasks {before.serial} and {task.serial} are no versions of one task")
+            last[origin] = task
+        for task in self.tasks:
+            if (task.inference is not None) != any(task is newest for newest in last.values()):
+                raise ValueError(f"task {task.serial} lacks what is known of its inputs, or an older version has it")
 
 
 class ClassifierFeatures(Record):
@@ -320,7 +345,8 @@ class ClassifierFace(Record):
         if names is not None and len(names) != count:
             raise ValueError(f"field 'face.features.names' has {len(names)} entries for {count} features")
         self.standardizer.check_fits(count, content.input_shape)
-        if self.novelty is not None and len(self.novelty.limits) != len(content.tasks):
+        tasks = [task for task in content.tasks if task.version_of is None]
+        if self.novelty is not None and len(self.novelty.limits) != len(tasks):
             raise ValueError(f"field 'face.novelty.limits' has {len(self.novelty.limits)} entries, not one per task")
         largest = max((task.classes[-1] for task in content.tasks), default=-1)
         lowest = min((task.classes[0] for task in content.tasks), default=0)

@@ -11,7 +11,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from ibpwf.training.linear import HeldOut
 from ibpwf.training.objective import Loss, Objective
 from ibpwf.training.phase import Phase
 from ibpwf.training.rows import Rows, TensorRows
+
+T = TypeVar("T")
 
 __all__ = ["Counts", "Forgotten", "Loss", "Method", "TaskData"]
 
@@ -42,7 +44,9 @@ class TaskData:
         serial: int | None = None,  # its number among all tasks ever learned, where that is not `index`
         *,
         rows: Rows | None = None,
+        more: bool = False,  # rows of task number `index`, which has been learned already
     ) -> None:
+        self.more = more
         self.name, self.index, self.classes, self.seed = name, index, classes, seed
         self.serial = index if serial is None else serial
         if rows is None:
@@ -172,9 +176,22 @@ class Method(Objective):
         """A task's raw outputs, a column per class of the task."""
 
     def serial(self, task: int) -> int:
-        """A task's number among all that were ever learnt, of the next task too. Forgetting changes numbers, not
-        serials: files and random streams go by them."""
+        """A task's number among all that were ever learnt. Forgetting changes numbers, not serials: files and random
+        streams go by them."""
         return task
+
+    def by_number(self, learned: Sequence[T]) -> Sequence[T]:
+        """What there is of each task, in the order in which they were learned, in that of their numbers: tasks, then
+        older versions of them."""
+        return learned
+
+    def version(self, task: int) -> tuple[int, int]:
+        """The number of the task that one is a version of, and which."""
+        return task, 1
+
+    def next_serial(self, tasks: int) -> int:
+        """That of the task that comes after these."""
+        return tasks
 
     def forget(self, task: int) -> Forgotten:
         """Remove one task and leave the others' answers as they are."""

@@ -1,0 +1,278 @@
+"""More rows of a task that is known: a new version of the task, tried, judged by rows held out, and kept or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ibpwf import __version__
+from ibpwf.core.reference import accelerated
+from ibpwf.errors import InputError
+from ibpwf.learner_state import Data, Learned, TaskInfo
+from ibpwf.method import IBPWF
+from ibpwf.storage.checkpoint_folder import Identity
+from ibpwf.task_learner import TaskLearner, run_steps
+from ibpwf.training.callbacks import Callback, TaskEnd
+from ibpwf.training.environment import prepared_to_train
+from ibpwf.training.fitting import check_torch
+from ibpwf.training.loop import Training
+from ibpwf.training.method import TaskData
+from ibpwf.training.rows import Batches, TensorRows, drawn_rows
+
+Keep = Literal["better", "always", "never"]
+Answers = tuple[NDArray[Any], NDArray[Any]]
+"""Labels of rows, with the task given and inferred."""
+
+HELD_OUT = 0.2
+"""Share of the rows of every class by which a new version is judged."""
+
+MOST_HELD_OUT = 2000
+
+TOO_FEW = "Give more rows at once, a larger share held_out, or keep='always'."
+
+
+@dataclass(frozen=True)
+class MoreRows:
+    """What came of more rows of a task.
+
+    Accuracies are in per cent of the rows held out, of the version before and of the new one, with the task given and
+    inferred; None where none could be held out. `changed` is how many per cent of all the new rows are answered
+    otherwise. `version` is the new one's number, whether or not it was `kept`; `rows` were learned from.
+    """
+
+    task: str
+    version: int
+    kept: bool
+    rows: int
+    held_out: int
+    accuracy_before: float | None
+    accuracy: float | None
+    accuracy_inferred_before: float | None
+    accuracy_inferred: float | None
+    changed: float
+    changed_inferred: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a learner would know with a new version of task number `task`. `rows` are all that were given, of which
+    the `held_out` ones have not been learned from."""
+
+    learned: Learned
+    task: int
+    rows: TensorRows
+    held_out: Tensor
+    keep: Keep
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        classes = torch.tensor(self.learned.tasks[self.task].classes)
+        return classes[self.rows.y.cpu()].numpy()
+
+    def answers(self, learned: Learned) -> Answers:
+        """How the rows are answered."""
+        x = self.rows.x
+        given = torch.full((len(x),), self.task, device=x.device)
+        found = [learned.method.predict(x, task, marginal=False, draws=0, seed=0).labels for task in (given, None)]
+        return found[0].cpu().numpy(), found[1].cpu().numpy()
+
+    def judged(self, truth: NDArray[Any], before: Answers, after: Answers) -> MoreRows:
+        """What changes, and whether it is to be kept, seen by the answers for the rows before and after."""
+        out, keep = self.held_out.numpy(), self.keep
+
+        def accuracy(labels: NDArray[Any]) -> float | None:
+            return 100.0 * float(np.mean(labels[out] == truth[out])) if out.any() else None
+
+        was, now = [accuracy(labels) for labels in before], [accuracy(labels) for labels in after]
+        better = all(new is None or old is None or new >= old for old, new in zip(was, now, strict=True))
+        info = self.learned.tasks[self.task]
+        changed = [100.0 * float(np.mean(new != old)) for old, new in zip(before, after, strict=True)]
+        return MoreRows(
+            info.name,
+            info.version,
+            keep == "always" or (keep == "better" and better),
+            int((~self.held_out).sum()),
+            int(out.sum()),
+            was[0],
+            now[0],
+            was[1],
+            now[1],
+            *changed,
+        )
+
+    def finished(self) -> Learned:
+        """With the rows held out in task inference too, as if all had come at once."""
+        if not bool(self.held_out.any()):
+            return self.learned
+        method = self.learned.method.fork()
+        assert isinstance(method, IBPWF)
+        out = self.held_out.to(self.rows.y.device)
+        with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
+            method.take_rows(self.task, TensorRows(self.rows.x[out], self.rows.y[out]))
+        return replace(self.learned, method=method)
+
+
+def known_task(known: Learned, task: int | str) -> TaskInfo:
+    """The task that is to have more rows, and no older version of it."""
+    if not known.tasks:
+        raise InputError("nothing has been learnt yet, so there is no task to learn more rows of; learn one first.")
+    info = known.info(task)
+    if info.version_of is not None:
+        raise InputError(
+            f"task is '{info.name}', an older version, which stays as it is; give '{info.version_of}' to go on from "
+            "the newest."
+        )
+    return info
+
+
+def class_numbers(found: Sequence[int], task: TaskInfo) -> list[int]:
+    """The place of every label that was found among the task's classes; one that is not there is refused."""
+    new = [label for label in found if label not in task.classes]
+    if new:
+        raise unknown_label(new[0], task.name, task.classes)
+    return [task.classes.index(label) for label in found]
+
+
+def unknown_label(label: object, task: str, classes: Sequence[object]) -> InputError:
+    shown = ", ".join(map(str, classes[:8])) + (", …" if len(classes) > 8 else "")
+    return InputError(
+        f"y has the label {label!r}, which task '{task}' does not have (it has {shown}); learn new classes as a task "
+        "of their own."
+    )
+
+
+def try_version(
+    known: Learned,
+    info: TaskInfo,
+    rows: TensorRows,
+    keep: Keep,
+    held_out: float,
+    seed: int,
+    identity: Callable[[TaskData], Identity],
+    callbacks: Sequence[Callback],
+) -> Generator[None, None, Trial]:
+    """Train a new version of a task on a fork of what is known, pausing after every step."""
+    if keep not in get_args(Keep):
+        raise InputError(f"keep is {keep!r}; give 'better', 'always' or 'never'.")
+    if not 0 < held_out < 1:
+        raise InputError(f"held_out is {held_out}; give the share of the rows to judge by, such as {HELD_OUT}.")
+    old_name = f"{info.name}@{info.version}"
+    if any(one.name == old_name for one in known.tasks):
+        raise InputError(
+            f"the version of task '{info.name}' that is there would be called '{old_name}' from now on, and another "
+            "task has that name; learn these rows as a task of their own."
+        )
+    check_torch()
+    started = time.perf_counter()
+    method = known.method.fork()
+    assert isinstance(method, IBPWF)
+    serial = method.next_serial(len(known.tasks))
+    name = f"{info.name}@{info.version + 1}"
+    data = TaskData(name, info.number, info.classes, seed=seed, serial=serial, rows=rows, more=True)
+    out = drawn_rows(rows.y, held_out, MOST_HELD_OUT, data.generator("judged by"))
+    if keep != "always" and not bool(out.any()):
+        raise InputError(
+            f"of {len(rows):,} rows none can be held out to see whether answers get worse.", remedy=TOO_FEW
+        )
+    learn = (~out).to(rows.y.device)
+    data.rows = TensorRows(rows.x[learn], rows.y[learn])
+    training = Training(method, data, callbacks)
+    training.identity = lambda: identity(data)
+    yield from training.run()
+    examples = info.examples + len(data.rows)
+    new = replace(
+        info, examples=examples, accuracy=None, training_accuracy=training.accuracy, version=info.version + 1
+    )
+    old = replace(info, name=old_name, version_of=info.name)
+    event = {"event": "more", "serial": serial, "version": __version__}
+    tasks = [new if one is info else one for one in known.tasks]
+    # Older versions are numbered in the order in which they were learned.
+    older = sorted([*known.older, old], key=lambda one: known.method.serial(one.number))
+    now = replace(known, method=method, history=(*known.history, event)).numbered([*tasks, *older])
+    use, seconds = method.use(info.number), time.perf_counter() - started
+    training.callbacks.task_end(TaskEnd(name, info.number, len(data.rows), training.accuracy, seconds, use))
+    return Trial(now, info.number, rows, out, keep)
+
+
+class VersionedLearner(TaskLearner):
+    """A learner whose tasks can have more rows, each time as a new version."""
+
+    def more(
+        self,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None = None,
+        *,
+        task: int | str,
+        keep: Keep = "better",
+        held_out: float = HELD_OUT,
+        callbacks: Sequence[Callback] = (),
+    ) -> MoreRows:
+        """Learn more rows of a task that is known, `x` and `y` as for `learn`; some of its classes may have none.
+
+        Task inference takes them as if they had come with the task's first rows. The task's expert is trained on as
+        a new version, which `task="name"` and task inference use from then on. The old one stays as it is, to the
+        bit: `task="name@1"` asks for it, `forget("name@1")` drops it.
+
+        A share `held_out` of the rows is not learned from. The new version is kept if their answers are right at
+        least as often as before, with the task given and inferred (keep="better"), in any case ("always"), or not at
+        all ("never"): the result says what would change. Held-out rows then go to task inference as well. Everything
+        is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
+        """
+        self._check_free("learnt")
+        steps = self._more_steps(x, y, task, keep, held_out, callbacks)
+        self._changing.claim(steps, "learnt")
+        return run_steps(steps)
+
+    def _more_steps(
+        self,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None,
+        task: int | str,
+        keep: Keep,
+        held_out: float,
+        callbacks: Sequence[Callback],
+    ) -> Generator[None, None, MoreRows]:
+        known = self._learned
+        trial = yield from self.try_more(x, y, task, keep, held_out, callbacks)
+        result = trial.judged(trial.labels, trial.answers(known), trial.answers(trial.learned))
+        if result.kept:
+            self._learned = trial.finished()
+        return result
+
+    def try_more(
+        self,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None,
+        task: int | str,
+        keep: Keep,
+        held_out: float,
+        callbacks: Sequence[Callback] = (),
+    ) -> Generator[None, None, Trial]:
+        """Train a new version of a task, pausing after every step; what has come of it is not the learner's yet."""
+        self._check_parts()
+        known = self._learned
+        info = known_task(known, task)
+        rows, found, _, _ = self._rows(x, y)
+        numbers = class_numbers(found, info)
+        inputs, labels = rows.tensors()
+        rows = TensorRows(inputs, torch.tensor(numbers, device=labels.device)[labels])
+        return (yield from try_version(known, info, rows, keep, held_out, self.seed, self._identity, callbacks))
+
+    @property
+    def known(self) -> Learned:
+        return self._learned
+
+    def know(self, learned: Learned) -> None:
+        """Take what was tried, for who has judged it."""
+        self._check_free("changed")
+        self._learned = learned
+
+    def _check_parts(self) -> None:
+        """Refuse to train without parts of the user's own that are missing."""
