@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from ibpwf.concurrency import OneAtATime, moment_of
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import ROWS_AT_ONCE, Answering, features_of
+from ibpwf.estimator.answering import ROWS_AT_ONCE, features_of
 from ibpwf.estimator.building import (
     check_as_before,
     gaussians,
@@ -26,6 +26,7 @@ from ibpwf.estimator.building import (
     told_by_router,
 )
 from ibpwf.estimator.storing import Face, read_classifier
+from ibpwf.estimator.streamed import Streamed
 from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
@@ -33,6 +34,7 @@ from ibpwf.limits import check_rate
 from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings
 from ibpwf.storage.model_folder import whole_folder
+from ibpwf.streaming.options import StreamOptions
 from ibpwf.task_learner import run_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
@@ -43,7 +45,7 @@ ROWS = "rows"
 COLUMNS = ("n_features_in_", "feature_names_in_")
 
 
-class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
     `fit(X, y)` learns one task and starts anew. `learn(X, y, task="name")` and `partial_fit(X, y)` learn the next
@@ -57,9 +59,12 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     Parameters: `hidden` layer widths; `alpha`, the expected factors per task and layer ("auto": half of each weight's
     rank); `epochs`, `batch_size`, `learning_rate` ("auto": by the task's rows, see `settings.automatic_schedule`;
     half as many epochs again are for fine-tuning); `settings`, a mapping of any other field of `ibpwf.Settings`;
-    `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there is one).
+    `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there is one); `stream`, True or
+    a mapping of `StreamOptions`: `partial_fit` takes batches of any size and finds the tasks itself
+    (docs/streams.md).
 
-    Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
+    Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside), and of
+    a stream `stream_log_`.
     """
 
     n_features_in_: int
@@ -77,6 +82,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         false_alarm_rate: float = 0.01,
         random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
+        stream: bool | Mapping[str, Any] = False,
     ) -> None:
         self.hidden = hidden
         self.alpha = alpha
@@ -87,6 +93,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         self.false_alarm_rate = false_alarm_rate
         self.random_state = random_state
         self.device = device
+        self.stream = stream
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -109,15 +116,19 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     ) -> Self:
         """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given); `callbacks` as in
         `Learner.learn`."""
-        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), callbacks=callbacks)
+        return self._learn(X, y, task, anew=not self._has_tasks(), callbacks=callbacks)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn the next task, as scikit-learn names it.
 
-        Every call is a whole task, not a batch of one: give all rows that belong together at once. `classes`
-        announces labels that later tasks will bring, so that `predict_proba` has their columns from the start.
+        Every call is a whole task, not a batch of one: give all rows that belong together at once. With `stream` it
+        is the reverse: a batch of any size, also a single row, and what is a task is found out. `classes` announces
+        labels that later rows will bring, so that `predict_proba` has their columns from the start.
         """
-        return self._learn(X, y, None, anew=not self.__sklearn_is_fitted__(), classes=classes)
+        if StreamOptions.of(self.stream) is not None:
+            self._changes().check("taken")
+            return self._take(X, y, classes)
+        return self._learn(X, y, None, anew=not self._has_tasks(), classes=classes)
 
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
         steps = self._learn_steps(X, y, task, **how)
@@ -138,6 +149,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         *,
         anew: bool,
         classes: Any = None,
+        known: LabelBook | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
         seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
@@ -151,7 +163,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
             raise InputError(
                 f"y has one class only ({present.tolist()[0]!r}); a task needs at least two classes to tell apart."
             )
-        labels = LabelBook() if anew else self._labels
+        labels = known or (LabelBook() if anew else self._labels)
         if classes is not None:
             labels = labels.with_labels(label_array(classes, "classes"))
         labels = labels.with_labels(y)
@@ -201,6 +213,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         seed = self.random_state
         return {
             **self.get_params(deep=False),
+            "stream": self.stream if isinstance(self.stream, bool) else dict(self.stream),
             "hidden": list(self.hidden),
             "settings": None if self.settings is None else dict(self.settings),
             "random_state": int(seed) if isinstance(seed, (int, np.integer)) else learner.seed,
@@ -231,12 +244,12 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         return [self._labels.names[number] for number in self.learner_.tasks[self.learner_.task_number(task)].classes]
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "learner_")
+        return hasattr(self, "learner_") or "_stream" in vars(self)
 
     def fast(self) -> Self:
         """A classifier that knows the same and answers faster, a little less well, where a router tells tasks (see
         `Learner.fast`)."""
-        check_is_fitted(self)
+        self._check_tasks("made faster")
         other = copy.copy(self)
         other.__dict__.pop("_changing", None)
         other.learner_ = self.learner_.fast()
@@ -246,7 +259,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     def forget(self, task: str | int) -> Forgotten:
         """Remove a task and every factor that only it used; all others answer with the same bits as before, given the
         task. Labels that no other task has go with it, and their columns. The only task cannot be forgotten."""
-        check_is_fitted(self)
+        self._check_tasks("forgotten")
         self._changes().check("forgotten")
         learner, name = self.learner_.fork(), self.tasks_[self.learner_.task_number(task)]
         number = learner.task_number(name)
@@ -273,7 +286,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         A folder that holds another model is refused unless `overwrite` is True. `extra` is JSON of your own to keep
         beside it. A loaded classifier has it as `extra_`, and keeps it in later saves that give none.
         """
-        check_is_fitted(self)
+        self._check_tasks("saved")
         kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
         now = moment_of(self)
         now.learner_.store(path, extra=kept, face=now._face().to_json(), overwrite=overwrite)
@@ -281,7 +294,10 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
 
     def _face(self) -> Face:
         names = getattr(self, "feature_names_in_", None)
-        return Face(self._parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty)
+        stream = getattr(self, "_stream", None)
+        return Face(
+            self._parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty, stream
+        )
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
@@ -294,5 +310,8 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
             if face.names is not None:
                 loaded.feature_names_in_ = face.names
             parameters = loaded._plain_parameters(learner)
-            loaded._become(loaded, learner, face.standardizer, face.labels, face.novelty, _parameters=parameters)
+            others = {} if face.stream is None else {"_stream": face.stream}
+            loaded._become(
+                loaded, learner, face.standardizer, face.labels, face.novelty, _parameters=parameters, **others
+            )
         return loaded

@@ -23,6 +23,8 @@ from ibpwf.storage.model_folder import face_of, whole_folder
 from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.streaming.storing import stream_from_json, stream_to_json
+from ibpwf.streaming.stream import Stream
 
 KIND = "continual-classifier"
 
@@ -30,7 +32,8 @@ KIND = "continual-classifier"
 @dataclass(frozen=True)
 class Face:
     """All that a classifier knows beside its learner: its parameters as JSON, the columns of its rows (`names` only
-    where they have any), labels, scales, and what is new (None where router and experts tell it)."""
+    where they have any), labels, scales, what is new (None where router and experts tell it), and
+    the stream that rows come in, if they do."""
 
     parameters: Mapping[str, Any]
     columns: int
@@ -38,9 +41,11 @@ class Face:
     labels: LabelBook
     standardizer: Standardizer
     novelty: Novelty | None
+    stream: Stream | None = None
 
     def to_json(self) -> dict[str, Any]:
         novelty = self.novelty
+        stream = {} if self.stream is None else {"stream": stream_to_json(self.stream)}
         return {
             "kind": KIND,
             "parameters": self.parameters,
@@ -48,6 +53,7 @@ class Face:
             "features": {"count": self.columns, "names": None if self.names is None else self.names.tolist()},
             "standardizer": self.standardizer.to_json(),
             "novelty": None if novelty is None else {"rate": novelty.rate, "limits": _finite(novelty.limits)},
+            **stream,
         }
 
     @classmethod
@@ -65,6 +71,7 @@ class Face:
             labels=LabelBook.from_json(face["labels"]),
             standardizer=Standardizer.from_json(face["standardizer"]),
             novelty=novelty,
+            stream=None if face.get("stream") is None else stream_from_json(face["stream"]),
         )
 
 
