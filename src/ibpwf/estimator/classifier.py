@@ -267,7 +267,8 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             raise InputError(f"task '{name}' is the only one; call fit to start anew.")
         gone = set(learner.tasks[number].classes)
         forgotten = learner.forget(number)
-        labels = self._labels.without(gone.difference(*(one.classes for one in learner.tasks)))
+        lost = gone.difference(*(one.classes for one in learner.tasks))
+        labels = self._labels.without(lost)
         novelty = self._novelty
         if novelty is not None:
             limits = [limit for place, limit in enumerate(novelty.limits) if place != number]
@@ -275,7 +276,9 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         kept = getattr(self, "extra_", {})
         if name in kept.get(ROWS, {}):
             kept = {**kept, ROWS: {other: digest for other, digest in kept[ROWS].items() if other != name}}
-        self._become(self, learner, self._standardizer, labels, novelty, _parameters=self._parameters, extra_=kept)
+        others = {"_stream": self._stream.without(lost)} if self.stream_rows_ else {}
+        others |= {"_parameters": self._parameters, "extra_": kept}
+        self._become(self, learner, self._standardizer, labels, novelty, **others)
         return forgotten
 
     # Storing
@@ -295,9 +298,8 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     def _face(self) -> Face:
         names = getattr(self, "feature_names_in_", None)
         stream = getattr(self, "_stream", None)
-        return Face(
-            self._parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty, stream
-        )
+        parameters = {**self._parameters, "stream": self._plain_parameters(self.learner_)["stream"]}
+        return Face(parameters, self.n_features_in_, names, self._labels, self._standardizer, self._novelty, stream)
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:

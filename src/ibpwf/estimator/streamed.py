@@ -1,4 +1,4 @@
-"""A classifier that rows keep coming to: batches taken, decisions carried out, and answers of tasks and online part."""
+"""A classifier that rows keep coming to: batches taken, decisions carried out, answers of tasks and online part."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class Streamed(Answering):
         """Every decision about the stream with its reason, the last 1,000 of them."""
         return [dict(line) for line in self._streamed().log]
 
+    @property
+    def stream_rows_(self) -> int:
+        """How many rows the stream has brought; 0 before the first."""
+        return self._stream.rows if "_stream" in vars(self) else 0
+
     def _streamed(self) -> Stream:
         if "_stream" not in vars(self):
             raise InputError("no stream has been seen yet; make the classifier with stream=True, then partial_fit.")
@@ -71,7 +76,7 @@ class Streamed(Answering):
         other.classes_ = book.classes
         if "_stream" not in vars(other):
             seed = self.random_state if isinstance(self.random_state, (int, np.integer)) else 0
-            other._stream = Stream(options, X.shape[1], int(seed))
+            other._stream = Stream(options, X.shape[1], int(seed), watching=self._has_tasks())
         other._stream = other._stream.fork()
         other._stream.options = options
         numbers = book.numbers(y)
@@ -195,12 +200,13 @@ class Streamed(Answering):
             raise InputError("the stream's log has no decision to undo.")
         name = last["task"]
         if last["decision"] == "new task" and self._has_tasks() and name in self.tasks_:
+            book = self._labels
             if len(self.tasks_) > 1:
                 self.forget(name)
             else:
                 self._forget_all()
-            stream.phase = "gathering" if not self._has_tasks() else stream.phase
-            stream.recent = type(stream.recent)(stream.options.window, online=stream.recent.online)
+            self._labels, self.classes_ = book, book.classes  # the stream still knows what it has seen
+            stream.lost_a_task(self._has_tasks())
         else:
             stream.dropped[name] = max(0, stream.dropped.get(name, 0) - last["rows"])
         stream.note("undo", f"asked to undo decision {last['number']}", task=name, undone=last["number"])

@@ -9,6 +9,7 @@ after 700 others.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -59,7 +60,7 @@ class OnlineRidge:
 
     @property
     def classes(self) -> int:
-        return self.sums.shape[1]
+        return int(self.sums.shape[1])
 
     def _layers(self) -> tuple[Numbers | None, Numbers, Numbers]:
         """The random sums of inputs (None where there are few), and the random layer; always the same."""
@@ -116,6 +117,12 @@ class OnlineRidge:
                 one[number] = 1.0
             labels = np.stack([f * old + (1 - f) * one for f, old in zip(FADING, labels, strict=True)])
         return now._with(products=self.products * left + weighted.T @ features, sums=sums, labels=labels)
+
+    def without(self, classes: Collection[int]) -> OnlineRidge:
+        """One that would never answer with these classes."""
+        sums = self.sums.copy()
+        sums[:, [number for number in classes if number < self.classes]] = 0.0
+        return self._with(sums=sums)
 
     def _scaled(self, x: Numbers) -> OnlineRidge:
         """Means and spreads with these rows."""

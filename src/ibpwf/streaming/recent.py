@@ -1,8 +1,8 @@
 """How tasks and the online part answered lately, and one answer made of both.
 
-The online part knows the rows that come now; the tasks know all there ever were. What the tasks take for something of
-long ago stays their answer. What they take for a (task, label) that recent rows were taken for as well may be a row of
-now: there both answer, each weighed by how often it was right lately.
+The online part knows the rows that come now; the tasks know all there ever were. What the tasks take for something
+of long ago stays their answer. What they take for a (task, label) that recent rows were taken for as well may be a
+row of now: there both answer, each weighed by how often it was right lately.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ class Recent:
 
     def seen(self, y: NDArray[np.int64], online: Numbers, told: TaskAnswers | None) -> Recent:
         """After rows whose labels are `y` were answered so."""
+        now = self
         if online.shape[1]:
             now = replace(self, online=self._moved(self.online, online.argmax(1) == y))
-        else:
-            now = self
         if told is None:
             return now
         best = told.by_label(max(online.shape[1], int(told.label.max()) + 1)).argmax(1)
@@ -94,7 +93,8 @@ class Recent:
         now = np.array(common, dtype=bool)
         of_now = told.by_label(labels, now)
         mass, weight = of_now.sum(1, keepdims=True), self.weight_of_online
-        return told.by_label(labels, ~now) + (1 - weight) * of_now + weight * mass * alone
+        mixed: Numbers = told.by_label(labels, ~now) + (1 - weight) * of_now + weight * mass * alone
+        return mixed
 
     def to_json(self) -> dict[str, Any]:
         shares = [[*pair, share] for pair, share in self.shares.items()]

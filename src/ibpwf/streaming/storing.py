@@ -116,6 +116,7 @@ def stream_from_json(value: Mapping[str, Any]) -> Stream:
     stream.buffer = Buffer(((x, y),), len(y)) if len(y) else Buffer()
     stream.phase = GATHERING if stored.phase == GATHERING else WATCHING
     stream.rows, stream.right, stream.tested = stored.rows, stored.right, stored.tested
-    stream.dropped, stream.last_seen = dict(stored.dropped), {label: row for label, row in stored.last_seen}
+    stream.dropped = dict(stored.dropped)
+    stream.last_seen = {int(label): int(row) for label, row in stored.last_seen}
     stream.log, stream.entries = list(stored.log), stored.entries
     return stream

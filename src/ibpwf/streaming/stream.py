@@ -8,7 +8,7 @@ gathering. Surprise is 1 − P(true label), by the tasks while watching, by the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,13 +47,13 @@ class Segment:
 class Stream:
     """What is remembered of a stream beside its tasks. A batch is taken by a `fork`, which then takes its place."""
 
-    def __init__(self, options: StreamOptions, inputs: int, seed: int) -> None:
+    def __init__(self, options: StreamOptions, inputs: int, seed: int, *, watching: bool = False) -> None:
         self.options = options
         self.online = OnlineRidge.new(inputs, options.forgetting, seed)
         self.recent = Recent(options.window)
         self.detector: Detector = make_detector(options.detector)
         self.buffer = Buffer()
-        self.phase = GATHERING
+        self.phase = WATCHING if watching else GATHERING
         self.rows = 0
         self.right = self.tested = 0  # of the online part, on the rows being gathered
         self.dropped: dict[str, int] = {}  # rows that were an old task's, by its name
@@ -176,12 +176,30 @@ class Stream:
     # Decisions
 
     def settled(self, told: TaskAnswers | None = None) -> None:
-        """The rows gathered have been settled: watch what comes, unless more has been gathered already. `told` is what
-        the tasks say of them now."""
+        """The rows gathered have been settled: watch what comes, unless more has been gathered already. `told` is
+        what the tasks say of them now."""
         if told is not None:
             self.recent = replace(self.recent, shares={}).taken(told)
         if not len(self.buffer):
             self._start(WATCHING)
+
+    def lost_a_task(self, others: bool) -> None:
+        """A task was taken back: what tasks say of rows, and what is usual, is another matter now."""
+        self.recent = Recent(self.options.window, online=self.recent.online)
+        self._start(self.phase if others else GATHERING)
+
+    def without(self, labels: Collection[int]) -> Stream:
+        """One in which rows of these labels are in no buffer and no sums. What they did to the inputs' scales and
+        products fades with the rows that follow."""
+        other = self.fork()
+        x, y = self.buffer.rows()
+        stay = ~np.isin(y, list(labels))
+        other.buffer = Buffer().added(x[stay], y[stay]) if stay.any() else Buffer()
+        other.online = self.online.without(labels)
+        other.last_seen = {label: row for label, row in self.last_seen.items() if label not in labels}
+        shares = {pair: share for pair, share in self.recent.shares.items() if pair[1] not in labels}
+        other.recent = replace(self.recent, shares=shares)
+        return other
 
     def same_task(self, segment: Segment, accuracies: Mapping[str, float]) -> str | None:
         """The best of the tasks that may be meant, if it answers a segment as well as the online part did."""
