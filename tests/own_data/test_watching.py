@@ -16,6 +16,7 @@ from own_files import blobs, table
 import processes
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError
+from ibpwf.files import ReadOptions
 from ibpwf.own_data.watching import Watched, WatchOptions, watch_folder
 from ibpwf.storage.files import read_jsonl
 
@@ -35,8 +36,6 @@ def arrive(
 
 
 def watched(place: Path, **changed: object) -> Watched:
-    from ibpwf.files import ReadOptions
-
     given = {
         "read": ReadOptions(label="kind"),
         "parameters": PARAMETERS,
@@ -83,9 +82,10 @@ def test_a_killed_watch_neither_loses_nor_repeats_a_file(place: Path, monkeypatc
             raise KeyboardInterrupt
         save(self, path)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(ContinualClassifier, "save", dying)
-        watched(place)
+        with pytest.raises(KeyboardInterrupt):
+            watched(place)
     watched(place)
     assert ContinualClassifier.load(place / "model", device="cpu").stream_rows_ == 240
 
@@ -158,10 +158,9 @@ def test_the_command_ends_cleanly_on_ctrl_c_and_goes_on_later(place: Path) -> No
     quick = ("--set", "epochs=4", "--set", "hidden=[24]", "--set", "random_features=64", "--device", "cpu")
     words = ("watch", "model", "in", "--label", "kind", "--buffer", "100", "--poll", "0.2", *quick)
     running = processes.start(words, place, {})
-    log, until = place / "model.watch" / "log.jsonl", time.monotonic() + 120
-    while time.monotonic() < until and not (log.exists() and "decision" in log.read_text()):
-        time.sleep(0.1)
-    running.process.send_signal(signal.SIGINT)
+    log = place / "model.watch" / "log.jsonl"
+    assert running.wait_until(lambda: log.exists() and "decision" in log.read_text())
+    running.send(signal.SIGINT)
     done = running.finish()
     assert done.code == 0, done.err
     assert "2 files learned" in done.out

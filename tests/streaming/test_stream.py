@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -74,8 +75,6 @@ def test_how_rows_are_cut_into_batches_makes_no_other_tasks() -> None:
 
 
 def test_rows_of_an_old_task_are_counted_and_make_no_new_one(two_tasks: ContinualClassifier) -> None:
-    import copy
-
     classifier = fed(copy.copy(two_tasks), *rows((0, 1), 600, seed=5), 50)
     assert classifier.tasks_ == ["task-1", "task-2"]
     assert classifier._stream.dropped["task-1"] > 300
@@ -90,8 +89,6 @@ def test_a_stationary_stream_raises_no_alarm() -> None:
 
 
 def test_undo_forgets_the_last_task_learned(two_tasks: ContinualClassifier) -> None:
-    import copy
-
     classifier = copy.copy(two_tasks).undo()
     assert classifier.tasks_ == ["task-1"]
     assert classifier.stream_log_[-1]["undone"] == 3
@@ -103,9 +100,17 @@ def test_undo_forgets_the_last_task_learned(two_tasks: ContinualClassifier) -> N
     assert classifier.partial_fit(x, y).score(x, y) > 0.9
 
 
-def test_a_stored_stream_goes_on_like_one_that_never_stopped(two_tasks: ContinualClassifier, tmp_path: Path) -> None:
-    import copy
+def test_a_forgotten_task_leaves_no_rows_in_the_buffer(two_tasks: ContinualClassifier) -> None:
+    classifier = copy.copy(two_tasks)
+    assert len(classifier._stream.buffer)
+    classifier.forget("task-2")
+    assert not len(classifier._stream.buffer)
+    assert classifier.classes_.tolist() == [0, 1]
+    assert set(classifier.predict(rows((2, 3), 50)[0])) <= {0, 1}
+    assert fed(classifier, *rows((2, 3), 400, 8), 50).score(*rows((2, 3), 50)) > 0.9
 
+
+def test_a_stored_stream_goes_on_like_one_that_never_stopped(two_tasks: ContinualClassifier, tmp_path: Path) -> None:
     two_tasks.save(tmp_path / "model")
     loaded, kept = ContinualClassifier.load(tmp_path / "model", device="cpu"), copy.copy(two_tasks)
     x, y = rows((4, 5), 400, seed=4)
