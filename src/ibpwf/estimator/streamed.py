@@ -152,7 +152,8 @@ class Streamed(Answering):
             warnings.simplefilter("ignore", UserWarning)
             self._learn(segment.x, self._names(segment.y), None, anew=not self._has_tasks(), known=self._labels)
         self._stream = stream
-        reason = f"{segment.why}; {beside}" if shown else f"{segment.why}; no task has all their labels; {beside}"
+        why = "" if shown else "no task has all their labels; " if len(self.tasks_) > 1 else "there was no task yet; "
+        reason = f"{segment.why}; {why}{beside}"
         accuracy = self.learner_.tasks[-1].training_accuracy
         stream.note("new task", reason, task=self.tasks_[-1], rows=rows, training_accuracy=accuracy)
         stream.settled(self._told(segment.x[-stream.options.window :]))
