@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Mapping[str, Place]] = {
     "Your own data": {
         "learn": Place("ibpwf.commands.learn:learn_command", "Learn a file as the next task of a model folder."),
         "predict": Place("ibpwf.commands.predict:predict_command", "Answer every row of a file."),
+        "watch": Place("ibpwf.commands.watch:watch_command", "Learn files as they arrive in a folder."),
         "evaluate": Place("ibpwf.commands.evaluate:evaluate_command", "Compare the answers with a file's labels."),
     },
     "Model folders": {

@@ -100,7 +100,7 @@ class Answering:
             self.classes_[best],
             probabilities[np.arange(len(best)), best],
             np.array(self.tasks_)[self._task_of_label(prediction, best)],
-            _entropy(probabilities),
+            entropy(probabilities),
             self.novelty(X),
             None if spread is None else spread.cpu().numpy(),
         )
@@ -169,7 +169,7 @@ class Answering:
         prediction = self._prediction(X, task, draws)
         if prediction.mutual_information is not None:
             return prediction.mutual_information.cpu().numpy()
-        return _entropy(self._class_probabilities(prediction))
+        return entropy(self._class_probabilities(prediction))
 
     @at_one_moment
     def novelty(self, X: Any) -> NDArray[np.float64]:
@@ -188,7 +188,7 @@ class Answering:
         return self.novelty(X) > 1
 
 
-def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
+def entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
     """−Σ p log p of each row, in nats."""
     entropy: NDArray[np.float64] = -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=1) + 0.0
     return entropy

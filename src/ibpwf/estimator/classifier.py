@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from ibpwf.concurrency import OneAtATime, moment_of
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import ROWS_AT_ONCE, Answering, features_of
+from ibpwf.estimator.answering import ROWS_AT_ONCE, features_of
 from ibpwf.estimator.building import (
     check_as_before,
     gaussians,
@@ -28,6 +28,7 @@ from ibpwf.estimator.building import (
 from ibpwf.estimator.preparing import Preparation, as_rows
 from ibpwf.estimator.recipes import AUTO, FirstTask, Plan
 from ibpwf.estimator.storing import Columns, Face, read_classifier
+from ibpwf.estimator.streamed import Streamed
 from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
@@ -35,6 +36,7 @@ from ibpwf.limits import check_rate
 from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
 from ibpwf.settings import Settings
 from ibpwf.storage.model_folder import whole_folder
+from ibpwf.streaming.options import StreamOptions
 from ibpwf.task_learner import run_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
@@ -46,7 +48,7 @@ COLUMNS = ("n_features_in_", "feature_names_in_")
 NUMBERS = [np.float64, np.float32]
 
 
-class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
     `fit(X, y)` learns one task and starts anew. `learn(X, y, task="name")` and `partial_fit(X, y)` learn the next
@@ -65,9 +67,11 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     weight's rank); `epochs`, `batch_size`, `learning_rate` ("auto": the recipe's, or by the task's rows, see
     `settings.automatic_schedule`; half as many epochs again are for fine-tuning); `settings`, a mapping of any other
     field of `ibpwf.Settings`; `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there
-    is one).
+    is one); `stream`, True or a mapping of `StreamOptions`: `partial_fit` takes batches of any size and finds the
+    tasks itself (docs/streams.md).
 
-    Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside).
+    Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside), and of
+    a stream `stream_log_`.
     """
 
     n_features_in_: int
@@ -87,6 +91,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         false_alarm_rate: float = 0.01,
         random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
+        stream: bool | Mapping[str, Any] = False,
     ) -> None:
         self.hidden = hidden
         self.recipe = recipe
@@ -98,6 +103,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         self.false_alarm_rate = false_alarm_rate
         self.random_state = random_state
         self.device = device
+        self.stream = stream
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -120,7 +126,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     ) -> Self:
         """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given); `callbacks` as in
         `Learner.learn`."""
-        return self._learn(X, y, task, anew=not self.__sklearn_is_fitted__(), callbacks=callbacks)
+        return self._learn(X, y, task, anew=not self._has_tasks(), callbacks=callbacks)
 
     def more(
         self,
@@ -134,7 +140,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     ) -> MoreRows:
         """Learn more rows of a task that is known, as a new version of it; the old one stays, and answers to
         task="name@1". `keep` and `held_out` say when it is kept (see `Learner.more`); the result, what changed."""
-        check_is_fitted(self)
+        self._check_tasks("learnt on")
         steps = self._more_steps(X, y, task, keep, held_out, callbacks)
         self._changes().claim(steps, "learnt")
         return run_steps(steps)
@@ -182,10 +188,14 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn the next task, as scikit-learn names it.
 
-        Every call is a whole task, not a batch of one: give all rows that belong together at once. `classes`
-        announces labels that later tasks will bring, so that `predict_proba` has their columns from the start.
+        Every call is a whole task, not a batch of one: give all rows that belong together at once. With `stream` it
+        is the reverse: a batch of any size, also a single row, and what is a task is found out. `classes` announces
+        labels that later rows will bring, so that `predict_proba` has their columns from the start.
         """
-        return self._learn(X, y, None, anew=not self.__sklearn_is_fitted__(), classes=classes)
+        if StreamOptions.of(self.stream) is not None:
+            self._changes().check("taken")
+            return self._take(X, y, classes)
+        return self._learn(X, y, None, anew=not self._has_tasks(), classes=classes)
 
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
         steps = self._learn_steps(X, y, task, **how)
@@ -206,6 +216,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         *,
         anew: bool,
         classes: Any = None,
+        known: LabelBook | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
         seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
@@ -215,7 +226,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         y = label_array(y)
         check_classification_targets(y)
         present = np.unique(y)
-        labels = LabelBook() if anew else self._labels
+        labels = known or (LabelBook() if anew else self._labels)
         if classes is not None:
             labels = labels.with_labels(label_array(classes, "classes"))
         labels = labels.with_labels(y)
@@ -270,6 +281,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         seed = self.random_state
         return {
             **self.get_params(deep=False),
+            "stream": self.stream if isinstance(self.stream, bool) else dict(self.stream),
             "hidden": self.hidden if isinstance(self.hidden, str) else list(self.hidden),
             "settings": None if self.settings is None else dict(self.settings),
             "random_state": int(seed) if isinstance(seed, (int, np.integer)) else learner.seed,
@@ -294,7 +306,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     @property
     def recipe_(self) -> str:
         """The name of the recipe that tasks are learned by."""
-        check_is_fitted(self)
+        self._check_tasks("asked for its recipe")
         return self._plan.recipe.name
 
     def make_settings(self, plan: Plan | None = None) -> Settings:
@@ -312,12 +324,12 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         return [self._labels.names[number] for number in self.learner_.info(task).classes]
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "learner_")
+        return hasattr(self, "learner_") or "_stream" in vars(self)
 
     def fast(self) -> Self:
         """A classifier that knows the same and answers faster, a little less well, where a router tells tasks (see
         `Learner.fast`)."""
-        check_is_fitted(self)
+        self._check_tasks("made faster")
         other = copy.copy(self)
         other.__dict__.pop("_changing", None)
         other.learner_ = self.learner_.fast()
@@ -328,7 +340,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         """Remove a task, or an older version ("name@1"), and every factor that nothing else used; all others answer
         with the same bits as before, given the task. Labels that no other task has go with it, and their columns. The
         only task cannot be forgotten."""
-        check_is_fitted(self)
+        self._check_tasks("forgotten")
         self._changes().check("forgotten")
         learner, found = self.learner_.fork(), self.learner_.info(task)
         name, number = found.name, found.number
@@ -336,7 +348,8 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
             raise InputError(f"task '{name}' is the only one; call fit to start anew.")
         gone = set(found.classes)
         forgotten = learner.forget(task)
-        labels = self._labels.without(gone.difference(*(one.classes for one in learner.tasks)))
+        lost = gone.difference(*(one.classes for one in learner.tasks))
+        labels = self._labels.without(lost)
         novelty = self._novelty
         if novelty is not None:
             limits = [limit for place, limit in enumerate(novelty.limits) if place != number]
@@ -345,7 +358,9 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         if ROWS in kept:
             left = learner.names()
             kept = {**kept, ROWS: {one: digest for one, digest in kept[ROWS].items() if one in left}}
-        self._become(self, learner, self._standardizer, labels, novelty, _parameters=self._parameters, extra_=kept)
+        others: dict[str, Any] = {"_stream": self._stream.without(lost)} if self.stream_rows_ else {}
+        others |= {"_parameters": self._parameters, "extra_": kept}
+        self._become(self, learner, self._standardizer, labels, novelty, **others)
         return forgotten
 
     # Storing
@@ -356,7 +371,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
         A folder that holds another model is refused unless `overwrite` is True. `extra` is JSON of your own to keep
         beside it. A loaded classifier has it as `extra_`, and keeps it in later saves that give none.
         """
-        check_is_fitted(self)
+        self._check_tasks("saved")
         kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
         now = moment_of(self)
         now.learner_.store(path, extra=kept, face=now._face(), overwrite=overwrite)
@@ -365,8 +380,9 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
     def _face(self) -> dict[str, Any]:
         """What is kept around the learner, as JSON."""
         names = getattr(self, "feature_names_in_", None)
-        columns = Columns(self.n_features_in_, names)
-        face = Face(self._parameters, self._plan, columns, self._labels, self._standardizer, self._novelty)
+        columns, stream = Columns(self.n_features_in_, names), getattr(self, "_stream", None)
+        parameters = {**self._parameters, "stream": self._plain_parameters(self.learner_)["stream"]}
+        face = Face(parameters, self._plan, columns, self._labels, self._standardizer, self._novelty, stream)
         return face.to_json()
 
     @classmethod
@@ -380,6 +396,7 @@ class ContinualClassifier(Answering, ClassifierMixin, BaseEstimator):  # type: i
             if face.columns.names is not None:
                 loaded.feature_names_in_ = face.columns.names
             others = {"_parameters": loaded._plain_parameters(learner), "_plan": face.plan}
+            others |= {} if face.stream is None else {"_stream": face.stream}
             loaded._become(loaded, learner, face.standardizer, face.labels, face.novelty, **others)
         return loaded
 

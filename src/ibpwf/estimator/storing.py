@@ -24,6 +24,8 @@ from ibpwf.storage.model_folder import face_of, whole_folder
 from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.streaming.storing import stream_from_json, stream_to_json
+from ibpwf.streaming.stream import Stream
 
 KIND = "continual-classifier"
 
@@ -39,7 +41,8 @@ class Columns:
 @dataclass(frozen=True)
 class Face:
     """All that a classifier knows beside its learner: its parameters as JSON, the recipe and what it was chosen for,
-    the columns of its rows, labels, scales, and what is new (None where router and experts tell it)."""
+    the columns of its rows, labels, scales, what is new (None where router and experts tell it), and the stream that
+    rows come in, if they do."""
 
     parameters: Mapping[str, Any]
     plan: Plan
@@ -47,9 +50,11 @@ class Face:
     labels: LabelBook
     standardizer: Preparation
     novelty: Novelty | None
+    stream: Stream | None = None
 
     def to_json(self) -> dict[str, Any]:
         novelty, names = self.novelty, self.columns.names
+        stream = {} if self.stream is None else {"stream": stream_to_json(self.stream)}
         return {
             "kind": KIND,
             "parameters": self.parameters,
@@ -58,6 +63,7 @@ class Face:
             "features": {"count": self.columns.count, "names": None if names is None else names.tolist()},
             "standardizer": self.standardizer.to_json(),
             "novelty": None if novelty is None else {"rate": novelty.rate, "limits": _finite(novelty.limits)},
+            **stream,
         }
 
     @classmethod
@@ -77,6 +83,7 @@ class Face:
             labels=LabelBook.from_json(face["labels"]),
             standardizer=read_preparation(face["standardizer"]),
             novelty=novelty,
+            stream=None if face.get("stream") is None else stream_from_json(face["stream"]),
         )
 
 

@@ -324,6 +324,7 @@ class ClassifierParameters(Record):
     false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
     random_state: int
     device: str
+    stream: bool | dict[str, Any] = False
 
 
 class ClassifierFace(Record):
@@ -336,6 +337,7 @@ class ClassifierFace(Record):
     features: ClassifierFeatures
     standardizer: ClassifierScale | ClassifierPixels | ClassifierBackbone
     novelty: ClassifierNovelty | None
+    stream: dict[str, Any] | None = None  # read by ibpwf.streaming.storing
     own: Annotated[dict[str, Any], Field(default_factory=dict)]  # the user's JSON, before schema 3
 
     def check_fits(self, content: ModelContent) -> None:

@@ -1,0 +1,168 @@
+"""`ibpwf watch`: files that arrive are learned once and in order, whatever they hold and whenever the watch ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_files import blobs, table
+
+import processes
+from ibpwf import ContinualClassifier
+from ibpwf.errors import InputError
+from ibpwf.files import ReadOptions
+from ibpwf.own_data.watching import Watched, WatchOptions, watch_folder
+from ibpwf.storage.files import read_jsonl
+
+PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
+SMALL = {"buffer": 100, "least": 50, "window": 50}
+
+
+def arrive(
+    folder: Path, name: str, classes: tuple[int, ...], seed: int, *, labels: bool = True, age: float = 60
+) -> Path:
+    """A file of 60 rows that was written `age` seconds ago."""
+    x, y = blobs(classes, each=60 // len(classes), seed=seed)
+    order = np.random.default_rng(seed).permutation(len(y))
+    path = table(folder / name, x[order], [f"c{n}" for n in y[order]] if labels else None)
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+def watched(place: Path, **changed: object) -> Watched:
+    given = {
+        "read": ReadOptions(label="kind"),
+        "parameters": PARAMETERS,
+        "stream": SMALL,
+        "device": "cpu",
+        "once": True,
+    }
+    return watch_folder(place / "model", place / "in", WatchOptions(**{**given, **changed}))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path
+
+
+def log_of(place: Path, *events: str) -> list[dict[str, object]]:
+    return [line for line in read_jsonl(place / "model.watch" / "log.jsonl") if line["event"] in events]
+
+
+def test_files_are_learned_once_in_their_order_and_after_a_restart_only_new_ones(place: Path) -> None:
+    for number, age in enumerate((300, 200, 100)):
+        arrive(place / "in", f"{9 - number}.csv", (0, 1), number, age=age)
+    assert watched(place) == Watched(learned=3, answered=0, skipped=0, waiting=0, saved=True)
+    assert [line["file"] for line in log_of(place, "learned")] == ["9.csv", "8.csv", "7.csv"]
+    assert watched(place).learned == 0
+    arrive(place / "in", "new.csv", (2, 3), 5)
+    assert watched(place).learned == 1
+    classifier = ContinualClassifier.load(place / "model", device="cpu")
+    assert classifier.stream_rows_ == 240
+    x, y = blobs((0, 1), each=20, seed=8)
+    assert classifier.score(x, [f"c{n}" for n in y]) > 0.9
+
+
+def test_a_killed_watch_neither_loses_nor_repeats_a_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        arrive(place / "in", f"{number}.csv", (0, 1), number, age=100 - number)
+    saves = []
+    save = ContinualClassifier.save
+
+    def dying(self: ContinualClassifier, path: Path) -> None:
+        saves.append(path)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+        save(self, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ContinualClassifier, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            watched(place)
+    watched(place)
+    assert ContinualClassifier.load(place / "model", device="cpu").stream_rows_ == 240
+
+
+def test_a_bad_file_is_named_with_its_reason_and_the_others_go_on(place: Path) -> None:
+    arrive(place / "in", "1.csv", (0, 1), 0, age=100)
+    (place / "in" / "2.csv").write_text("kind,f0\nc0,1\nc1,2\n")
+    (place / "in" / "3.csv").write_bytes(b"")
+    for name, age in (("2.csv", 90), ("3.csv", 80)):
+        os.utime(place / "in" / name, (time.time() - age,) * 2)
+    arrive(place / "in", "4.csv", (0, 1), 1, age=70)
+    (place / "in" / ".hidden.csv").write_text("x")
+    (place / "in" / "5.csv.part").write_text("x")
+    assert watched(place) == Watched(learned=2, answered=0, skipped=2, waiting=0, saved=True)
+    skipped = log_of(place, "skipped")
+    assert [line["file"] for line in skipped] == ["2.csv", "3.csv"]
+    assert "f1" in str(skipped[0]["reason"])
+    assert sorted(path.name for path in (place / "in").iterdir()) == [
+        ".hidden.csv", "1.csv", "2.csv", "3.csv", "4.csv", "5.csv.part",
+    ]  # fmt: skip
+
+
+def test_a_file_without_labels_is_answered_and_learned_when_they_come(place: Path) -> None:
+    arrive(place / "in", "1.csv", (0, 1), 0, age=100)
+    arrive(place / "in", "2.csv", (0, 1), 1, labels=False, age=90)
+    assert watched(place).answered == 1
+    lines = (place / "model.watch" / "predictions" / "2.csv.csv").read_text().splitlines()
+    assert len(lines) == 61
+    arrive(place / "in", "2.csv", (0, 1), 1, age=80)
+    assert watched(place).learned == 1
+
+
+def test_the_same_rows_again_and_a_learned_file_that_changed_are_not_learned(place: Path) -> None:
+    first = arrive(place / "in", "1.csv", (0, 1), 0, age=100)
+    shutil.copy2(first, place / "in" / "copy.csv")
+    assert watched(place).skipped == 1
+    arrive(place / "in", "1.csv", (0, 1), 7, age=50)
+    assert watched(place).skipped == 1
+    assert ContinualClassifier.load(place / "model", device="cpu").stream_rows_ == 60
+
+
+def test_a_folder_that_fills_too_fast_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ibpwf.own_data.watching.BACKLOG", 2)
+    for number in range(5):
+        arrive(place / "in", f"{number}.csv", (0, 1), number, age=100 - number)
+    said: list[str] = []
+    watched(place, say=said.append)
+    assert any("4 files are waiting: the folder fills faster than it is learned" in text for text in said)
+
+
+def test_too_few_rows_for_a_task_leave_nothing_on_disk_unless_all_files_are_there(place: Path) -> None:
+    arrive(place / "in", "1.csv", (0,), 0)
+    assert watched(place) == Watched(learned=1, answered=0, skipped=0, waiting=0, saved=False)
+    assert not (place / "model").exists()
+
+
+def test_a_place_that_is_no_folder_is_refused(place: Path) -> None:
+    (place / "file").write_text("x")
+    with pytest.raises(InputError, match="is no folder"):
+        watch_folder(place / "model", place / "file", WatchOptions())
+    (place / "other").mkdir()
+    (place / "other" / "letter.txt").write_text("x")
+    with pytest.raises(InputError, match="holds other things"):
+        watch_folder(place / "other", place / "in", WatchOptions())
+
+
+def test_the_command_ends_cleanly_on_ctrl_c_and_goes_on_later(place: Path) -> None:
+    arrive(place / "in", "1.csv", (0, 1), 0, age=100)
+    arrive(place / "in", "2.csv", (0, 1), 1, age=90)
+    quick = ("--set", "epochs=4", "--set", "hidden=[24]", "--set", "random_features=64", "--device", "cpu")
+    words = ("watch", "model", "in", "--label", "kind", "--buffer", "100", "--poll", "0.2", *quick)
+    running = processes.start(words, place, {})
+    log = place / "model.watch" / "log.jsonl"
+    assert running.wait_until(lambda: log.exists() and "decision" in log.read_text())
+    running.send(signal.SIGINT)
+    done = running.finish()
+    assert done.code == 0, done.err
+    assert "2 files learned" in done.out
+    done = processes.start(("watch", "model", "in", "--once", "--json", "--device", "cpu"), place, {}).finish()
+    assert json.loads(done.out)["learned"] == 0
