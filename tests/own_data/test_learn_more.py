@@ -1,0 +1,96 @@
+"""`ibpwf learn --more`: more rows of a task from a file, shown before they are kept, kept whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from own_files import MEANS, blobs, table
+
+from processes import Finished
+
+Command = Callable[..., Finished]
+
+WORDS = {0: "apple", 1: "pear", 2: "oak", 3: "elm"}
+
+
+@pytest.fixture
+def there(here: Path) -> Path:
+    """Where `model` knows fruit and trees; other.csv has more fruit, which look like trees."""
+    x, y = blobs((0, 1), seed=5)
+    table(here / "other.csv", x + 0.6 * (MEANS[2] - MEANS[0]), [WORDS[number] for number in y])
+    return here
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_what_would_change_is_shown_and_nothing_is_written(there: Path, command: Command) -> None:
+    before = content(there / "model")
+    done = command("learn", "model", "other.csv", "--more", "fruit", "--dry-run", "--device", "cpu")
+    assert done.code == 0, done.err
+    assert "Tried version 2 of task 'fruit' with 64 more rows from other.csv." in done.out
+    assert "Accuracy on 16 of these rows held out, before and after: " in done.out
+    assert "Answers that change on the file's rows: " in done.out
+    assert "Dry run: model is as it was." in done.out
+    assert content(there / "model") == before
+
+
+def test_a_version_is_kept_asked_for_and_dropped(there: Path, command: Command) -> None:
+    old = command("predict", "model", "test.csv", "--task", "fruit", "-o", "-").out
+    done = command("learn", "model", "other.csv", "--more", "fruit", "--device", "cpu", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["task"], told["version"], told["kept"], told["rows"], told["held_out"]) == ("fruit", 2, True, 64, 16)
+    assert told["accuracy"] >= told["accuracy_before"]
+    assert told["accuracy_inferred"] > told["accuracy_inferred_before"]
+    assert command("predict", "model", "test.csv", "--task", "fruit@1", "-o", "-").out == old
+    assert command("predict", "model", "test.csv", "--task", "fruit", "-o", "-").out != old
+    assert command("verify", "model").code == 0
+    shown = command("inspect", "model", COLUMNS="100").out
+    assert "2 tasks, 1 older version" in shown
+    assert "fruit (version 2)" in shown
+    assert "fruit@1" in shown
+    assert "learnt more rows: task 3 'fruit'" in shown
+    again = command("learn", "model", "other.csv", "--more", "fruit", "--resume", "--device", "cpu")
+    assert "had been learnt already" in again.out
+    scored = json.loads(command("evaluate", "model", "other.csv", "--json", "-").out)
+    assert scored["accuracy"]["task_given"] > 90
+    assert scored["rows_with_task"] == 80
+    assert command("forget", "model", "fruit@1").code == 0
+    assert [task["name"] for task in json.loads(command("inspect", "model", "--json").out)["tasks"]] == [
+        "trees",
+        "fruit",
+    ]
+    assert command("verify", "model").code == 0
+
+
+def test_each_mistake_is_one_sentence_and_nothing_is_lost(there: Path, command: Command) -> None:
+    x, y = blobs((0, 2), seed=5)
+    table(there / "mixed.csv", x, [WORDS[number] for number in y])
+    table(there / "narrow.csv", x, [WORDS[number] for number in y])
+    lines = (there / "narrow.csv").read_text().splitlines()
+    (there / "narrow.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))
+    (there / "few.csv").write_text("\n".join((there / "other.csv").read_text().splitlines()[:4]))
+    before = content(there / "model")
+    for words, problem in (
+        (("mixed.csv", "--more", "fruit"), "mixed.csv, line 42: task 'fruit' has no class 'oak', only apple, pear"),
+        (("narrow.csv", "--more", "fruit"), "f15"),
+        (("other.csv", "--more", "friut"), "unknown task 'friut'. Did you mean 'fruit'?"),
+        (("few.csv", "--more", "fruit"), "of 3 rows none can be held out"),
+        (("other.csv", "--force"), "--force is for more rows of a task; give --more TASK too."),
+        (("other.csv", "--more", "fruit", "--task", "fruit"), "--more and --task were both given"),
+        (("other.csv", "--more", "fruit", "--dry-run", "--force"), "--dry-run keeps nothing"),
+    ):
+        done = command("learn", "model", *words, "--device", "cpu")
+        assert done.code == 2, words
+        assert problem in done.err
+        assert done.err.count("\n") == 1
+    assert "--force to keep them in any case" in command("learn", "model", "few.csv", "--more", "fruit").err
+    done = command("learn", "empty", "other.csv", "--more", "fruit")
+    assert (done.code, (there / "empty").exists()) == (2, False)
+    assert "holds no model yet, so there is no task 'fruit' to learn more of" in done.err
+    assert content(there / "model") == before
