@@ -117,7 +117,7 @@ HEAVY = ("torch", "sklearn", "scipy", "pyarrow", "matplotlib", "pandas", "jinja2
         (["learn", "model", "here.csv", "--epochs", "3", "--set", "epochs=4"], "--epochs and --set epochs were both"),
         (["learn", "model", "here.csv", "--device", "mps"], "device is 'mps'"),
         (
-            ["learn", "model", "here.csv", "--size", "8000x8000"],
+            ["learn", "model", "here.csv", "--recipe", "plain", "--size", "8000x8000"],
             "--size 8000x8000 would have a layer",
         ),
         (["learn", "model", "here.csv", "--false-alarm-rate", "1e-17"], "--false-alarm-rate is 1e-17"),

@@ -307,8 +307,9 @@ class TaskLearner:
         known.check_forgettable(task)
         method = known.method.fork()
         left, gone = known.without(number)
-        events = [{"event": "forgot", "serial": method.serial(one), "version": __version__} for one in gone]
         forgotten = method.forget(number)
+        serials = map(known.method.serial, gone)
+        events = [{"event": "forgot", "serial": serial, "version": __version__} for serial in serials]
         if left.tasks:
             self._learned = replace(left, method=method, history=(*known.history, *events))
         else:

@@ -17,6 +17,10 @@ Start = Callable[..., Started]
 
 LONG = ("--epochs", "60", "--hidden", "24", "--set", "random_features=32", "--device", "cpu")
 
+RECIPE = (
+    "Recipe: plain (a perceptron on numbers as they come, Gaussians on random features); change it with --recipe."
+)
+
 
 @pytest.fixture
 def words(tmp_path: Path) -> tuple[str, ...]:
@@ -41,7 +45,7 @@ def test_an_interrupted_task_is_kept_and_resumed_to_the_same_bits(
     ended = process.finish()
     assert (ended.code, ended.out) == (code, "")
     recipe, said = ended.err.split("\n", 1)
-    assert recipe == "Recipe: table (a perceptron, Gaussians on random features); change it with --recipe."
+    assert recipe == RECIPE
     assert said.startswith("Interrupted. The task is kept in m as far as it got. To go on:\n  ibpwf learn m ")
     again = said.splitlines()[1].strip()
     assert again.startswith("ibpwf learn m 'first file.csv' --label kind --epochs 60")
@@ -125,9 +129,7 @@ def test_interrupted_before_anything_was_kept_nothing_is_left(
     assert ended.code == 130
     kept = (tmp_path / "m" / ".in-progress" / "manifest.json").exists()
     assert kept or not (tmp_path / "m").exists()
-    said = ended.err.removeprefix(
-        "Recipe: table (a perceptron, Gaussians on random features); change it with --recipe.\n"
-    )
+    said = ended.err.removeprefix(f"{RECIPE}\n")
     assert said.startswith("Interrupted. " + ("The task is kept" if kept else "Nothing of this task was kept"))
 
 

@@ -166,13 +166,13 @@ def learn_command(
         encoder=encoder,
     )
     parameters = _parameters(hidden, alpha, epochs, seed, false_alarm_rate, set_)
-    if recipe is not None:
-        check_recipe(recipe)
-        parameters["recipe"] = recipe
     if read.size is not None and recipe == "plain":  # said now, and not after reading images of that size
         inputs = math.prod(read.size) * (read.channels or 1)
         check_layer(inputs, parameters.get("hidden", (400,))[0], own.option("size", read.size))
     check_device(device)
+    if recipe is not None:
+        check_recipe(recipe)
+        parameters["recipe"] = recipe
     import torch
 
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.

@@ -310,10 +310,10 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         return self._plan.recipe.name
 
     def make_settings(self, plan: Plan | None = None) -> Settings:
-        """The settings that tasks are learned with, by a plan, or by that of the tasks so far."""
+        """The settings that tasks are learned with, by a plan, or by that of the tasks so far, if there are any."""
         own = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
-        plan = plan or self._plan
-        return make_settings(self.settings, plan.recipe.settings(plan.first), **own)
+        plan = plan or getattr(self, "_plan", None)
+        return make_settings(self.settings, {} if plan is None else plan.recipe.settings(plan.first), **own)
 
     def _new_learner(self, plan: Plan, settings: Settings, shape: tuple[int, ...], outputs: int) -> Learner:
         hidden = None if isinstance(self.hidden, str) else self.hidden

@@ -76,7 +76,7 @@ def test_later_tasks_leave_factors_and_answers_of_earlier_ones_as_they_are_to_th
     before = {name: (d.blocks[0].a.clone(), d.blocks[0].b.clone()) for name, d in layers.items()}
     answered = answer(method, digits[0], known=True)
     right = accuracy(method, digits[:1], known=True)
-    learn(method, *digits[1:3])
+    learn(method, digits[1], digits[2])
     for name, (a, b) in before.items():
         assert torch.equal(layers[name].blocks[0].a, a)
         assert torch.equal(layers[name].blocks[0].b, b)
