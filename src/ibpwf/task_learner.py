@@ -68,8 +68,8 @@ def is_poor(held_out: HeldOut) -> bool:
     and 2 points."""
     if held_out.linear is None:
         return False
-    share = held_out.linear / 100
-    error = 100 * math.sqrt(max(share * (1 - share), 0.01) / held_out.rows)
+    shares = (held_out.linear / 100, held_out.accuracy / 100)
+    error = 100 * math.sqrt(sum(max(share * (1 - share), 0.01) for share in shares) / held_out.rows)
     return held_out.linear - held_out.accuracy > max(2.0, 3 * error)
 
 

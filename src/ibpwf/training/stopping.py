@@ -59,7 +59,7 @@ class Stopping:
             content, tensors = self.method.training_state()
             kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             self.best = Best(epoch, loss, content, kept)
-        return epoch - self.best.epoch >= phase.patience
+        return self.best.tensors is not None and epoch - self.best.epoch >= phase.patience
 
     def end_phase(self, epoch: int) -> int:
         """Put the method back to its best epoch, if `epoch` was not it; how many epochs that took."""
