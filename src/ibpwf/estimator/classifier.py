@@ -276,7 +276,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         kept = getattr(self, "extra_", {})
         if name in kept.get(ROWS, {}):
             kept = {**kept, ROWS: {other: digest for other, digest in kept[ROWS].items() if other != name}}
-        others = {"_stream": self._stream.without(lost)} if self.stream_rows_ else {}
+        others: dict[str, Any] = {"_stream": self._stream.without(lost)} if self.stream_rows_ else {}
         others |= {"_parameters": self._parameters, "extra_": kept}
         self._become(self, learner, self._standardizer, labels, novelty, **others)
         return forgotten
