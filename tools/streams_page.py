@@ -1,6 +1,6 @@
 """The tables of docs/streams.md, from the result files of benchmarks/streams.py.
 
-`python -m tools.streams_page docs`. A cell without a file stays empty.
+`python -m tools.streams_page docs`. What has not been measured has a dash; a table of which nothing has been is left out.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ def tables(files: Sequence[dict[str, Any]]) -> list[str]:
     for one in files:
         if "models" in one:
             named.setdefault(one["name"], {}).update(one["models"])
+    named = {name: made for name, made in named.items() if "ibpwf" in made}  # else there is nothing to compare
+    if not named:
+        return []
     rows = {one["name"]: one["rows"] for one in files if "models" in one}
     head = (
         "| answers before learning, per cent right | " + " | ".join(f"{n} ({rows[n]:,} rows)" for n in named) + " |"
     )
     lines = [head, "|---|" + "---:|" * len(named)]
     for model, words in MODELS.items():
-        cells = [f"{made[model]['accuracy']:.2f}" if model in made else "" for made in named.values()]
+        cells = [f"{made[model]['accuracy']:.2f}" if model in made else "–" for made in named.values()]
         lines.append(f"| {words} | " + " | ".join(cells) + " |")
     return lines
 
@@ -55,7 +58,7 @@ def images(files: Sequence[dict[str, Any]]) -> list[str]:
             ends = [f"{made['accuracy']:.2f}", "" if given is None else f"{given['accuracy']:.2f}"]
             cells = [f"{made['found']} of {len(one['borders'])}", delays, made["false_alarms"], made["tasks"], *ends]
             lines.append(f"| {one['name']} ({one['rows']:,} rows) | " + " | ".join(map(str, cells)) + " |")
-    return lines
+    return lines if any("hidden" in one for one in files) else []
 
 
 def detectors(files: Sequence[dict[str, Any]]) -> list[str]:

@@ -84,7 +84,8 @@ def watch_command(
     if json_:
         print_json({"model": str(model), "folder": str(folder), **asdict(watched)})
         return
-    say(f"{watched.learned} files learned, {watched.answered} answered, {watched.skipped} skipped.")
+    files = f"{watched.learned} file{'s' * (watched.learned != 1)}"
+    say(f"{files} learned, {watched.answered} answered, {watched.skipped} skipped.")
     if not watched.saved:
         say("No task has been learned yet, so nothing is on disk; these files will be read again.")
 
