@@ -1,6 +1,6 @@
 """The tables of docs/streams.md, from the result files of benchmarks/streams.py.
 
-`python -m tools.streams_page docs`. What has not been measured has a dash; a table of which nothing has been is left out.
+`python -m tools.streams_page docs`. What was not measured has a dash; a table of which nothing was is left out.
 """
 
 from __future__ import annotations
