@@ -298,7 +298,8 @@ class IBPWF(AnsweringMethod):
             if data.index == 0:
                 self.features.fit(rows.in_order(), len(rows), data.generator("random features"))
             self.inference.learn(data.index, self._phi(rows), len(data.classes))
-            new = Version(data.serial, data.classes, data.serial)
+            serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
+            new = Version(serial, data.classes, serial)
         self.versions = self.versions.added(new)
         if self._held_out is not None and (not data.more or new.calibration is not None):
             self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
