@@ -169,7 +169,7 @@ class IBPWF(AnsweringMethod):
             steps = max(rows // plan.batch_size, 1)
             patience = min(max(math.ceil(PATIENCE / steps), 3), 15)
             elbo = replace(elbo, patience=patience, schedule="constant")
-            finetune = replace(finetune, patience=max(finetune.epochs, 1), share=1.0, schedule="cosine")
+            finetune = replace(finetune, patience=max(finetune.epochs // 2, 3), schedule="cosine")
         return [elbo, finetune] if plan.finetune_epochs else [elbo]
 
     @property
@@ -187,7 +187,8 @@ class IBPWF(AnsweringMethod):
         assert self._held_out is not None
         network, classes = self._training, self._training.outputs // self._training.turns
         parts = [network.answers(x)[:, :classes] for x, _ in self._held_out[1].in_order()]
-        return tempered_loss(torch.cat(parts), self._held_out[1].tensors()[1])
+        held = self._held_out[1]
+        return tempered_loss(torch.cat(parts), held.tensors()[1], getattr(held, "weights", None))
 
     @property
     def least_classes(self) -> int:

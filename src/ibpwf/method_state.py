@@ -315,8 +315,8 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
     width: int | None = None
     if isinstance(features, RandomFeatures):
         width = len(features.bias)
-        if len(features.weight) != math.prod(shape):
-            raise NotWhole(f"random features take {len(features.weight)} numbers, inputs have shape {list(shape)}")
+        if features.inputs != math.prod(shape):
+            raise NotWhole(f"random features take {features.inputs} numbers, inputs have shape {list(shape)}")
     elif isinstance(features, FactorFeatures):
         kept, layer = method.model.reference or method.model.tasks[0], features.layers[0]
         width = int(kept.selected[layer].sum())

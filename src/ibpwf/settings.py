@@ -174,8 +174,10 @@ class Factorization(FrozenSettings):
         "shared", description="one head factorized like any other layer, or a dense one of its own for every task"
     )
     strength_std: Positive = Field(0.316, description="spread of the initial strengths r")
-    init: Literal["random", "pretrained"] = Field(
-        "random", description="factors drawn at random, or fitted to the network's own weights"
+    init: Literal["random", "pretrained", "anew"] = Field(
+        "random",
+        description="factors drawn at random, or fitted to the network's own weights, which later tasks go on from "
+        "('pretrained'); 'anew': those of later tasks are fitted to weights newly drawn",
     )
     base: Literal["none", "frozen"] = Field(
         "none",
@@ -213,12 +215,12 @@ def automatic_schedule(rows: int) -> Schedule:
 
 
 def longest_schedule(rows: int) -> Schedule:
-    """What "auto" stands for where held-out rows end the training: as long as it may take at most, about 5,000 steps
-    and at most 100 epochs."""
-    sizes = ((2_000, 32, 2e-3), (8_000, 64, 2e-3), (32_000, 128, 3e-3), (128_000, 256, 4e-3))
+    """What "auto" stands for where held-out rows end the training: as long as it may take at most. Some 250 steps
+    choose factors, 1,500 fine-tune."""
+    sizes = ((2_000, 64, 2e-3), (4_000, 128, 3e-3), (128_000, 256, 4e-3))
     batch, rate = next(((batch, rate) for most, batch, rate in sizes if rows < most), (1024, 4e-3))
-    epochs = min(max(math.ceil(5_000 / max(rows // batch, 1)), 8), 100)
-    return Schedule(epochs, epochs, batch, rate)
+    steps = max(rows // batch, 1)
+    return Schedule(min(max(math.ceil(250 / steps), 2), 20), min(max(math.ceil(1_500 / steps), 6), 60), batch, rate)
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -426,9 +428,10 @@ class Settings(Factorization):
         """How long and how fast a task of so many rows is trained; at most, where held-out rows stop it."""
         auto = longest_schedule(rows) if stopped else automatic_schedule(rows)
         epochs = auto.epochs if self.epochs == "auto" else self.epochs
+        finetune = auto.finetune_epochs if self.epochs == "auto" and stopped else (epochs + 1) // 2
         return Schedule(
             epochs,
-            (epochs + 1) // 2 if self.finetune_epochs == "auto" else self.finetune_epochs,
+            finetune if self.finetune_epochs == "auto" else self.finetune_epochs,
             auto.batch_size if self.batch_size == "auto" else self.batch_size,
             auto.learning_rate if self.learning_rate == "auto" else self.learning_rate,
         )

@@ -36,7 +36,7 @@ from ibpwf.training.fitting import check_fits, check_torch
 from ibpwf.training.linear import HeldOut
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
-from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows, gives_batches, with_labels
+from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows, gives_batches, weighted, with_labels
 
 T = TypeVar("T")
 
@@ -141,16 +141,18 @@ class TaskLearner:
         y: Data | None = None,
         name: str | None = None,
         *,
+        weights: Data | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> TaskInfo:
         """Learn one task from examples `x` and integer labels `y`, from a Dataset of pairs, or from anything that
         gives batches (x, y) anew whenever it is iterated, such as a DataLoader. Examples may be dicts where the
         network's inputs have names; batches and items may then hold "labels" among them.
 
+        `weights`, one for each example of x and y, say how often it comes beside others: 1 where none are given.
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        run_steps(self.learn_steps(x, y, name, callbacks=callbacks))
+        run_steps(self.learn_steps(x, y, name, weights=weights, callbacks=callbacks))
         self.warn_if_hardly_learned()
         return self.tasks[-1]
 
@@ -179,13 +181,14 @@ class TaskLearner:
         y: Data | None = None,
         name: str | None = None,
         *,
+        weights: Data | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
         """`learn`, pausing after every optimization step; the task counts once the last step is done. Until then, and
         if it is broken off, the learner is as before; it answers whoever asks, in other threads too, and takes on no
         second task."""
         self._check_free("learnt")
-        steps = self._steps(x, y, name, callbacks)
+        steps = self._steps(x, y, name, weights, callbacks)
         self._changing.claim(steps, "learnt")
         return steps
 
@@ -194,6 +197,7 @@ class TaskLearner:
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None,
         name: str | None,
+        weights: Data | None,
         callbacks: Sequence[Callback],
     ) -> Generator[None, None, None]:
         check_torch()
@@ -201,6 +205,8 @@ class TaskLearner:
         known = self._learned
         name = self._task_name(name)
         rows, classes, counts, packing = self._rows(x, y)
+        if weights is not None:
+            rows = weighted(rows, weights)
         if len(classes) < known.method.least_classes:
             raise InputError(
                 f"task '{name}' has one class only ({classes[0]}); a task needs at least two to tell apart, or "
@@ -221,6 +227,7 @@ class TaskLearner:
         )
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         use, seconds = method.use(number), time.perf_counter() - started
+        counts = rows.class_weights() if isinstance(rows, TensorRows) else counts
         guessing = 100 * float(counts.max() / counts.sum())
         now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing)
         self._learned = now.numbered([*known.tasks, task, *known.older])

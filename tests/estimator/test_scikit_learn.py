@@ -20,8 +20,12 @@ from ibpwf import ContinualClassifier
 SMALL: dict[str, Any] = {"hidden": (20,), "epochs": 15, "settings": {"random_features": 50}}
 
 
+DRAWN = "rows are drawn as often as their weight says, so they are the same on average, not to the digit"
+NOT_TO_THE_DIGIT = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")}
+
+
 # Small and quick: what is checked is how it behaves, not how well it learns.
-@parametrize_with_checks([ContinualClassifier(**SMALL)])
+@parametrize_with_checks([ContinualClassifier(**SMALL)], expected_failed_checks=lambda _: NOT_TO_THE_DIGIT)
 def test_scikit_learns_own_checks(estimator: ContinualClassifier, check: Callable[[Any], None]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

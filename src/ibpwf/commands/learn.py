@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ibpwf.own_data.learning import LearnedTask
     from ibpwf.screen import Screen
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
+    from ibpwf.training.linear import HeldOut
 
 NOT_KEPT = 1
 """The exit code where more rows of a task made it worse and nothing was kept."""
@@ -350,8 +351,19 @@ def show(screen: Screen, model: Path, data: Path, learned: LearnedTask) -> None:
         f"Accuracy on {where}: {learned.accuracy:.2f} % with the task given, {learned.accuracy_inferred:.2f} % with "
         "the task inferred."
     )
+    if learned.beside is not None:
+        screen.say(beside(learned.beside))
     tasks = printable(", ".join(learned.tasks))
     screen.say(f"{printable(str(model))} has {len(learned.tasks)} task{'s' * (len(learned.tasks) > 1)}: {tasks}.")
+
+
+def beside(held_out: HeldOut) -> str:
+    """How well rows that nothing was learnt from are answered, beside two simple ways."""
+    linear = "" if held_out.linear is None else f", a logistic regression for {held_out.linear:.2f} %"
+    return (
+        f"Of {held_out.rows:,} rows that it kept apart: {held_out.accuracy:.2f} % right with the task given; always "
+        f"the largest class would be right for {held_out.majority:.2f} %{linear}."
+    )
 
 
 def show_more(screen: Screen, tried: MoreRows | None, given: dict[str, Any], json_: bool) -> None:

@@ -14,6 +14,25 @@ WIDEST = 6.0
 """Standard deviations beyond which a number counts as this far."""
 
 
+FEW_NUMBERS = 8
+"""A column of no more different numbers is one of kinds, or of yes and no."""
+MOST_COLUMNS = 256
+"""A table of more is no longer one whose single columns mean much by themselves."""
+
+
+def columns_of_many(x: Tensor) -> tuple[int, ...]:
+    """The columns of a table in which there are many different numbers; none, if it has too many columns."""
+    if x.shape[1] > MOST_COLUMNS:
+        return ()
+    return tuple(column for column in range(x.shape[1]) if are_many(torch.unique(x[:, column]).tolist()))
+
+
+def are_many(different: Sequence[float]) -> bool:
+    """Whether a column of these different numbers holds many, or will: one that is always the same so far is a
+    measurement unless that is a whole number, which may as well be a kind, or a no."""
+    return len(different) > FEW_NUMBERS or (len(different) == 1 and different[0] % 1 != 0)
+
+
 @runtime_checkable
 class FittedToTask(Protocol):
     """A module that looks at a task's rows before the task is trained. What it keeps of them are buffers, so they

@@ -51,7 +51,9 @@ def factorize(
     names that layer where it is not the last Linear one.
     `init="pretrained"` fits the dictionary to the weights of `net` by singular value decomposition, so that the first
     task starts from what `net` computes and each later one from the task before it; `FactorModel.fits` tells the
-    error. `"random"` takes nothing from `net` but what is not factorized.
+    error. `"anew"` does so for the first task, and later ones start from weights newly drawn, in factors of their own
+    beside those that are locked: for data whose tasks have little in common, at the price of a larger dictionary.
+    `"random"` takes nothing from `net` but what is not factorized.
     `base="frozen"` leaves the weights of `net` as they are and gives each task a difference from them,
     W_t = W_0 + W_a diag(λ_t) W_b: every task begins as `net` itself, and takes as few factors as its data ask for.
     Embeddings are then frozen too.
@@ -62,14 +64,14 @@ def factorize(
         raise InputError(f"net is a {type(net).__name__}; factorize takes a torch.nn.Module.")
     for field, value, choices in (
         ("heads", heads, ("shared", "per-task")),
-        ("init", init, ("random", "pretrained")),
+        ("init", init, ("random", "pretrained", "anew")),
         ("base", base, ("none", "frozen")),
     ):
         if value not in choices:
             raise InputError(f"{field} is {value!r}; choose {' or '.join(map(repr, choices))}.")
     if not (strength_std > 0 and math.isfinite(strength_std)):
         raise InputError(f"strength_std is {strength_std}; the spread of the initial r must be above 0.")
-    if base == "frozen" and init == "pretrained":
+    if base == "frozen" and init != "random":
         raise InputError(
             "base is 'frozen' and init is 'pretrained': the trained weights are either kept beside the factors or "
             "turned into them; leave one out."

@@ -336,7 +336,7 @@ class FactorModel(nn.Module):
         return self.thawed(net)
 
     def _need_pretrained(self) -> None:
-        if self.init != "pretrained":
+        if self.init == "random":
             raise InputError(f"init is '{self.init}'; only factorize(net, init='pretrained') fits the given weights.")
 
     # Answering

@@ -59,6 +59,20 @@ def fitted_vectors(start: LayerVectors) -> LayerVectors:
     return LayerVectors(torch.ones_like(start.strength), start.logit.clamp(min=certain), start.c, start.d)
 
 
+def uniform(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
+    """A weight as torch draws one for a layer of so many inputs."""
+    return (torch.rand(inputs, outputs, generator=generator) * 2 - 1) / math.sqrt(inputs)
+
+
+def anew_vectors(start: LayerVectors, fitted_at: Tensor) -> LayerVectors:
+    """Where a task starts that begins anew: as `fitted_vectors` on its own factors, and with no strength on locked
+    ones, which it may still come to use."""
+    strength, logit = torch.zeros_like(start.strength), start.logit.clone()
+    strength[fitted_at] = 1
+    logit[fitted_at] = logit[fitted_at].clamp(min=math.log(CERTAINTY) - math.log1p(-CERTAINTY))
+    return LayerVectors(strength, logit, start.c, start.d)
+
+
 def continued_vectors(start: LayerVectors, previous: LayerVectors, locked_at: Tensor) -> LayerVectors:
     """Where a later task starts: the strengths of the task before on locked factors, 0 on new ones."""
     strength = torch.zeros_like(start.strength)

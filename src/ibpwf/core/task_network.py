@@ -17,7 +17,15 @@ from ibpwf.core.dictionary import Dictionary, FactorBlock
 from ibpwf.core.layers import FactorLayer, FactorWeight, deal_scores, factor_layer, xavier
 from ibpwf.core.learned import LearnedTask
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
-from ibpwf.core.pretrained import continued_vectors, fitted_vectors, version_vectors, without_locked
+from ibpwf.core.pretrained import (
+    anew_vectors,
+    continued_vectors,
+    fitted_vectors,
+    singular_factors,
+    uniform,
+    version_vectors,
+    without_locked,
+)
 from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
 
 if TYPE_CHECKING:
@@ -57,7 +65,8 @@ class TaskNetwork(nn.Module):
         self.selected: dict[str, Tensor] = {}
         self._temperature, self._kl_terms = temperature, kl_terms
         self.number = len(model.tasks) + 1
-        self._fitted = model.init == "pretrained" and self.number == 1
+        self._fitted = model.init != "random" and self.number == 1
+        self._anew = model.init == "anew" and self.number > 1 and version_of is None
         self._on_base = model.base == "frozen"
         self._layer_names = list(model.layers)
         self._fixed = model.fixed_tensors()
@@ -101,12 +110,21 @@ class TaskNetwork(nn.Module):
         layer = _layer_of(net, model.weights[name], dictionary.gathered(), keeps_base=self._on_base)
         fitted = model.fitted_factors(name) if self._fitted else None
         width = dictionary.room_for(self.number) if fitted is None else fitted[0].shape[1]
+        if self._anew:
+            rank = min(dictionary.inputs, dictionary.outputs)
+            width = dictionary.capped(max(dictionary.width, dictionary.locked + rank))
         vectors = initial_vectors(dictionary.alpha, width, previous, self.strength_std, generator)
         taken = set(layer.locked_at.tolist())
         free_at = torch.tensor([k for k in range(width) if k not in taken], dtype=torch.long)
         if fitted is not None:
             a, b = fitted
             vectors = fitted_vectors(vectors)
+        elif self._anew:
+            a, b = self._fresh(dictionary, len(free_at), width, generator)
+            count = min(dictionary.inputs, dictionary.outputs, len(free_at))
+            drawn = uniform(dictionary.inputs, dictionary.outputs, generator)
+            a[:, :count], b[:count] = singular_factors(drawn, count)
+            vectors = anew_vectors(vectors, free_at[:count])
         else:
             a, b = self._fresh(dictionary, len(free_at), width, generator)
             if self._on_base:
@@ -195,8 +213,8 @@ class TaskNetwork(nn.Module):
 
     def grow(self, kappa: float) -> int:
         """Add sticks to every layer that has used up the free factors it was offered; how many were added. Factors
-        that were fitted to trained weights are all in use from the start, and are not added to."""
-        if self.selected or self._fitted:
+        that were fitted to whole weights are all in use from the start, and are not added to."""
+        if self.selected or self._fitted or self._anew:
             return 0
         added = 0
         start, prior = [], []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import nn
 
 from ibpwf.errors import InputError
@@ -74,6 +75,42 @@ def check_as_before(name: str, old: Any, new: Any) -> None:
             f"{name} is {new!r}, but the first task was learnt with {old!r}, which every task reads; set it back, or "
             "call fit to start anew."
         )
+
+
+ClassWeight = str | Mapping[Any, float] | Sequence[tuple[Any, float]] | None
+"""Weights of classes: "balanced", or labels with their weights."""
+
+
+def plain_weights(class_weight: ClassWeight) -> Any:
+    """As JSON, in which a mapping's keys would be texts."""
+    if class_weight is None or isinstance(class_weight, str):
+        return class_weight
+    pairs = dict(class_weight).items()
+    return [[label.item() if hasattr(label, "item") else label, float(weight)] for label, weight in pairs]
+
+
+def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
+    """How often each row comes: by its class, times what is given for it; None where all count the same."""
+    if class_weight is None and sample_weight is None:
+        return None
+    weights = np.ones(len(y))
+    if sample_weight is not None:
+        given = np.asarray(sample_weight)
+        if given.shape != weights.shape or given.dtype.kind not in "biuf":
+            raise InputError(
+                f"sample_weight has shape {given.shape} for {len(y):,} rows; give one number for each row."
+            )
+        weights = given.astype(np.float64)
+    if class_weight is not None:
+        try:
+            weights = weights * compute_sample_weight(
+                class_weight if isinstance(class_weight, str) else dict(class_weight), y
+            )
+        except (TypeError, ValueError):
+            raise InputError(
+                f"class_weight is {class_weight!r}; give 'balanced', or a mapping from labels to numbers."
+            ) from None
+    return weights
 
 
 def told_by_router(learner: Learner) -> bool:

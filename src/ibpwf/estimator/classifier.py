@@ -22,6 +22,8 @@ from ibpwf.estimator.building import (
     gaussians,
     make_learner,
     make_settings,
+    plain_weights,
+    row_weights,
     settings_of_next_task,
     told_by_router,
 )
@@ -68,7 +70,8 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     `settings.automatic_schedule`; half as many epochs again are for fine-tuning); `settings`, a mapping of any other
     field of `ibpwf.Settings`; `false_alarm_rate` of `is_novel`; `random_state`; `device` ("auto": the GPU where there
     is one); `stream`, True or a mapping of `StreamOptions`: `partial_fit` takes batches of any size and finds the
-    tasks itself (docs/streams.md).
+    tasks itself (docs/streams.md); `class_weight`, "balanced" for classes that are rare, or a mapping of labels to
+    how often their rows come beside others.
 
     Attributes: `classes_`, `tasks_`, `n_features_in_`, `feature_names_in_`, `learner_` (the `Learner` inside), and of
     a stream `stream_log_`.
@@ -92,6 +95,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
         stream: bool | Mapping[str, Any] = False,
+        class_weight: str | Mapping[Any, float] | None = None,
     ) -> None:
         self.hidden = hidden
         self.recipe = recipe
@@ -104,6 +108,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         self.random_state = random_state
         self.device = device
         self.stream = stream
+        self.class_weight = class_weight
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -112,9 +117,9 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
 
     # Learning
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn one task from nothing; what was learnt before is dropped."""
-        return self._learn(X, y, None, anew=True)
+        return self._learn(X, y, None, anew=True, sample_weight=sample_weight)
 
     def learn(
         self,
@@ -122,11 +127,13 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         y: Any,
         task: str | None = None,
         *,
+        sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
-        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given); `callbacks` as in
-        `Learner.learn`."""
-        return self._learn(X, y, task, anew=not self._has_tasks(), callbacks=callbacks)
+        """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given). A row of
+        `sample_weight` 2 comes twice as often as one of 1; `callbacks` as in `Learner.learn`."""
+        how = {"sample_weight": sample_weight, "callbacks": callbacks}
+        return self._learn(X, y, task, anew=not self._has_tasks(), **how)
 
     def more(
         self,
@@ -185,7 +192,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         novelty.calibrate_more(task, zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
         return novelty
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn the next task, as scikit-learn names it.
 
         Every call is a whole task, not a batch of one: give all rows that belong together at once. With `stream` it
@@ -193,9 +200,12 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         labels that later rows will bring, so that `predict_proba` has their columns from the start.
         """
         if StreamOptions.of(self.stream) is not None:
+            if sample_weight is not None:
+                raise InputError("sample_weight was given, but rows of a stream all count the same; leave it out.")
             self._changes().check("taken")
             return self._take(X, y, classes)
-        return self._learn(X, y, None, anew=not self._has_tasks(), classes=classes)
+        how = {"classes": classes, "sample_weight": sample_weight}
+        return self._learn(X, y, None, anew=not self._has_tasks(), **how)
 
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
         steps = self._learn_steps(X, y, task, **how)
@@ -217,6 +227,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         anew: bool,
         classes: Any = None,
         known: LabelBook | None = None,
+        sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
         seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
@@ -240,7 +251,8 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         if learner is None:
             learner = self._new_learner(plan, settings, tuple(x.shape[1:]), len(present))
         told_by_router(learner)
-        yield from learner.learn_steps(x, numbers, name=task, callbacks=callbacks)
+        weights = row_weights(self.class_weight, sample_weight, y)
+        yield from learner.learn_steps(x, numbers, name=task, weights=weights, callbacks=callbacks)
         novelty = None
         if not told_by_router(learner):
             old = None if anew else self._novelty
@@ -284,6 +296,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             "stream": self.stream if isinstance(self.stream, bool) else dict(self.stream),
             "hidden": self.hidden if isinstance(self.hidden, str) else list(self.hidden),
             "settings": None if self.settings is None else dict(self.settings),
+            "class_weight": plain_weights(self.class_weight),
             "random_state": int(seed) if isinstance(seed, (int, np.integer)) else learner.seed,
         }
 

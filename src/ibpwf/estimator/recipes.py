@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from ibpwf.backbones.loading import is_cached
+from ibpwf.core.encoding import MOST_COLUMNS, are_many
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator.preparing import BackbonePreparation, Image, PixelPreparation, Preparation, smaller
 from ibpwf.models import mlp, resnet9, table_network
@@ -30,16 +31,10 @@ SMALLEST_SIDE = 8
 """Of images that a small network of convolutions can read."""
 
 
-FEW_NUMBERS = 8
-"""A column of no more different numbers is one of kinds, or of yes and no."""
-MOST_COLUMNS = 256
-"""A table of more is no longer one whose single columns mean much by themselves."""
-
-
 def has_many(column: Any) -> bool:
-    """Whether a column, dense or sparse, holds many different numbers."""
+    """Whether a column, dense or sparse, holds many different numbers, or will."""
     some = column[:100_000]
-    return len(np.unique(some.toarray() if hasattr(some, "toarray") else some)) > FEW_NUMBERS
+    return are_many(np.unique(some.toarray() if hasattr(some, "toarray") else some).tolist())
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ class Plan:
 def suitable(first: FirstTask) -> str:
     """The recipe for data like these. A trained network is never fetched unasked: it is taken where it is already."""
     if first.image is None:
-        return "plain"
+        return "table" if first.rows >= MANY_ROWS and first.inputs <= MOST_COLUMNS else "plain"
     if min(first.image[1:]) < SMALLEST_SIDE:
         return "plain"
     return "backbone" if first.image[0] == 3 and is_cached(BACKBONE) else "images"
@@ -149,13 +144,26 @@ def _table(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: Hidde
     return table_network(math.prod(shape), first.many, TABLE_HIDDEN if hidden is None else hidden, outputs)
 
 
+MANY_ROWS = 1_000
+"""From here on each class's own covariance is known well enough to tell tasks apart by, and rows can be held out."""
+WIDEST = 400
+
+
 def _table_settings(first: FirstTask) -> dict[str, Any]:
-    """A perceptron that is trained for as long as held-out rows gain, beside Gaussians on random features."""
+    """A perceptron that is trained for as long as held-out rows gain, beside a Gaussian per class, whose statistics
+    take no more than some times the bytes of the rows. Of few rows all are learned from, as long as it is usual."""
+    if first.rows < MANY_ROWS:
+        return _plain_settings(first)
     return {
         **_plain_settings(first),
-        "random_features": min(1_000, router_width(first.rows, 4 * first.inputs)),
+        "features": "quantiles",
+        "inference": "class-gaussian",
+        "random_features": max(64, min(WIDEST, math.isqrt(first.rows * first.inputs))),
+        "shrinkage": 0.2,
+        "ridge": 0.02,
         "held_out": HELD_OUT,
         "early_stopping": True,
+        "init": "anew",
     }
 
 
@@ -232,7 +240,7 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(
             "table",
-            "table (a perceptron on numbers and their quantiles, Gaussians on random features)",
+            "table (a perceptron on numbers and their quantiles, as long as held-out rows gain; class Gaussians)",
             settings=_table_settings,
             prepare=_columns,
             network=_table,

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from ibpwf.errors import InputError
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.patches import BLANK, PatchFeatures, pooling_matrix
+from ibpwf.inference.features.quantiles import QuantileFeatures, weighted
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.method import IBPWF
 
@@ -26,8 +27,11 @@ class _RandomPhi(nn.Module):
         super().__init__()
         self.register_buffer("weight", layer.weight.cpu())
         self.register_buffer("bias", layer.bias.cpu())
+        self.encoding = copy.deepcopy(layer.encoding).cpu() if isinstance(layer, QuantileFeatures) else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.encoding is not None:
+            x = weighted(self.encoding, x.flatten(1).double())
         weight, bias = self.get_buffer("weight").double(), self.get_buffer("bias").double()
         return torch.addmm(bias, x.flatten(1).double(), weight).relu()
 

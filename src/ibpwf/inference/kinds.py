@@ -13,6 +13,7 @@ from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.patches import PatchFeatures
+from ibpwf.inference.features.quantiles import QuantileFeatures
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.router import RidgeRouter
@@ -45,6 +46,7 @@ FEATURES: dict[str, Callable[..., Features]] = {
     "layer": lambda settings, model: LayerFeatures(model, _layers(settings)),
     "factors": lambda settings, model: FactorFeatures(model, _layers(settings)),
     "random": lambda settings: RandomFeatures(_width(settings)),
+    "quantiles": lambda settings: QuantileFeatures(_width(settings)),
     "patches": lambda settings: PatchFeatures(
         settings.patch_filters,
         grid=settings.patch_grid,

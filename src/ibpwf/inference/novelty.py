@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 import torch
@@ -50,6 +51,10 @@ def usual_limit(distances: Tensor, rate: float) -> float:
     logs = known.log()
     fitted = math.exp(float(logs.mean()) + NormalDist().inv_cdf(1 - rate) * float(logs.std()))
     return max(fitted, float(known[-1]))
+
+
+ENOUGH = 2
+"""Rows that a class needs for each feature to have a covariance of its own."""
 
 
 class Novelty:
@@ -98,7 +103,16 @@ class Novelty:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def _groups(self, task: int) -> list[Moments]:
-        return [g for g, owner in zip(self.inference.groups, self.inference.owner, strict=True) if owner == task]
+        """A task's Gaussians. Classes of few rows have one covariance together, about the mean of each: by its own, a
+        row that is left out of so few would lie anywhere, and nothing would be new."""
+        groups = [g for g, owner in zip(self.inference.groups, self.inference.owner, strict=True) if owner == task]
+        own = self.inference.per_class and len(groups) > 1
+        if not own or min(group.count for group in groups) >= ENOUGH * len(groups[0].mean):
+            return groups
+        rows = sum(group.count for group in groups)
+        parts = (group.covariance * (group.count / rows) for group in groups)
+        common = sum(parts, torch.zeros_like(groups[0].covariance))
+        return [replace(group, covariance=common) for group in groups]
 
     @staticmethod
     def _rows(group: Moments, groups: Sequence[Moments]) -> int:

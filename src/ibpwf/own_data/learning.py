@@ -22,6 +22,7 @@ from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.checkpoint import Checkpoint
+from ibpwf.training.linear import HeldOut
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class LearnedTask:
     held_out: int
     recipe: str = "plain"
     already: bool = False
+    beside: HeldOut | None = None  # rows that the recipe itself kept apart, beside two simple ways to answer them
 
 
 def learn_file(
@@ -143,7 +145,8 @@ def _learn(
     classifier.save(model)
     rest = 0 if options.validate is None else len(test)
     classes, tasks = classes_of(classifier, task), list(classifier.tasks_)
-    return LearnedTask(task, len(train), classes, tasks, given, inferred, rest, classifier.recipe_)
+    beside = classifier.learner_.info(task).held_out
+    return LearnedTask(task, len(train), classes, tasks, given, inferred, rest, classifier.recipe_, beside=beside)
 
 
 @contextlib.contextmanager
@@ -198,7 +201,7 @@ def _already(classifier: ContinualClassifier, task: str, data: Path, options: Le
             f"holds ({len(examples):,}); {another} to learn these."
         )
     tasks, recipe = list(classifier.tasks_), classifier.recipe_
-    return LearnedTask(task, info.examples, classes, tasks, info.accuracy, None, 0, recipe, already=True)
+    return LearnedTask(task, info.examples, classes, tasks, info.accuracy, None, 0, recipe, True, info.held_out)
 
 
 def _check_place(model: Path) -> None:

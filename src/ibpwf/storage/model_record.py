@@ -325,6 +325,7 @@ class ClassifierParameters(Record):
     random_state: int
     device: str
     stream: bool | dict[str, Any] = False
+    class_weight: Literal["balanced"] | list[tuple[Any, float]] | None = None
 
 
 class ClassifierFace(Record):

@@ -67,10 +67,15 @@ class Rows(Protocol):
 
 
 class TensorRows:
-    """Examples that lie on the training device. An epoch is a shuffled order, a batch a gather by index."""
+    """Examples that lie on the training device. An epoch is a shuffled order, a batch a gather by index.
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
+    With `weights`, on the CPU, rows come as often as these say, one drawn independently of the other: what is learned
+    is on average what it would be if the loss of each row counted so much, and no step has a rare row of a thousand
+    times the loss of others.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
+        self.x, self.y, self.weights = x, y, weights
 
     def __len__(self) -> int:
         return len(self.y)
@@ -80,10 +85,19 @@ class TensorRows:
         shape."""
         return len(self) // min(batch_size, len(self))
 
+    def class_weights(self) -> Tensor:
+        """How many rows each class has, or what they weigh together."""
+        weights = None if self.weights is None else self.weights.double()
+        return torch.bincount(self.y.cpu(), weights)
+
     def order(self, batch_size: int, shuffle: Generator) -> Tensor:
         """The rows of every step of an epoch, a row each."""
         size, count = min(batch_size, len(self)), self.steps(batch_size)
-        return torch.randperm(len(self), generator=shuffle)[: count * size].view(count, size)
+        if self.weights is None:
+            return torch.randperm(len(self), generator=shuffle)[: count * size].view(count, size)
+        reached = self.weights.double().cumsum(0)
+        drawn = torch.rand(count * size, generator=shuffle, dtype=torch.float64) * reached[-1]
+        return torch.searchsorted(reached, drawn, right=True).clamp(max=len(self) - 1).view(count, size)
 
     def epoch(self, batch_size: int, shuffle: Generator) -> Iterator[tuple[Tensor, Tensor]]:
         for rows in self.order(batch_size, shuffle).to(self.x.device):
@@ -93,7 +107,7 @@ class TensorRows:
         return zip(torch.split(self.x, batch_size), torch.split(self.y, batch_size), strict=True)
 
     def identity(self) -> dict[str, Tensor]:
-        return {"x": self.x, "y": self.y}
+        return {"x": self.x, "y": self.y} | ({} if self.weights is None else {"weights": self.weights})
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         return self.x, self.y
@@ -102,8 +116,31 @@ class TensorRows:
         chosen = drawn_rows(self.y, share, most, shuffle).to(self.y.device)
         if not chosen.any():
             return None
-        first, second = (TensorRows(self.x[rows], self.y[rows]) for rows in (~chosen, chosen))
-        return first, second
+        return self._part(~chosen), self._part(chosen)
+
+    def _part(self, rows: Tensor) -> TensorRows:
+        weights = None if self.weights is None else self.weights[rows.cpu()]
+        return TensorRows(self.x[rows], self.y[rows], weights)
+
+
+def weighted(rows: Rows, weights: Any) -> Rows:
+    """The same rows, each to come as often as its weight says."""
+    if not isinstance(rows, TensorRows):
+        raise InputError(
+            "weights were given beside a Dataset or batches, which decide themselves which rows come how often; give "
+            "x and y as arrays, or leave weights out."
+        )
+    try:
+        found = torch.as_tensor(np.asarray(weights, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise InputError(f"weights is {weights!r}; give a number for each example.") from None
+    if found.shape != (len(rows),):
+        raise InputError(
+            f"weights has shape {tuple(found.shape)} for {len(rows):,} examples; give a number for each."
+        )
+    if not bool(torch.isfinite(found).all()) or float(found.min()) < 0 or not float(found.sum()) > 0:
+        raise InputError("weights holds negative numbers, NaN, infinity, or zeros alone; give numbers from 0.")
+    return TensorRows(rows.x, rows.y, found)
 
 
 def drawn_rows(labels: Tensor, share: float, most: int, shuffle: Generator) -> Tensor:

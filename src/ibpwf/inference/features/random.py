@@ -61,6 +61,11 @@ class RandomFeatures(Features):
         """φ in float64: the Gaussians on it magnify float32's rounding, which differs from machine to machine."""
         return torch.addmm(self.bias.double(), x.flatten(1).double(), self.weight.double()).relu()
 
+    @property
+    def inputs(self) -> int:
+        """How many numbers an input has."""
+        return len(self.weight)
+
     def state(self) -> State:
         return {}, {"weight": self.weight, "bias": self.bias} if len(self.bias) else {}
 

@@ -1,0 +1,88 @@
+"""φ(x) of a table: a fixed random layer on numbers on their column's scale, and on how they lie between quantiles.
+
+    φ(x) = ReLU(e(x) · W + b),   e as in `core.encoding`, fitted to the first task
+
+Columns have their own scales, and what tells classes apart is often in which range a number lies. Gaussians
+on 500 such features tell forest covers (covertype, three tasks) apart better than on 2,000 of the bare numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ibpwf.core.encoding import MOST_ROWS, TableEncoding, columns_of_many
+from ibpwf.inference.base import Batch, State
+from ibpwf.inference.features.random import RandomFeatures
+
+BINS = 16
+WEIGHT = 1.7
+"""Of what lies between 0 and 1 beside numbers of spread 1."""
+PREFIX = "encoding/"
+
+
+def weighted(encoding: TableEncoding, x: Tensor) -> Tensor:
+    """Encoded numbers, with intervals at their weight."""
+    numbers = encoding(x)
+    return torch.cat([numbers[:, : encoding.inputs], WEIGHT * numbers[:, encoding.inputs :]], 1)
+
+
+class QuantileFeatures(RandomFeatures):
+    """A random layer on encoded numbers. `width` is its number of units; None: by the first task's rows."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__(width)
+        self.encoding = TableEncoding(0, (), BINS)
+
+    def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
+        kept, labels, found = [], [], 0
+        for x, y in batches:
+            kept.append(x.flatten(1))
+            labels.append(y)
+            found += len(y)
+            if found >= MOST_ROWS:
+                break
+        x = torch.cat(kept)
+        encoding = TableEncoding(x.shape[1], columns_of_many(x), BINS)
+        encoding.fit([x])
+        self.encoding = encoding = encoding.to(x.device)
+        parts = zip(kept, labels, strict=True)
+        super().fit(((weighted(encoding, some.double()), y) for some, y in parts), len(x), generator)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(weighted(self.encoding, x.flatten(1).double()))
+
+    @property
+    def inputs(self) -> int:
+        return self.encoding.inputs
+
+    def state(self) -> State:
+        content, tensors = super().state()
+        if not tensors:
+            return content, tensors
+        own = {PREFIX + name: tensor for name, tensor in self.encoding.state_dict().items()}
+        return {**content, "columns": list(self.encoding.columns)}, {**tensors, **own}
+
+    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+        super().load_state(content, {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)})
+        if not tensors:
+            return
+        mean, columns = own.get("mean"), content.get("columns")
+        if mean is None or mean.ndim != 1 or not isinstance(columns, list):
+            raise ValueError("random features of quantiles have no scale of their columns")
+        if not all(type(column) is int and 0 <= column < len(mean) for column in columns):
+            raise ValueError(f"random features of quantiles are of columns {columns!r} of {len(mean)}")
+        encoding = TableEncoding(len(mean), columns, BINS)
+        wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in encoding.state_dict().items()}
+        if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()} != wanted:
+            raise ValueError("the quantiles of random features do not fit their columns")
+        if len(self.weight) != encoding.outputs:
+            raise ValueError(
+                f"random features take {len(self.weight)} numbers, their encoding gives {encoding.outputs}"
+            )
+        encoding.load_state_dict(own)
+        self.encoding = encoding.to(mean.device)
