@@ -8,8 +8,8 @@
 
 A file for each table goes to docs/results/own-data, with what every seed came to. A seed draws the rows and which
 quarter of each task is the test. With `--tuned` ten other settings are tried too; the best is chosen on a fifth of
-the training rows, and the defaults are compared with it on the test rows. `seconds` are those of learning; `cpu_seconds`
-those that all cores worked for it.
+the training rows, and the defaults are compared with it on the test rows. `seconds` are those of learning;
+`cpu_seconds` those that all cores worked for it.
 """
 
 from __future__ import annotations

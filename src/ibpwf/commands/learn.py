@@ -138,6 +138,15 @@ def learn_command(
             show_default="0.01",
         ),
     ] = None,
+    class_weight: Annotated[
+        str | None,
+        typer.Option(
+            "--class-weight",
+            metavar="balanced",
+            help="New model: rows of rare classes come as often as those of others.",
+            show_default="all rows count the same",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -171,6 +180,10 @@ def learn_command(
         inputs = math.prod(read.size) * (read.channels or 1)
         check_layer(inputs, parameters.get("hidden", (400,))[0], own.option("size", read.size))
     check_device(device)
+    if class_weight is not None:
+        if class_weight != "balanced":
+            raise InputError(f"--class-weight is '{class_weight}'; give balanced, or leave it out.")
+        parameters["class_weight"] = class_weight
     if recipe is not None:
         check_recipe(recipe)
         parameters["recipe"] = recipe

@@ -146,7 +146,7 @@ def _table(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden: Hidde
 
 MANY_ROWS = 1_000
 """From here on each class's own covariance is known well enough to tell tasks apart by, and rows can be held out."""
-WIDEST = 400
+WIDEST = 300
 
 
 def _table_settings(first: FirstTask) -> dict[str, Any]:

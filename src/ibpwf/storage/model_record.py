@@ -325,7 +325,7 @@ class ClassifierParameters(Record):
     random_state: int
     device: str
     stream: bool | dict[str, Any] = False
-    class_weight: Literal["balanced"] | list[tuple[Any, float]] | None = None
+    class_weight: Literal["balanced"] | list[Annotated[list[Any], Field(min_length=2, max_length=2)]] | None = None
 
 
 class ClassifierFace(Record):
