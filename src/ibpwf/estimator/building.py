@@ -89,6 +89,14 @@ def plain_weights(class_weight: ClassWeight) -> Any:
     return [[label.item() if hasattr(label, "item") else label, float(weight)] for label, weight in pairs]
 
 
+def _by_class(class_weight: ClassWeight, y: Any) -> Any:
+    """Classes that a mapping does not name count once: they may be another task's."""
+    if class_weight is None or isinstance(class_weight, str):
+        return compute_sample_weight(class_weight, y)
+    weights = dict(class_weight)
+    return np.array([float(weights.get(label, 1.0)) for label in y.tolist()])
+
+
 def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
     """How often each row comes: by its class, times what is given for it; None where all count the same."""
     if class_weight is None and sample_weight is None:
@@ -103,9 +111,7 @@ def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
         weights = given.astype(np.float64)
     if class_weight is not None:
         try:
-            weights = weights * compute_sample_weight(
-                class_weight if isinstance(class_weight, str) else dict(class_weight), y
-            )
+            weights = weights * _by_class(class_weight, y)
         except (TypeError, ValueError):
             raise InputError(
                 f"class_weight is {class_weight!r}; give 'balanced', or a mapping from labels to numbers."
