@@ -171,11 +171,9 @@ class RidgeRouter(TaskInference):
         return solution
 
     def fork(self) -> Self:
-        """A copy that may learn one more task while this one stays as it is; what both know is shared. It solves for
-        itself."""
-        other = copy.copy(self)
-        other._solution = None
-        return other
+        """A copy that may learn one more task while this one stays as it is; what both know is shared, and so is
+        what is solved for, until one of them learns."""
+        return copy.copy(self)
 
     def to(self, device: torch.device) -> None:
         sums = self._sums
