@@ -171,9 +171,12 @@ class RidgeRouter(TaskInference):
         return solution
 
     def fork(self) -> Self:
-        """A copy that may learn one more task while this one stays as it is; what both know is shared, and so is
-        what is solved for, until one of them learns."""
-        return copy.copy(self)
+        """A copy that may learn one more task while this one stays as it is; what both know is shared. On a CPU it
+        solves for itself: with how many threads that is done changes the bits."""
+        other = copy.copy(self)
+        if self._solution is not None and not self._solution.weight.is_cuda:
+            other._solution = None
+        return other
 
     def to(self, device: torch.device) -> None:
         sums = self._sums
