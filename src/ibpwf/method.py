@@ -163,6 +163,8 @@ class IBPWF(AnsweringMethod):
         self.network, self._phase, self._examples = network, ELBO, turns * rows
         plan = self._plan(rows)
         rate = s.finetune_learning_rate or plan.learning_rate
+        if outputs == 1:
+            return []  # there is nothing to tell apart: the answer is that class
         elbo = self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)
         finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate)
         if self._is_stopped:
@@ -191,8 +193,8 @@ class IBPWF(AnsweringMethod):
 
     @property
     def least_classes(self) -> int:
-        """One, where its images are told apart by how they are turned."""
-        return 1 if self.settings.turns > 1 else 2
+        """One: task inference tells it from the classes of other tasks."""
+        return 1
 
     def rows_to_train(self, data: TaskData) -> Rows:
         return data.rows if self._held_out is None else self._held_out[0]

@@ -203,8 +203,7 @@ class TaskLearner:
         rows, classes, counts, packing = self._rows(x, y)
         if len(classes) < known.method.least_classes:
             raise InputError(
-                f"task '{name}' has one class only ({classes[0]}); a task needs at least two to tell apart, or "
-                "square images and turns=4, which are told apart by how they are turned."
+                f"task '{name}' has one class only ({classes[0]}); this method needs at least two to tell apart."
             )
         first = next(rows.in_order(1))[0]
         method = known.method.fork()
