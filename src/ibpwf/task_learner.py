@@ -215,6 +215,8 @@ class TaskLearner:
         training = Training(method, data, callbacks)
         training.identity = lambda: self._identity(data)
         yield from training.run()
+        if not method.group.alone:
+            method.group.check_same(digest_of(*method.state()), f"what was learned of task '{name}'")
         task = TaskInfo(
             name, number, classes, len(rows), training_accuracy=training.accuracy, held_out=method.outcome
         )
