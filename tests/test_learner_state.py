@@ -169,8 +169,9 @@ def test_a_learner_inside_a_classifier_cannot_be_changed_behind_its_back(tmp_pat
 def test_fit_that_fails_leaves_a_fitted_classifier_as_it_was() -> None:
     classifier = ContinualClassifier(**SMALL).learn(*table(0))
     before = classifier.predict_proba(table(0)[0])
-    x, y = np.random.default_rng(0).normal(size=(20, 9)), np.array(["only"] * 20)
-    with pytest.raises(InputError, match="one class only"):
+    x, y = np.random.default_rng(0).normal(size=(20, 9)), np.array(["one", "other"] * 10)
+    classifier.false_alarm_rate = 2
+    with pytest.raises(InputError, match="rate is 2"):
         classifier.fit(x, y)
     assert classifier.n_features_in_ == 5
     assert (classifier.predict_proba(table(0)[0]) == before).all()

@@ -12,8 +12,12 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from ibpwf import Learner
+from ibpwf import Learner, Settings
 from ibpwf.errors import InputError
+from ibpwf.lab.methods import method_named
+from ibpwf.lab.methods.dense import Problem
+from ibpwf.learner import TaskLearner
+from ibpwf.training.callbacks import Callback, EpochEnd
 from router_tasks import (
     CLASSES,
     FEATURES,
@@ -22,8 +26,6 @@ from router_tasks import (
     examples,
     network,
     same_answers,
-    same_models,
-    taught,
     with_settings,
 )
 
@@ -116,12 +118,49 @@ def test_one_class_in_all_is_every_images_answer_until_there_is_another() -> Non
     assert bool(torch.isfinite(learner.method.novelty(X, 0.05)).all())
 
 
-def test_one_class_without_turns_is_refused_by_name() -> None:
-    learner = taught(1)
-    with pytest.raises(InputError, match=r"task 'sevens' has one class only \(7\).*turns=4"):
-        learner.learn(*examples((7,)), name="sevens")
-    assert len(learner.tasks) == 1
-    assert same_models(learner, taught(1))
+def test_gaussians_too_tell_a_task_of_one_class_from_others() -> None:
+    settings = Settings(epochs=20, finetune_epochs=10, heads="per-task", features="random", random_features=60)
+    learner = Learner(network(), settings, device="cpu")
+    for labels in ((7,), (0, 1), (4,)):
+        learner.learn(*examples(labels))
+    for task, labels in enumerate([(7,), (0, 1), (4,)]):
+        x, y = examples(labels, 80, 160)
+        assert float((learner.predict(x, task=task).labels == y).float().mean()) > 0.9
+        assert float((learner.predict(x).labels == y).float().mean()) > 0.8
+
+
+def test_a_method_that_needs_two_classes_says_so() -> None:
+    learner = TaskLearner(method_named("sgd")(Problem((4,), 2, "task")))  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"task 'sevens' has one class only \(7\); this method needs at least two"):
+        learner.learn(torch.zeros(8, 4), torch.full((8,), 7), name="sevens")
+    assert not learner.tasks
+
+
+class Epochs(Callback):
+    """Writes down every epoch that is trained."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def epoch_end(self, epoch: EpochEnd) -> None:
+        self.seen.append(epoch.epoch)
+
+
+def test_a_router_takes_classes_one_at_a_time_and_nothing_is_trained_for_them(tmp_path: Path) -> None:
+    learner = Learner(network(), SETTINGS.replace(held_out=0.2, epochs=20, finetune_epochs=10), device="cpu")
+    learner.learn(*examples((0, 1)))
+    before = learner.logits(FRESH[0], 0)
+    seen: list[int] = []
+    for label in (7, 4):
+        learner.learn(*examples((label,)), name=f"only {label}", callbacks=[Epochs(seen)])
+    assert seen == []
+    assert torch.equal(learner.logits(FRESH[0], 0), before)
+    for task, labels in enumerate([(0, 1), (7,), (4,)]):
+        x, y = examples(labels, 80, 160)
+        assert float((learner.predict(x, task=task).labels == y).float().mean()) > 0.9
+        assert float((learner.predict(x).labels == y).float().mean()) > 0.8
+    learner.save(tmp_path / "model")
+    assert same_answers(Learner.load(tmp_path / "model", device="cpu"), learner)
 
 
 # Images as flat rows

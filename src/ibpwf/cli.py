@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ibpwf.errors import IBPWFError, InputError, printable
+from ibpwf.launched import started_as
 from ibpwf.terminal import prepare_streams, say
 
 
@@ -146,6 +147,8 @@ def main() -> None:
     debug = "--debug" in words
     if debug:
         words.remove("--debug")  # accepted anywhere on the line
+    if (number := started_as()) and words[:1] in (["learn"], ["run"]):  # the first speaks for all
+        spoken, sys.stdout, sys.stderr = sys.stderr, nowhere(), nowhere()
     try:
         code = call(words)
         sys.stdout.flush()  # while there is someone to tell that it could not be written
@@ -167,8 +170,15 @@ def main() -> None:
             raise
         if isinstance(error, OSError):
             _drop_output()  # it may be standard output that cannot be written
-        say(f"error: {sentence}", err=True)
+        if number:
+            sys.stderr = spoken
+        say(f"{f'process {number}: ' if number else ''}error: {sentence}", err=True)
         sys.exit(2)
+
+
+def nowhere() -> io.TextIOWrapper:
+    """What is written to it is gone."""
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _sentence(error: Exception) -> str | None:

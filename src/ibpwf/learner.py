@@ -20,6 +20,7 @@ from ibpwf.core.model import FactorModel
 from ibpwf.core.packing import Field, Packing, find_packing, names_inputs
 from ibpwf.core.weights import load_tensors
 from ibpwf.device import choose_device
+from ibpwf.distributed import Distributed, join
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inputs import named_tensors
@@ -67,6 +68,7 @@ class Learner(VersionedLearner):
         inference: TaskInference | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        distributed: Distributed = "off",
     ) -> None:
         settings = settings or Settings()
         if not isinstance(model, nn.Module):
@@ -92,7 +94,10 @@ class Learner(VersionedLearner):
         parts = Parts(features, inference, loss, optimizer)
         self._needs: list[str] = []  # parts of its own that a loaded learner was taught with and has not been given
         self._base_digest: str | None = None
+        group = join(distributed, str(device))
         super().__init__(IBPWF(model.to(choose_device(device)), settings, parts), seed=seed)
+        self.method.join(group)
+        group.take_from_first(self.model.net.state_dict().values())  # which each may have drawn for itself
 
     @property
     def method(self) -> IBPWF:

@@ -28,6 +28,7 @@ from ibpwf.core.model import FactorModel
 from ibpwf.core.ready_made import ReadyFactors, add_ready_task
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import check_square, turned, turned_labels
+from ibpwf.distributed import Group
 from ibpwf.errors import InputError
 from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference
@@ -117,6 +118,10 @@ class IBPWF(AnsweringMethod):
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
 
+    def join(self, group: Group) -> None:
+        """Learn together with other processes from now on."""
+        self.group = self.inference.group = group
+
     def with_settings(self, settings: Settings) -> Self:
         """The same method with other settings from the next task on; those it was built with must be the same."""
         for name in BUILT_WITH:
@@ -163,6 +168,8 @@ class IBPWF(AnsweringMethod):
         self.network, self._phase, self._examples = network, ELBO, turns * rows
         plan = self._plan(rows)
         rate = s.finetune_learning_rate or plan.learning_rate
+        if outputs == 1:
+            return []  # there is nothing to tell apart: the answer is that class
         elbo = self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)
         finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate)
         if self._is_stopped:
@@ -192,8 +199,8 @@ class IBPWF(AnsweringMethod):
 
     @property
     def least_classes(self) -> int:
-        """One, where its images are told apart by how they are turned."""
-        return 1 if self.settings.turns > 1 else 2
+        """One: task inference tells it from the classes of other tasks."""
+        return 1
 
     def rows_to_train(self, data: TaskData) -> Rows:
         return data.rows if self._held_out is None else self._held_out[0]
@@ -311,7 +318,9 @@ class IBPWF(AnsweringMethod):
         self.inference.more(task, self._phi(rows), len(self.classes[task]))
 
     def _phi(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((phi, y) for x, y in rows.in_order() for phi in self.features.views(x))
+        batches = rows.in_order()
+        batches = self.group.shares(batches) if self.inference.adds_up else batches
+        return ((phi, y) for x, y in batches for phi in self.features.views(x))
 
     def _calibrated(self, task: int, apart: tuple[Rows, Rows], old: Calibration | None) -> Calibration:
         """What the held-out rows of a task say of it, the second of the rows that were set `apart`, with all that is

@@ -75,6 +75,14 @@ class AnsweringMethod(Method):
         parts = [self.model.logits(rows, place, views) for rows in torch.split(x, ROWS_AT_ONCE)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
+    def expert(self, x: Tensor, task: int) -> Tensor | None:
+        """A task's class scores beside those of others; None of a task that had nothing to tell apart."""
+        return None if self.is_silent(task) else self.logits(x, task)
+
+    def is_silent(self, task: int) -> bool:
+        """Whether a task has one class, and no turns to learn it by."""
+        return len(self.classes[task]) == 1 and self.model.tasks[self.place(task)].turns == 1
+
     def views(self, task: int) -> Views:
         """How images are looked at to answer for a task."""
         turns = self.model.tasks[self.place(task)].turns
@@ -91,7 +99,7 @@ class AnsweringMethod(Method):
         apart: list[Tensor] = []
         for rows in torch.split(x, ROWS_AT_ONCE):
             phi = self.features(rows)
-            parts.append(fusion.look(self.inference.class_log_scores(phi), rows, widths, self.logits, experts))
+            parts.append(fusion.look(self.inference.class_log_scores(phi), rows, widths, self.expert, experts))
             if distances and isinstance(self.inference, RidgeRouter):
                 apart.append(self.inference.distances(phi))
         own = [part.experts for part in parts if part.experts is not None]
@@ -101,6 +109,7 @@ class AnsweringMethod(Method):
             widths,
             self.inference.class_levels() if isinstance(self.inference, RidgeRouter) else None,
             torch.cat(apart) if apart else None,
+            parts[0].silent,
         )
 
     def class_log_scores(self, x: Tensor) -> Tensor | None:

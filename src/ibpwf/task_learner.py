@@ -209,8 +209,7 @@ class TaskLearner:
             rows = weighted(rows, weights)
         if len(classes) < known.method.least_classes:
             raise InputError(
-                f"task '{name}' has one class only ({classes[0]}); a task needs at least two to tell apart, or "
-                "square images and turns=4, which are told apart by how they are turned."
+                f"task '{name}' has one class only ({classes[0]}); this method needs at least two to tell apart."
             )
         first = next(rows.in_order(1))[0]
         method = known.method.fork()
@@ -222,6 +221,8 @@ class TaskLearner:
         training = Training(method, data, callbacks)
         training.identity = lambda: self._identity(data)
         yield from training.run()
+        if not method.group.alone:
+            method.group.check_same(digest_of(*method.state()), f"what was learned of task '{name}'")
         task = TaskInfo(
             name, number, classes, len(rows), training_accuracy=training.accuracy, held_out=method.outcome
         )

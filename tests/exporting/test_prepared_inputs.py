@@ -220,3 +220,21 @@ def test_without_filling_in_a_gap_is_refused_and_so_is_another_scale(tmp_path: P
     (tmp_path / "asked.csv").write_text("size\n1\n2\n")
     labels = [line.split(",")[0] for line in script(tmp_path, "asked.csv").stdout.splitlines()]
     assert labels == ["'=cmd|'calc'!A1", "-1.5"], "a formula is text, a number a number"
+
+
+def test_images_of_the_recipe_are_answered_alike(tmp_path: Path) -> None:
+    """Convolutions with turns and a patch router, of images that are averaged down."""
+    chance = np.random.default_rng(1)
+    means = chance.integers(40, 216, (4, 10, 10, 3)).repeat(7, 1).repeat(7, 2)
+    quick = {"recipe": "images", "epochs": 4, "settings": {"finetune_epochs": 2, "patch_filters": 6}}
+    for name, classes in (("first", (0, 1)), ("second", (2, 3)), ("one class", (0,))):
+        y = np.repeat(classes, 12)
+        x = np.clip(means[y] + chance.normal(0, 30, (len(y), 70, 70, 3)), 0, 255).astype(np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+        how = LearnOptions(device="cpu")
+        learn_file(tmp_path / "model", tmp_path / f"{name}.npz", name, {} if name != "first" else quick, how)
+    assert load_classifier(tmp_path / "model", "cpu").learner_.input_shape == (3, 35, 35)
+    done = ibpwf.export(tmp_path / "model", None, "onnx", tmp_path / "whole.onnx")
+    assert done.difference is not None
+    assert done.difference < 1e-5
+    agrees(tmp_path, "second.npz")

@@ -39,7 +39,6 @@ LEARNING: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "flat": ((X[:, 0], Y), {}, r"x has shape \(20,\); give one example per row, such as \(N, features\)"),
     "images": ((X.view(20, 1, 8, 8), Y), {}, r"x has examples of shape \(1, 8, 8\)"),
     "empty": ((X[:0], Y[:0]), {}, "x is empty; a task needs examples"),
-    "one class": ((X, Y * 0 + 5), {}, r"has one class only \(5\); a task needs at least two to tell apart"),
     "no labels": ((X,), {}, "y is missing; give one integer label per example"),
     "labels twice": (
         (TensorDataset(X, Y), Y),

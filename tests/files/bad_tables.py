@@ -117,7 +117,6 @@ BAD.text("an unknown ending", "a", r"a\.json: the ending '\.json' is not known; 
 # ------------------------------------------------------------------------------------- what learning needs
 
 LEARN: dict[str, tuple[str, str]] = {
-    "one class only": ("a,y\n1,u\n2,u\n", r"a\.csv has one class only, 'u'; learning needs at least two"),
     "a class with one example": ("a,y\n1,u\n2,u\n3,v\n", r"a\.csv, line 4: class 'v' has 1 example; .*at least 2"),
     "a measurement as label": (
         "a,y\n" + "".join(f"1,{n / 7:.3f}\n" for n in range(40)),

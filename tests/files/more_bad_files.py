@@ -66,7 +66,6 @@ TABLES: dict[str, str | bytes] = {
     "classes that differ by blanks": "a|y\n1|a b\n2|a  b\n",
     "a field too long": f"a|y\n1|{'u' * 140_000}\n",
     "names of rows": "a|y\n" + "".join(f"row {n}|u\n" for n in range(150)),
-    "one class": "a|y\n1|u\n2|u\n",
     "a class of one row": "a|y\n1|u\n2|u\n3|v\n",
     "a measurement as the label": "a|y\n" + "".join(f"1|{n / 7:.3f}\n" for n in range(40)),
     "a Parquet file by another name": b"PAR1" + bytes(40),
@@ -109,7 +108,6 @@ npz_of("labels in two columns", x=X, y=np.zeros((4, 2), int))
 npz_of("no y", x=X)
 npz_of("no x", y=Y)
 npz_of("other names", first=X, second=Y)
-npz_of("one class", x=X, y=Y * 0)
 npz_of("blank labels", x=X, y=np.array(["", "u", "v", "w"]))
 
 
@@ -332,7 +330,6 @@ parquet_of("beyond float32", lambda pa: pa.array([1.0, 1e39, 2.0, 3.0]))
 parquet_of("identifiers", lambda pa: pa.array([1, 2**60, 2, 3]))
 parquet_of("dates as text", lambda pa: pa.array(["2024-01-01", "2024-01-02"] * 2))
 parquet_of("a label missing", lambda pa: pa.array([1, 2, 3, 4]), lambda pa: pa.array(["u", None, "v", "v"]))
-parquet_of("one class", lambda pa: pa.array([1, 2, 3, 4]), lambda pa: pa.array(["u"] * 4))
 parquet_of(
     "labels that are moments", lambda pa: pa.array([1, 2, 3, 4]), lambda pa: pa.array([1, 2] * 2, pa.timestamp("s"))
 )

@@ -64,9 +64,11 @@ def test_later_images_must_have_the_size_and_colors_of_earlier_ones(tmp_path: Pa
 
 def test_photos_of_many_sizes_are_advised_a_size_that_can_be_learnt_from(tmp_path: Path) -> None:
     large = pictures(tmp_path, cat=[png(picture(1, 300, 200)), png(picture(1, 200, 300))], dog=[png(picture(1))])
-    with pytest.raises(DataError, match=r"cat/1\.png is 200×300 pixels .*; make all .*, or give size=\(64, 64\) to"):
+    with pytest.raises(
+        DataError, match=r"cat/1\.png is 200×300 pixels .*; make all .*, or give size=\(128, 128\) to"
+    ):
         read_examples(large)
-    assert read_examples(large, size=(64, 64)).x.shape == (3, 1, 64, 64)
+    assert read_examples(large, size=(128, 128)).x.shape == (3, 1, 128, 128)
 
 
 def test_images_are_resized_on_request_and_then_always(tmp_path: Path) -> None:

@@ -172,7 +172,6 @@ MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
         "wide.csv has column 'id', which earlier files had not; remove it, or name it",
     ),
     ("a column too few", ("narrow.csv",), "narrow.csv lacks column 'f3', which earlier files had"),
-    ("one class", ("single.csv",), "single.csv has one class only, 'u'; learning needs at least two"),
     ("no number", ("words.csv",), "words.csv, line 3, column 'f0': 'x' is not a number"),
     ("another kind of file", ("a.npz",), "a.npz holds arrays, but earlier files held tables; give a .csv"),
     ("an empty file", ("empty.csv",), "empty.csv is empty"),
@@ -197,7 +196,6 @@ def mistaken(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     table(folder / "next.csv", x, y)
     table(folder / "unlabelled.csv", x, None)
     table(folder / "narrow.csv", x, y, columns=[name for name in NAMES if name != "f3"])
-    table(folder / "single.csv", x, ["u"] * len(y))
     lines = (folder / "next.csv").read_text().splitlines()
     wide = [line + (",id" if number == 0 else f",{number}") for number, line in enumerate(lines)]
     (folder / "wide.csv").write_text("\n".join(wide))
@@ -253,3 +251,18 @@ def test_a_model_made_in_python_is_named_as_such(learnt_folder: Path, taught: Pa
     done = command("predict", str(learnt_folder), str(taught / "new.csv"))
     assert done.code == 2
     assert "holds no ContinualClassifier" in done.err
+
+
+def test_classes_come_one_file_at_a_time(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in (0, 5, 9):
+        x, y = blobs((number,))
+        table(tmp_path / f"only-{number}.csv", x, y)
+        said = command("learn", "m", f"only-{number}.csv", "--label", "kind", *QUICK)
+        assert said.code == 0
+        assert ("is the only class so far, and so every answer" in said.out) == (number == 0)
+    x, y = blobs((0, 5, 9))
+    table(tmp_path / "all.csv", x, y)
+    command("evaluate", "m", "all.csv", "--json", "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["accuracy"]["task_inferred"] > 90

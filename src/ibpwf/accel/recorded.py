@@ -21,7 +21,7 @@ from ibpwf.training.step import Step, make_step
 
 
 def _on_a_gpu(objective: Objective, phase: Phase, rows: Rows, augment: CropAndFlip | None = None) -> bool:
-    return isinstance(rows, TensorRows) and rows.x.is_cuda and objective.capturable
+    return isinstance(rows, TensorRows) and rows.x.is_cuda and objective.capturable and objective.group.alone
 
 
 class RecordedStep(Step):

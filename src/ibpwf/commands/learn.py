@@ -366,6 +366,8 @@ def show(screen: Screen, model: Path, data: Path, learned: LearnedTask) -> None:
     )
     if learned.beside is not None:
         screen.say(beside(learned.beside))
+    if len(learned.tasks) == len(learned.classes) == 1:
+        screen.say(f"{shown} is the only class so far, and so every answer; others may come with later tasks.")
     tasks = printable(", ".join(learned.tasks))
     screen.say(f"{printable(str(model))} has {len(learned.tasks)} task{'s' * (len(learned.tasks) > 1)}: {tasks}.")
 

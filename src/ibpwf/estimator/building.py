@@ -57,7 +57,7 @@ def make_learner(settings: Settings, network: Callable[[], nn.Module], seed: Any
     with torch.random.fork_rng(devices=[]):  # torch's own random numbers go on as if nothing had been drawn
         torch.manual_seed(int(seed))
         net = network()
-    return Learner(net, settings, seed=int(seed), device=device)
+    return Learner(net, settings, seed=int(seed), device=device, distributed="auto")
 
 
 def settings_of_next_task(built: Settings, begun: Settings, wanted: Settings) -> Settings:

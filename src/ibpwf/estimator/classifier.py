@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
@@ -55,7 +54,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
 
     `fit(X, y)` learns one task and starts anew. `learn(X, y, task="name")` and `partial_fit(X, y)` learn the next
     one: each call is a task of its own, with the classes it brings, and answers for earlier tasks with the task given
-    stay the same to the last bit. A task needs at least two classes, or a recipe with a router. A label may return in
+    stay the same to the last bit. A task may have a single class. A label may return in
     a later task; its probability is then the sum over tasks.
 
     X has a row of numbers for each example, or images, N×H×W, N×H×W×channels or N×channels×H×W. What they are decides
@@ -245,7 +244,6 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         check_rate(rate)
         learner = None if anew else self._next_learner()
         settings = self.make_settings(plan) if learner is None else learner.settings
-        _check_one_class(present, settings)
         standardizer = plan.recipe.prepare(X, plan.first, settings) if anew else self._standardizer
         x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
         if learner is None:
@@ -412,10 +410,3 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             others |= {} if face.stream is None else {"_stream": face.stream}
             loaded._become(loaded, learner, face.standardizer, face.labels, face.novelty, **others)
         return loaded
-
-
-def _check_one_class(present: NDArray[Any], settings: Settings) -> None:
-    if len(present) < 2 and settings.turns == 1:
-        raise InputError(
-            f"y has one class only ({present.tolist()[0]!r}); a task needs at least two classes to tell apart."
-        )

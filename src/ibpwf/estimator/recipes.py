@@ -185,6 +185,11 @@ TIMES_THE_ROWS = 5
 """A router's sums take at most so much, and at most so many times the bytes of the first task's pixels."""
 
 
+FEW_IMAGES = 2_000
+EPOCHS, STEPS, MOST_EPOCHS = 8, 300, 40
+"""A network of convolutions learns for so many passes, or so many steps where images are few, and as many again."""
+
+
 def router_width(rows: int, numbers: int) -> int:
     """How many features a router may have after a first task of so many rows: D²/2 sums of four bytes."""
     most = min(ROUTER_BYTES, TIMES_THE_ROWS * rows * numbers)
@@ -197,6 +202,8 @@ def _image_settings(first: FirstTask) -> dict[str, Any]:
     channels = first.image[0]
     height, width = smaller(first.image)
     grid, color = (4 if channels == 1 else 2), channels == 3
+    batch = 16 if first.rows < FEW_IMAGES else 32
+    epochs = min(max(EPOCHS, math.ceil(STEPS / max(1, first.rows // batch))), MOST_EPOCHS)
     return {
         "inference": "router",
         "features": "patches",
@@ -207,10 +214,10 @@ def _image_settings(first: FirstTask) -> dict[str, Any]:
         "mirror": color,
         "augment": "crop-flip" if color and min(height, width) >= 24 else "none",
         "schedule": "cosine",
-        "batch_size": 32,
+        "batch_size": batch,
         "learning_rate": 4e-3,
-        "epochs": 8,
-        "finetune_epochs": 8,
+        "epochs": epochs,
+        "finetune_epochs": epochs,
     }
 
 
@@ -219,13 +226,14 @@ def _convolutions(first: FirstTask, shape: tuple[int, ...], outputs: int, hidden
 
 
 def _backbone_settings(first: FirstTask) -> dict[str, Any]:
+    """Small networks on features that are good already, and a router on the same."""
     return {
+        "init": "random",  # of factors fitted to a first network, later tasks would get no others
         "inference": "router",
-        "features": "random",
-        "random_features": 1000,
+        "features": "inputs",
         "router_precision": "float32",
         "backbone": BACKBONE,
-        "backbone_size": 160,
+        "backbone_size": 128,
     }
 
 

@@ -95,7 +95,7 @@ def read_classifier(path: str | Path, device: str) -> tuple[Face, Learner, dict[
         raise StoreError(f"{path} holds no ContinualClassifier; read it with ibpwf.load(path).")
     with whole_folder(path):
         read_record(ClassifierFace, face, f"{manifest_of(opened)} content.face").check_fits(read_content(opened))
-    learner = Learner.restored(opened, None, device)
+    learner = Learner.restored(opened, None, device, distributed="auto")
     with whole_folder(path):
         extra = dict(face.get("own", {}) if learner.extra.get("kind") == KIND else learner.extra)
         return Face.from_json(face, learner), learner, extra

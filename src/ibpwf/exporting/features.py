@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.errors import InputError
+from ibpwf.inference.features.inputs import InputFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.patches import BLANK, PatchFeatures, pooling_matrix
 from ibpwf.inference.features.quantiles import QuantileFeatures, weighted
@@ -93,6 +94,8 @@ def phi_of(method: IBPWF) -> nn.Module:
     """φ(x) as a module of its own: the random layer, patches, or a copy of the network up to the layer
     it is read from."""
     features = method.features
+    if isinstance(features, InputFeatures):
+        return nn.Flatten()
     if isinstance(features, RandomFeatures):
         return _RandomPhi(features)
     if isinstance(features, PatchFeatures):

@@ -247,17 +247,23 @@ class _Fusion(nn.Module):
         owner = torch.arange(len(self.widths)).repeat_interleave(torch.tensor(self.widths))
         self.register_buffer("owner", F.one_hot(owner).double())
         asked = range(len(self.widths)) if self.asked else ()
-        self.experts = nn.ModuleList(Expert.of(method, task) for task in asked)
+        self.silent = [task for task in asked if method.is_silent(task)]
+        self.experts = nn.ModuleList(
+            nn.Identity() if task in self.silent else Expert.of(method, task) for task in asked
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         owner = self.get_buffer("owner")
         router = SHARPNESS * (self.phi(x).double() @ self.get_buffer("weight") + self.get_buffer("intercept"))
         scores = self.alpha * router
         if self.asked:
-            scores = scores + self.beta * torch.cat([expert(x).double() for expert in self.experts], 1)
-        if self.asked not in (0, "all"):
-            others = fusion.asked(router, self.widths, self.asked).double() @ owner.T == 0
-            scores = scores.masked_fill(others, -torch.inf)
+            mask = fusion.asked(router, self.widths, self.asked)
+            nothing = torch.full_like(router[:, :1], -torch.inf)
+            said = [nothing if t in self.silent else e(x).double() for t, e in enumerate(self.experts)]
+            others = mask.double() @ owner.T == 0
+            found = torch.cat(said, 1)
+            found = found if self.asked == "all" else found.masked_fill(others, -torch.inf)
+            scores = scores + self.beta * fusion.spoken_for(found, mask, self.widths, self.silent)
         joint = scores.softmax(1)
         return joint, joint @ owner
 

@@ -115,15 +115,10 @@ class Examples:
         return found.hexdigest()
 
     def check_learnable(self, at_least: int = 2) -> None:
-        """Refuses examples from which nothing can be learnt: fewer than two classes, or a class with too few."""
+        """Refuses examples from which nothing can be learnt: labels that are no classes, or a class with too few."""
         if self.y is None:
             raise DataError(f"{shown(self.path)} has no labels; learning needs a label for every example.")
         counts = Counter(self.y)
-        if len(counts) < 2:
-            only = quoted(self.y[0])
-            raise DataError(
-                f"{shown(self.path)} has one class only, {only}; learning needs at least two to tell apart."
-            )
         if len(counts) > 20 and len(counts) > len(self) / 2:
             column = "its labels" if self.layout.label is None else f"column {quoted(self.layout.label)}"
             raise DataError(

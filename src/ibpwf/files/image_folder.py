@@ -168,9 +168,9 @@ def _odd_one(
 ) -> DataError:
     if shape[1:] != expected[1:]:
         here, there = spelled(shape[1:]), spelled(expected[1:])
-        # Photos are of many sizes, and far larger than what a network of dense layers learns from.
+        # Photos are of many sizes, and larger than what is learnt from.
         large = options.like is None and max(expected[1:]) > LARGE
-        wanted = (64, 64) if large else (expected[1], expected[2])
+        wanted = (LARGE, LARGE) if large else (expected[1], expected[2])
         return DataError(
             f"{shown(path)} is {here} pixels (height×width), {others} {there}; make all images one size, or give "
             f"{options.naming('size', wanted)} to resize them."

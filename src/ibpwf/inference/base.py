@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from ibpwf.core.model import FactorModel
 from ibpwf.core.reference import reference
+from ibpwf.distributed import ALONE, Group
 from ibpwf.errors import InputError
 
 ROWS_AT_ONCE = 1024
@@ -66,7 +67,14 @@ class Features(ABC):
 
 
 class TaskInference(ABC):
-    """Learns each task's φ once, and says of a new φ how likely each task is."""
+    """Learns each task's φ once, and says of a new φ how likely each task is.
+
+    Where processes learn together, each has all rows of a task, unless `adds_up` says that every one may take a part
+    of them, whose sums are then added up over the `group`.
+    """
+
+    adds_up: ClassVar[bool] = False
+    group: Group = ALONE
 
     @abstractmethod
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ibpwf.errors import InputError
 
-Expert = Callable[[Tensor, int], Tensor]
-"""Class scores of rows under a task."""
+Expert = Callable[[Tensor, int], Tensor | None]
+"""Class scores of rows under a task; None of one that has nothing to tell apart, neither classes nor turns."""
 Experts = int | Literal["all", "likely"]
 
 ROUTER_WEIGHT, EXPERT_WEIGHT = 1.0, 0.5
@@ -62,13 +62,16 @@ class ClassScores(Protocol):
 class Scores:
     """r and e of rows, N×ΣC; e is −∞ for tasks that were not asked, and None if none was. `widths` has the number of
     classes per task; `levels`, where they are known, what r is on average for the rows of each class that were
-    learned from: the more classes there are, the lower; `distances`, N×T, how far rows lie from every task."""
+    learned from: the more classes there are, the lower; `distances`, N×T, how far rows lie from every task. `silent`
+    are the tasks whose expert has nothing to tell: it scores as the best of the others that were asked, so that the
+    router decides between them."""
 
     router: Tensor
     experts: Tensor | None
     widths: tuple[int, ...]
     levels: Tensor | None = None
     distances: Tensor | None = None
+    silent: tuple[int, ...] = ()
 
     def joint(self, router: float, experts: float) -> Tensor:
         """log P(t, c | x) up to a constant, N×ΣC."""
@@ -109,11 +112,28 @@ def look(router: Tensor, x: Tensor, widths: Sequence[int], expert: Expert, exper
         return Scores(router, None, tuple(widths))
     found = torch.full_like(router, -torch.inf)
     mask = asked(router, widths, experts)
+    silent = []
     for task, (start, end) in enumerate(pairwise([0, *accumulate(widths)])):
         rows = mask[:, task].nonzero().flatten()
-        if len(rows):
-            found[rows, start:end] = expert(x if len(rows) == len(x) else x[rows], task).to(router)
-    return Scores(router, found, tuple(widths))
+        scores = expert(x if len(rows) == len(x) else x[rows], task)
+        if scores is None:
+            silent.append(task)
+        elif len(rows):
+            found[rows, start:end] = scores.to(router)
+    return Scores(router, spoken_for(found, mask, widths, silent), tuple(widths), silent=tuple(silent))
+
+
+def spoken_for(found: Tensor, mask: Tensor, widths: Sequence[int], silent: Sequence[int]) -> Tensor:
+    """The experts' scores, where those of `silent` tasks that were asked (`mask`, N×T) are the best of the others."""
+    if not silent:
+        return found
+    best = found.amax(1)
+    best = torch.where(best.isfinite(), best, 0.0)
+    first = [0, *accumulate(widths)]
+    columns = list(found.unbind(1))
+    for task in silent:
+        columns[first[task]] = torch.where(mask[:, task], best, -torch.inf)
+    return torch.stack(columns, 1)
 
 
 def by_task(joint: Tensor, widths: Sequence[int]) -> Tensor:
@@ -164,7 +184,9 @@ def calibrate(
     (alone,) = _fit([scores.router], y, [ROUTER_WEIGHT])
     router, experts, classes = alone, 0.0, sum(scores.widths)
     if scores.experts is not None:
-        _, experts = _fit([scores.router, scores.experts], y, [ROUTER_WEIGHT, EXPERT_WEIGHT])
+        experts = expert_weight(before)
+        if last not in scores.silent:
+            _, experts = _fit([scores.router, scores.experts], y, [ROUTER_WEIGHT, EXPERT_WEIGHT])
         mean = expert_weight([*before, Calibration(temperature, alone, experts, classes)])
         (router,) = _fit([scores.router], y, [ROUTER_WEIGHT], beside=mean * scores.experts)
     limits = _limits(scores.best_of_task(last, router, experts))

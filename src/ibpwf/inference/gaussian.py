@@ -13,11 +13,12 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from ibpwf.distributed import Group
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, State, TaskInference
 from ibpwf.limits import check_features
@@ -72,6 +73,24 @@ class MomentAccumulator:
         self.first = self.first + centered.sum(0)
         self.second = self.second + centered.T @ centered
 
+    def add_up(self, group: Group) -> None:
+        """Let these be the sums of the rows of all processes, about one shift."""
+        if group.alone:
+            return
+        shift = group.from_first(self.shift, self.count > 0, 0 if self.shift is None else len(self.shift))
+        if shift is None:
+            return
+        if self.shift is None or self.first is None or self.second is None:
+            self.first, self.second = torch.zeros_like(shift), shift.new_zeros(len(shift), len(shift))
+        else:
+            off, count = self.shift - shift, self.count
+            crossed = torch.outer(self.first, off)
+            self.second = self.second + crossed + crossed.T + count * torch.outer(off, off)
+            self.first = self.first + count * off
+        self.shift, rows = shift, torch.tensor(self.count)
+        group.add_up([rows, self.first, self.second])
+        self.count = int(rows)
+
     def finish(self) -> Moments:
         """Mean and covariance of all rows (eq. parameter_est)."""
         if self.shift is None or self.first is None or self.second is None:
@@ -102,6 +121,8 @@ class GaussianTaskInference(TaskInference):
     `shrinkage` γ moves every covariance towards their mean, (1 − γ) Σ_g + γ Σ̄ (Friedman's regularized discriminant
     analysis); what is kept of a group stays its own. `owner` says which task each group belongs to.
     """
+
+    adds_up: ClassVar[bool] = True
 
     def __init__(self, ridge: float = 1e-4, shrinkage: float = 0.0, *, per_class: bool = False) -> None:
         if not ridge > 0:
@@ -159,6 +180,8 @@ class GaussianTaskInference(TaskInference):
         for phi, y in batches:
             for number, accumulator in enumerate(sums):
                 accumulator.add(phi[y == number] if self.per_class else phi)
+        for accumulator in sums:
+            accumulator.add_up(self.group)
         return sums
 
     def add(self, task: int, moments: Moments) -> None:

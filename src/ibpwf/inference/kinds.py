@@ -11,6 +11,7 @@ from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
+from ibpwf.inference.features.inputs import InputFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.quantiles import QuantileFeatures
@@ -45,6 +46,7 @@ def _backbone(settings: Settings) -> Features:
 FEATURES: dict[str, Callable[..., Features]] = {
     "layer": lambda settings, model: LayerFeatures(model, _layers(settings)),
     "factors": lambda settings, model: FactorFeatures(model, _layers(settings)),
+    "inputs": lambda settings: InputFeatures(),
     "random": lambda settings: RandomFeatures(_width(settings)),
     "quantiles": lambda settings: QuantileFeatures(_width(settings)),
     "patches": lambda settings: PatchFeatures(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ibpwf.distributed import ALONE, Group
 from ibpwf.errors import InputError
 from ibpwf.inference import outline
 from ibpwf.inference.base import Batch
@@ -63,10 +64,16 @@ class RidgeSums:
 
 
 def accumulated(
-    batches: Iterable[Batch], classes: int, precision: Precision, *, every_class: bool = True
+    batches: Iterable[Batch],
+    classes: int,
+    precision: Precision,
+    group: Group = ALONE,
+    *,
+    every_class: bool = True,
 ) -> TaskSums:
     """The sums of one task, in memory of its own; unless `every_class` must have rows, some may have none. Products
-    are of φ − a, where a is the first batch's mean: no digits are lost to features far from 0."""
+    are of φ − a, where a is the first batch's mean: no digits are lost to features far from 0. Where processes of a
+    `group` have a part of the rows each, all get the sums of all."""
     products = torch.float64 if precision == "float64" else torch.float32
     kept = torch.float32 if precision == "float32" else torch.float64
     shift = second = first = counts = inside = None
@@ -88,6 +95,20 @@ def accumulated(
         one_hot = F.one_hot(y, classes).to(moved)
         first += (one_hot.T @ moved).double()
         counts += one_hot.double().sum(0)
+    if not group.alone:
+        common = group.from_first(shift, shift is not None, 0 if shift is None else len(shift))
+        if common is not None:
+            size = len(common)
+            straight = outline.directions(size, common.device)
+            if shift is None or second is None or first is None or counts is None or inside is None:
+                second = torch.zeros(size, size, dtype=kept, device=common.device)
+                first, counts = common.new_zeros(classes, size), common.new_zeros(classes)
+                inside = common.new_zeros(straight.shape[1], straight.shape[1])
+            else:
+                first = _about(shift - common, first, counts, second, inside, straight)
+            shift = common
+            group.add_up([counts, first, inside])
+            group.add_up([second])
     missing = "every class of a task needs examples for the router to learn."
     if shift is None or second is None or first is None or counts is None or inside is None:
         raise InputError(missing)
@@ -100,6 +121,19 @@ def accumulated(
     seen = apart @ straight.double()
     inside -= seen.T @ (seen * counts.unsqueeze(1))
     return TaskSums(counts, shift + apart, outline.whitening(inside, float(counts.sum())), second)
+
+
+def _about(off: Tensor, first: Tensor, counts: Tensor, second: Tensor, inside: Tensor, straight: Tensor) -> Tensor:
+    """Sums about a point that lies `off` from where they were taken: `second` and `inside` in their place, and the
+    first sums."""
+    total, rows = first.sum(0), counts.sum()
+    for products, offset, sums in (
+        (second, off, total),
+        (inside, off @ straight.double(), total @ straight.double()),
+    ):
+        left, right = torch.stack([sums + rows * offset, offset]), torch.stack([offset, sums])
+        products.addmm_(left.T.to(products), right.to(products))
+    return first + counts.unsqueeze(1) * off
 
 
 def together(old: TaskSums, new: TaskSums) -> TaskSums:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class RidgeRouter(TaskInference):
     otherwise there is one for all.
     """
 
+    adds_up: ClassVar[bool] = True
+
     def __init__(
         self,
         ridge: float | Literal["auto"] = "auto",
@@ -89,13 +91,13 @@ class RidgeRouter(TaskInference):
 
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """Add a task to the sums. Until it is whole, nothing is changed."""
-        new = accumulated(batches, classes, self.precision)
+        new = accumulated(batches, classes, self.precision, self.group)
         self._check_width(new)
         self._take((*self._sums.tasks, new), new, apart=self.keep_sums_per_task)
 
     def more(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         tasks = self._sums.tasks
-        new = accumulated(batches, classes, self.precision, every_class=False)
+        new = accumulated(batches, classes, self.precision, self.group, every_class=False)
         self._check_width(new)
         new = together(tasks[task], new)
         self._take((*tasks[:task], new, *tasks[task + 1 :]), new, apart=tasks[task].scatter is not None)
@@ -171,10 +173,11 @@ class RidgeRouter(TaskInference):
         return solution
 
     def fork(self) -> Self:
-        """A copy that may learn one more task while this one stays as it is; what both know is shared. It solves for
-        itself."""
+        """A copy that may learn one more task while this one stays as it is; what both know is shared. On a CPU it
+        solves for itself: with how many threads that is done changes the bits."""
         other = copy.copy(self)
-        other._solution = None
+        if self._solution is not None and not self._solution.weight.is_cuda:
+            other._solution = None
         return other
 
     def to(self, device: torch.device) -> None:

@@ -15,11 +15,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ibpwf.distributed import ALONE, Group
 from ibpwf.inference.base import Batch
 from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
 
 
-def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> list[Moments]:
+def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int, group: Group = ALONE) -> list[Moments]:
     """Each class's count and mean from batches of φ and y, and with each the covariance about the class means of
     all: one tensor, the same for every class."""
     everything = MomentAccumulator()
@@ -32,8 +33,11 @@ def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> lis
         added = one_hot.T @ phi
         sums = added if sums is None else sums + added
         counts = counts.to(phi.device) + one_hot.sum(0)
+    everything.add_up(group)
     whole = everything.finish()
-    assert sums is not None
+    sums = whole.mean.new_zeros(classes, len(whole.mean)) if sums is None else sums
+    counts = counts.to(sums.device)
+    group.add_up([sums, counts])
     means = sums / counts.clamp(min=1).unsqueeze(1)  # a class may have no rows among more of a known task
     apart = means - whole.mean
     within = whole.covariance - (apart * (counts / whole.count).unsqueeze(1)).T @ apart
@@ -59,10 +63,10 @@ class SharedGaussianInference(GaussianTaskInference):
     """P(t | φ(x)) from class means and the covariance that all classes share."""
 
     def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
-        return class_moments(batches, classes)
+        return class_moments(batches, classes, self.group)
 
     def with_more(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
-        return pooled(groups, class_moments(batches, classes))
+        return pooled(groups, class_moments(batches, classes, self.group))
 
     def ridge_for(self, rows: int) -> float:
         """A prior worth as many rows as φ has dimensions."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ibpwf.distributed import Group, join
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
 from ibpwf.estimator import ROWS, ContinualClassifier
 from ibpwf.estimator.recipes import Recipe
@@ -42,6 +43,13 @@ class LearnOptions:
     @property
     def naming(self) -> Naming:
         return self.read.naming
+
+    def agreed_in(self, group: Group) -> LearnOptions:
+        """The same for one process of several, which stop together."""
+        if group.alone:
+            return self
+        group.stop = self.stop or group.stop
+        return replace(self, stop=lambda: group.stopping)
 
     def check(self) -> None:
         say = self.naming
@@ -88,10 +96,19 @@ def learn_file(
     """Learn a file as task `task` of the model folder, which is made if there is none yet.
 
     `parameters` are those of `ContinualClassifier` that were asked for: a new model is made with them, an old one
-    must have them. While it learns, nobody else can write to the folder.
+    must have them. While it learns, nobody else can write to the folder. Processes that `torchrun` has started learn
+    it together; one of them writes.
     """
     options, parameters = options or LearnOptions(), parameters or {}
     options.check()
+    group = join("auto", options.device)
+    with group.folder(model) as place:
+        return _learn_file(place, data, task, parameters, options.agreed_in(group))
+
+
+def _learn_file(
+    model: Path, data: Path, task: str, parameters: Mapping[str, Any], options: LearnOptions
+) -> LearnedTask:
     _check_place(model)
     if os.path.lexists(model / MANIFEST):
         with lock_folder(model):

@@ -46,7 +46,6 @@ class CheckpointContent(Identity):
     phase: int
     epoch: int
     done: int
-    before: int | None = None
     best: dict[str, Any] | None = None
 
 

@@ -6,10 +6,9 @@ is, and which parameters move, is the method's affair; who wants to watch is a c
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,7 +38,6 @@ class Place:
     phase: int = 0
     epoch: int = 0
     shuffle: Tensor | None = None
-    before: int | None = None  # epochs that the phase before took
 
 
 class Training:
@@ -70,10 +68,10 @@ class Training:
                 callbacks.task_start(
                     TaskStart(data.name, data.index, len(rows), data.classes, sum(p.epochs for p in phases), self)
                 )
-                for number, planned in enumerate(phases):
+                for number, phase in enumerate(phases):
                     if number < self.place.phase:  # of a task that is resumed
                         continue
-                    phase, epoch = _after(planned, self.place.before), -1
+                    epoch = -1
                     if self._restored is None:
                         self.stopping.start_phase()
                     if phase.augment != "none":
@@ -104,7 +102,7 @@ class Training:
                             break
                         if method.after_epoch(phase, epoch):
                             step = None
-                    self.place = replace(self.place, before=self.stopping.end_phase(epoch))
+                    self.stopping.end_phase(epoch)
                     if step is not None:
                         check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
                 method.end_task(data)
@@ -122,7 +120,7 @@ class Training:
             step.restore(tensors, done)
             self._restored = None
         else:
-            self.place = Place(phase, epoch, shuffle.get_state(), self.place.before)
+            self.place = Place(phase, epoch, shuffle.get_state())
             step.start_epoch(shuffle)
 
     def _tell_step(self, step: Step, phase: str, epoch: int) -> None:
@@ -166,23 +164,16 @@ class Training:
         where = {"phase": self.place.phase, "epoch": self.place.epoch, "done": self.step.done}
         step = {**self.step.state(), "shuffle": self.place.shuffle}
         best, kept = self.stopping.state()
-        found = {**where, "before": self.place.before, "best": best, "method": content}
+        found = {**where, "best": best, "method": content}
         return found, {"method": tensors, "step": step} | ({"best": kept} if kept else {})
 
     def restore(self, content: CheckpointContent, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on where `state` was taken; to be called when the task starts, with the same task and model."""
         self.method.load_training_state(content.method, tensors["method"])
         step = dict(tensors["step"])
-        self.place = Place(content.phase, content.epoch, step.pop("shuffle"), content.before)
+        self.place = Place(content.phase, content.epoch, step.pop("shuffle"))
         self.stopping.restore(content.best, tensors.get("best", {}))
         self._restored = content.done, step
-
-
-def _after(phase: Phase, before: int | None) -> Phase:
-    """A phase whose length is a share of what the one before took."""
-    if phase.share is None or before is None:
-        return phase
-    return replace(phase, epochs=min(phase.epochs, max(1, math.ceil(phase.share * before))))
 
 
 def fit_steps(

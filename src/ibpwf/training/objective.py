@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf.core.reference import reference
+from ibpwf.distributed import ALONE, Group
 from ibpwf.training.phase import Phase, make_optimizer
 
 
@@ -35,6 +36,7 @@ class Objective(ABC):
     bfloat16: bool = False  # whether they may be rounded to 8
     capturable: bool = True  # whether a step may be recorded as a CUDA graph
     decides_on_host: bool = False  # whether `on_host` has something to do
+    group: Group = ALONE  # the processes that train it together
     sets_rate: bool = True  # whether the optimizer's learning rate follows the phase's
 
     @abstractmethod

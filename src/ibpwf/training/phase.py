@@ -27,7 +27,6 @@ class Phase:
     schedule: str = "constant"
     augment: str = "none"
     patience: int = 0  # epochs without gain on held-out rows after which it ends; 0: it goes on to its last
-    share: float | None = None  # of the epochs that the phase before took, if that is fewer than `epochs`
 
 
 @reference

@@ -55,6 +55,8 @@ class Step:
     def take_gradients(self, x: Tensor, y: Tensor) -> None:
         if self.augment is not None:
             x = self.augment(x)
+        group = self.objective.group
+        x, y, weight = group.part(x, y)
         if x.is_cuda and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)  # as its convolutions want images
         self.optimizer.zero_grad(set_to_none=True)
@@ -66,6 +68,8 @@ class Step:
         penalty = self._none if loss.penalty is None else loss.penalty.detach()
         accuracy = self._unknown if loss.accuracy is None else loss.accuracy
         self.out = torch.stack([loss.total.detach(), penalty, accuracy])
+        group.add_gradients(self.parameters, weight, self.out)
+        group.average(self.objective.buffers() if not group.alone else ())
 
     def take_step(self) -> None:
         if self.phase.clip is not None and not hasattr(self.optimizer, "clip"):  # one that clips by itself

@@ -63,14 +63,11 @@ class Stopping:
             self.best = Best(epoch, loss, content, kept)
         return self.best.tensors is not None and epoch - self.best.epoch >= phase.patience
 
-    def end_phase(self, epoch: int) -> int:
-        """Put the method back to its best epoch, if `epoch` was not it; how many epochs that took."""
-        if self.best.tensors is None:
-            return epoch + 1
-        assert self.best.content is not None
-        if epoch != self.best.epoch:
+    def end_phase(self, epoch: int) -> None:
+        """Put the method back to its best epoch, if `epoch` was not it."""
+        if self.best.tensors is not None and epoch != self.best.epoch:
+            assert self.best.content is not None
             self.method.load_training_state(self.best.content, self.best.tensors)
-        return self.best.epoch + 1
 
     def state(self) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
         """For a checkpoint."""

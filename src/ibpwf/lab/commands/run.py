@@ -19,6 +19,7 @@ from ibpwf.lab.commands.options import (
     of_run,
 )
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.launched import started_as
 from ibpwf.settings import FAST
 from ibpwf.terminal import print_json, say
 
@@ -144,6 +145,8 @@ def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]
             overwrite=asked.overwrite,
             tensorboard=asked.tensorboard,
         )
+        if started_as():
+            return result  # one of several processes, of which the first writes and speaks
         if asked.beside is not None:
             result = {**result, "beside": other()}
             write_json(folder / "result.json", result)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ibpwf.distributed import join
 from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.executors import side_by_side, tell, workers_for
@@ -32,7 +33,9 @@ from ibpwf.lab.experiments.result import make_result
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.run_folder import check_folder, drop_unfinished, remove_models, remove_run
 from ibpwf.lab.experiments.seed_training import RunCallback, SeedTraining, new_learner
+from ibpwf.launched import started_as
 from ibpwf.learner import choose_device
+from ibpwf.method import IBPWF
 from ibpwf.storage.files import read_json, write_json
 from ibpwf.storage.folder import lock_folder
 from ibpwf.training.callbacks import TensorBoard
@@ -83,7 +86,23 @@ def run_together(
     Each run has its folder and its result as if it had run alone. Learners that train together would be lost
     together, so their models are kept until the run has finished, also those of a run that is not to store them.
     """
-    watch = watch or RunCallback()
+    group = join("auto", runs[0].config.device)
+    if group.alone:
+        return _run_together(runs, watch or RunCallback(), resume, overwrite, tensorboard)
+    for one in runs:
+        if one.config.method != IBPWF.name:
+            raise InputError(
+                f"method '{one.config.method}' is trained by one process; start it without torchrun, or run ibpwf."
+            )
+    with contextlib.ExitStack() as held:
+        for one in runs:
+            one.out = held.enter_context(group.folder(one.out))
+        return _run_together(runs, watch or RunCallback(), resume, overwrite, tensorboard and group.writes)
+
+
+def _run_together(
+    runs: Sequence[Run], watch: RunCallback, resume: bool, overwrite: bool, tensorboard: bool
+) -> list[dict[str, Any]]:
     open_writer = _summary_writer() if tensorboard else None
     for one in runs:
         check_folder(one.out, one.config, resume=resume, overwrite=overwrite)
@@ -108,7 +127,9 @@ def run_together(
                 for training in one.trainings:
                     training.callbacks.append(TensorBoard(writer, training.name))
         behind = [training for training in runs[0].trainings if training.tasks_left]
-        alone = len(runs) == 1 and open_writer is None and device.type == "cpu" and all(narrow)
+        alone = (
+            len(runs) == 1 and started_as() is None and open_writer is None and device.type == "cpu" and all(narrow)
+        )
         workers = workers_for(len(behind), sum(one.examples_left for one in behind)) if alone else 0
         if workers:
             _in_workers(runs[0], behind, workers, watch)

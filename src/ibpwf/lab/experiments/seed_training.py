@@ -21,6 +21,7 @@ from ibpwf.lab.experiments.executors import one_at_a_time
 from ibpwf.lab.experiments.network import build_network
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.methods import method_named
+from ibpwf.launched import started_as
 from ibpwf.learner import Learner, TaskLearner, choose_device, load
 from ibpwf.settings import Settings
 from ibpwf.storage.files import append_jsonl, read_json, write_json
@@ -62,7 +63,7 @@ def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[s
     method, settings = method_named(config.method), config.settings(answers[0])
     if isinstance(settings, Settings):
         net = build_network(config.network_spec(), stream, seed)
-        return Learner(net, settings, seed=seed, device=config.device)
+        return Learner(net, settings, seed=seed, device=config.device, distributed="auto")
     configuration = {
         "input_shape": list(stream.input_shape),
         "outputs": sum(len(task.classes) for task in stream),
@@ -128,6 +129,8 @@ class SeedTraining(Callback):
         parts = [self.config.method, *settings.to_json().values()]
         on_base = getattr(settings, "base", "none") == "frozen"  # which a folder leaves out, and a run makes again
         if not on_base and not any(isinstance(part, str) and ":" in part for part in parts):
+            if isinstance(settings, Settings) and started_as() is not None:
+                return Learner.load(model, device=self.config.device, distributed="auto")
             learner = load(model, device=self.config.device)
             assert isinstance(learner, TaskLearner)
             return learner
