@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -63,6 +64,7 @@ def test_alone_is_a_group_too() -> None:
     assert join("off") is ALONE
     x, y = torch.randn(5, 2), torch.arange(5)
     assert ALONE.part(x, y) == (x, y, 1.0)
+    assert pickle.loads(pickle.dumps(ALONE)).alone
     with pytest.raises(InputError, match="give 'auto' or 'off'"):
         join("yes")  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ class Group:
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.size = rank, size
         self.device = device or torch.device("cpu")
-        self.stop: Callable[[], bool] = lambda: False
+        self.stop: Callable[[], bool] | None = None
         """Whether this process wants all of them to stop after this step; `stopping` is what they have agreed on."""
         self.stopping = False
 
@@ -86,7 +86,7 @@ class Group:
         if self.alone:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        flag = measured.new_tensor([float(self.stop())])
+        flag = measured.new_tensor([float(self.stop is not None and self.stop())])
         for tensor in (*gradients, measured):
             tensor.mul_(weight)
         self.add_up([*gradients, measured, flag])
