@@ -115,6 +115,6 @@ def test_names_of_columns_are_kept_and_asked_for() -> None:
 
 
 def test_every_row_is_answered_by_a_model_that_did_not_see_it_in_a_pipeline_and_two_processes() -> None:
-    x, y = bands(1_800, 0)
+    x, y = bands(2_400, 0)
     answers = cross_val_predict(make_pipeline(MinMaxScaler(), ContinualClassifier(epochs=5)), x, y, cv=2, n_jobs=2)
     assert (answers == y).mean() > 0.6
