@@ -200,6 +200,9 @@ class Jobs:
             return
         await asyncio.to_thread(model.refresh)
         self._end(model, replace(job, state="done", result=result, version=model.newest.number))
+        if job.kind == "forget":  # nor may older jobs tell of the task
+            told = [one for one in self.all.values() if (one.model, one.task) == (job.model, job.task)]
+            self._drop(model, [one for one in told if one.state in FINISHED and one.id != job.id])
 
     async def _cancel(self, model: ServedModel, job: Job, folder: Path) -> None:
         """What was finished before it could be cancelled counts."""
@@ -249,7 +252,10 @@ class Jobs:
 
     def _drop_old(self, model: ServedModel) -> None:
         ended = [job for job in self.all.values() if job.model == model.name and job.state in FINISHED]
-        for job in sorted(ended, key=lambda one: one.created)[:-KEPT]:
+        self._drop(model, sorted(ended, key=lambda one: one.created)[:-KEPT])
+
+    def _drop(self, model: ServedModel, jobs: list[Job]) -> None:
+        for job in jobs:
             del self.all[job.id]
             shutil.rmtree(jobs_folder(model) / job.id, ignore_errors=True)
 

@@ -72,8 +72,7 @@ class ServedModel:
         self.name, self.path, self.read_only = name, path, read_only
         self._state = self._read()
         self._earlier: OrderedDict[tuple[Stamp, int], LoadedVersion] = OrderedDict()
-        self._loading = threading.Lock()
-        self.changed_at = time.time()
+        self._loading, self._reading = threading.Lock(), threading.Lock()
 
     @property
     def versions(self) -> list[int]:
@@ -116,11 +115,11 @@ class ServedModel:
 
     def refresh(self) -> bool:
         """Read the folder again if its manifest is another one; whether it was."""
-        if _stamp(self.path) == self._state.stamp:
-            return False
-        self._state = self._read()
-        self.changed_at = time.time()
-        return True
+        with self._reading:  # several may have seen that it changed
+            if _stamp(self.path) == self._state.stamp:
+                return False
+            self._state = self._read()
+            return True
 
     def _read(self) -> State:
         for _ in range(TRIES - 1):
