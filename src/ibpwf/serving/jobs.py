@@ -7,11 +7,8 @@ that a killed server leaves a job that can be done, or none. What is done is don
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +24,7 @@ from ibpwf.serving.registry import Registry, ServedModel
 from ibpwf.serving.uploads import receive_file, suffix_of
 from ibpwf.serving.versions import STATE
 from ibpwf.serving.worker import DONE, FAILED, LOCKED
+from ibpwf.serving.workshop import Worker, Workshop
 from ibpwf.storage.checkpoint_folder import discard, task_in_progress
 from ibpwf.storage.files import read_json, read_jsonl, sync_folder, write_json
 from ibpwf.storage.folder import lock_folder
@@ -83,7 +81,8 @@ class Jobs:
         self.all: dict[str, Job] = {}
         self._waiting: dict[str, list[str]] = {}
         self._runners: dict[str, asyncio.Task[None]] = {}
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self.workshop = Workshop()
+        self._workers: dict[str, Worker] = {}
         self._cancelled: set[str] = set()
         self._closing = False
 
@@ -134,6 +133,7 @@ class Jobs:
 
     def recover(self) -> None:
         """Take up what a server before this one has left."""
+        self.workshop.prepare()
         for model in self.registry:
             folder = jobs_folder(model)
             if not folder.is_dir():
@@ -182,17 +182,19 @@ class Jobs:
             self._end(model, replace(job, state="failed", error=str(error).replace(str(model.path), model.name)))
 
     async def _work(self, model: ServedModel, job: Job, folder: Path) -> int:
-        process = await start_worker(model.path, folder)
-        self._processes[job.id] = process
+        worker = await self.workshop.start(model.path, folder)
+        self._workers[job.id] = worker
         try:
             if job.id in self._cancelled:
-                process.kill()
-            return await process.wait()
+                worker.kill()
+            return await worker.wait()
         finally:
-            del self._processes[job.id]
+            del self._workers[job.id]
 
     async def _finish(self, model: ServedModel, job: Job, folder: Path, code: int) -> None:
         result = _result(folder)
+        if result is not None:
+            result.pop("tasks", None)  # which may be forgotten later
         if code != DONE or result is None:
             error = (result or {}).get("error", "the process that did it ended unexpectedly; ask again.")
             await asyncio.to_thread(_discard, model.path, job.task)
@@ -227,10 +229,8 @@ class Jobs:
             self._end(model, replace(job, state="cancelled"))
             return self.all[job.id]
         self._cancelled.add(job.id)
-        process = self._processes.get(job.id)
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        if job.id in self._workers:
+            self._workers[job.id].kill()
         while self.all[job.id].state not in FINISHED:
             await asyncio.sleep(0.02)
         return self.all[job.id]
@@ -244,8 +244,8 @@ class Jobs:
         folder = jobs_folder(model) / job.id
         self._cancelled.discard(job.id)
         self._note(model, job)
-        for path in folder.glob("data*"):
-            path.unlink()
+        for path in (*folder.glob("data*"), folder / "result.json"):
+            path.unlink(missing_ok=True)
         self.metrics.jobs.labels(model.name, job.state).inc()
         details = {"error": job.error} if job.error else {"version": job.version} if job.version else {}
         audit(model.path, job.who, f"{job.kind} {job.state}", task=job.task, job=job.id, **details)
@@ -281,26 +281,13 @@ class Jobs:
     async def close(self) -> None:
         """Stop what runs; it goes on when the server is started again."""
         self._closing = True
-        for process in list(self._processes.values()):
-            if process.stdin is not None:
-                process.stdin.close()
+        for worker in list(self._workers.values()):
+            worker.stop()
         runners = list(self._runners.values())
         if runners:
             await asyncio.wait(runners, timeout=15)
-        for process in list(self._processes.values()):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-
-
-async def start_worker(model: Path, folder: Path) -> asyncio.subprocess.Process:
-    """A process that does the job in a folder, and ends with this one."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ibpwf.serving.worker", str(model.resolve()), str(folder.resolve())),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        env=environment,
-    )
+        for worker in list(self._workers.values()):
+            worker.kill()
 
 
 def new_job(model: str, kind: Kind, task: str, who: str, **details: Any) -> Job:

@@ -19,7 +19,7 @@ from ibpwf.errors import StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller
 from ibpwf.serving.faults import Refused, bad
-from ibpwf.serving.jobs import new_job, start_worker
+from ibpwf.serving.jobs import new_job
 from ibpwf.serving.protocol import read_json
 from ibpwf.serving.records import audit
 from ibpwf.serving.service import Service
@@ -176,12 +176,12 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     clean = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
     try:
         write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
-        process = await start_worker(model.path, folder)
+        worker = await service.jobs.workshop.start(model.path, folder)
         try:
             async with asyncio.timeout(EXPORT_SECONDS):
-                await process.wait()
+                await worker.wait()
         except TimeoutError:
-            process.kill()
+            worker.kill()
             raise Refused(409, f"the export took longer than {EXPORT_SECONDS:g} s and was stopped.") from None
         try:
             result = read_json_file(folder / "result.json")

@@ -1,8 +1,8 @@
 """A job done in a process of its own, so that answers keep their pace: learn a file, forget a task, write an export.
 
-`python -m ibpwf.serving.worker MODEL JOB` reads `job.json` in the job's folder, tells how it goes in `progress.jsonl`
-and leaves what came of it in `result.json`. It ends when its standard input does: with the server that started it.
-Whatever ends it, the model folder is as before or as after, and the same job can be given again.
+`run` reads `job.json` in the job's folder, tells how it goes in `progress.jsonl` and leaves what came of it in
+`result.json`. It ends when the server that started it does. Whatever ends it, the model folder is as before or as
+after, and the same job can be given again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import os
 import shutil
 import sys
 import threading
+import time
 import warnings
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ DONE, FAILED, LOCKED, STOPPED = 0, 2, 3, 130
 
 CHECKPOINT_MINUTES = 0.5
 NICE = 10
+PATIENCE = 20.0
+"""Seconds in which a job that is asked to stop must have done so."""
 
 
 class Progress(Callback):
@@ -53,13 +57,17 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
 
-def main(words: list[str]) -> int:
-    """Do the job in a folder; the exit code."""
-    model, folder = Path(words[0]), Path(words[1])
+def run(model: str, folder: str, held: Connection) -> None:
+    """Do the job in a folder, and end the process with what came of it. The other end of `held` is the server's."""
+    os.setsid()  # an interrupt from a terminal is for the server, which lets this one end
+    os.nice(NICE)
     os.chdir(folder)  # so that messages name a file as `data.csv`
     stop = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
-    os.nice(NICE)
+    threading.Thread(target=_wait_for_end, args=(held, stop), daemon=True).start()
+    sys.exit(_do(Path(model), stop))
+
+
+def _do(model: Path, stop: threading.Event) -> int:
     import torch
 
     from ibpwf.storage.files import read_json, write_json
@@ -71,9 +79,9 @@ def main(words: list[str]) -> int:
         if job["kind"] == "export":
             result = _export(model, job)
         else:
-            with contextlib.ExitStack() as held:
+            with contextlib.ExitStack() as stack:
                 try:
-                    held.enter_context(lock_folder(model))
+                    stack.enter_context(lock_folder(model))
                 except StoreError:
                     return LOCKED
                 result = _change(model, job, stop)
@@ -86,12 +94,13 @@ def main(words: list[str]) -> int:
     return DONE
 
 
-def _wait_for_end(stop: threading.Event) -> None:
-    """Until nobody holds the other end of standard input: the server is gone, or asks to stop."""
-    while os.read(0, 1):  # not through sys.stdin, whose lock would be held when the interpreter ends
-        pass
+def _wait_for_end(held: Connection, stop: threading.Event) -> None:
+    """Until nobody holds the other end: the server is gone, or asks to stop."""
+    with contextlib.suppress(EOFError, OSError):
+        held.recv_bytes()
     stop.set()
-    threading.Timer(20, os._exit, (STOPPED,)).start()  # in case nobody looks at it
+    time.sleep(PATIENCE)
+    os._exit(STOPPED)  # nobody has looked at it
 
 
 def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
@@ -183,7 +192,3 @@ def _export(model: Path, job: dict[str, Any]) -> dict[str, Any]:
     shutil.make_archive("export", "zip", out)
     shutil.rmtree(out)
     return {"file": "export.zip", "name": f"{model.name}-{job['to']}.zip"}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
