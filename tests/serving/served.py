@@ -75,7 +75,8 @@ class Server:
         return False
 
     def kill(self) -> None:
-        self._process.send(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send(signal.SIGKILL)
         self._process.end()
 
     def stop(self) -> str:
