@@ -30,11 +30,10 @@ class Worker:
 
     async def wait(self) -> int:
         """Its exit code, once it has ended; below 0 if a signal has ended it."""
-        ended = asyncio.get_running_loop().create_future()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._process.sentinel, lambda: ended.done() or ended.set_result(None))
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._process.sentinel, ended.set)
         try:
-            await ended
+            await ended.wait()
         finally:
             loop.remove_reader(self._process.sentinel)
         await asyncio.to_thread(self._process.join)
