@@ -203,7 +203,7 @@ def measure(port: int, requests: list[bytes], seconds: float) -> dict[str, dict[
 
 
 def while_learning(port: int, folder: Path, seconds: float) -> dict[str, Any]:
-    """Old versions asked before, during and after a task is learnt: how long that takes, and whether a bit differs."""
+    """Old versions asked before, during and after a task is learnt: how long it takes, and whether a bit differs."""
     rows = rows_of(3)[0]
     addresses = [f"/v2/models/things/versions/{number}/infer" for number in (5, 20)]
     requests = [request_bytes(row, address) for row in rows[:20] for address in addresses]
@@ -213,8 +213,8 @@ def while_learning(port: int, folder: Path, seconds: float) -> dict[str, Any]:
     write_rows(folder / "next.csv", TASKS)
     body = (folder / "next.csv").read_bytes()
     with socket.create_connection(("127.0.0.1", port)) as wire:
-        head = f"POST /v2/models/things/tasks?task=next HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
-        wire.sendall(head.encode() + body)
+        head = f"POST /v2/models/things/tasks?task=next HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
+        wire.sendall(head.encode() + b"\r\n\r\n" + body)
         job = json.loads(wire.recv(65536).split(b"\r\n\r\n")[1])["id"]
     during: list[float] = []
     while state(port, job) not in ("done", "failed"):
@@ -317,8 +317,8 @@ def page(found: dict[str, Any]) -> str:
         f"{told['during_p99_ms']:.0f} ms while a task was learnt over HTTP ({told['asked']:,} requests), "
         f"{told['after']['p99_ms']:.0f} ms after. Answers that were not the same to the bit: {told['other']}.",
         "",
-        f"Load of the machine when it began: {found['load'][0]:.1f} on {os.cpu_count()} cores; what else runs there is in "
-        "every number.",
+        f"Load of the machine when it began: {found['load'][0]:.1f} on {os.cpu_count()} cores; what else ran is "
+        "in every number.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -39,8 +39,8 @@ def write_mlflow(source: Source, target: Path, *, overwrite: bool) -> tuple[Path
     """Write the folder, whole or not at all; its files, `MLmodel` first."""
     if source.classifier is None:
         raise InputError(
-            "mlflow takes a ContinualClassifier, with labels and preprocessing, and this is a Learner; export it as onnx, "
-            "or learn with ContinualClassifier."
+            "mlflow takes a ContinualClassifier, with labels and preprocessing, and this is a Learner; export it as "
+            "onnx, or learn with ContinualClassifier."
         )
     if not target.absolute().parent.is_dir():
         raise InputError(f"'{target.parent}' is no folder to make '{target.name}' in; make it first.")

@@ -45,9 +45,9 @@ def export(
     `model` is a `ContinualClassifier`, whose preprocessing and labels go along, a `Learner`, or a model folder. `to`
     is "onnx" (with a `predict.py` beside it), "pt2" (`torch.export`), "safetensors" (the network's state dict, with
     a JSON file beside it), "peft" (a LoRA adapter of a task learned with base="frozen") or "mlflow" (a pyfunc folder,
-    which needs ibpwf to run). Graphs give probabilities, and are compared with the model's own answers before they are
-    written. `path` is a file, or a folder to put one in; for peft and mlflow, which are folders themselves, the folder
-    to make. `base` is for a model folder whose tasks were learned
+    which needs ibpwf to run). Graphs give probabilities, and are compared with the model's own answers before they
+    are written. `path` is a file, or a folder to put one in; for peft and mlflow, which are folders themselves, the
+    folder to make. `base` is for a model folder whose tasks were learned
     with base="frozen": the trained network, a backbone's name, a folder of transformers, or a file of weights
     (safetensors) for a network that the folder itself describes.
     """

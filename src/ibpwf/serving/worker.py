@@ -104,12 +104,14 @@ def _wait_for_end(held: Connection, stop: threading.Event) -> None:
 
 
 def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
-    from ibpwf.serving.versions import Kept
+    from ibpwf.serving.versions import Kept, history_of
+    from ibpwf.storage.folder import open_folder
 
     kept = Kept(model)
     if job["kind"] == "forget":
         result = _forget(model, job["task"], kept)
     else:
+        kept.sweep(history_of(open_folder(model)))  # of tasks that were forgotten otherwise, and of killed jobs
         kept.keep()  # what is the newest version until now
         result = _learn(model, job, stop)
     kept.keep()
