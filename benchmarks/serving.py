@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.storage.files import write_json, write_text
@@ -71,28 +74,27 @@ def serve_ibpwf(model: str, port: int, batching: bool) -> None:
 def serve_app(kind: str, model: str, port: int) -> None:
     """A bare echo, or ONNX Runtime on one row at a time."""
     import uvicorn
-    from fastapi import FastAPI
-    from starlette.requests import Request
-    from starlette.responses import Response
 
     from ibpwf.serving.limits import Limits
     from ibpwf.serving.protocol import read_request
 
     app, limits = FastAPI(), Limits()
     session: Any = None
+    kind_of: Any = np.float32
     if kind == "onnx":
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        kind_of = np.float64 if "double" in session.get_inputs()[0].type else np.float32
 
     async def infer(request: Request) -> Response:
         body = await request.body()
         if session is None:
             return Response(body, media_type="application/json")
         asked = read_request(body, None, limits)
-        x = np.stack([asked.inputs[name] for name in NAMES], axis=1).astype(np.float32)
+        x = np.stack([asked.inputs[name] for name in NAMES], axis=1).astype(kind_of)
         found = session.run(None, {session.get_inputs()[0].name: x})[0]
         content = {"outputs": [{"name": "probabilities", "shape": list(found.shape), "data": found.ravel().tolist()}]}
         return Response(json.dumps(content), media_type="application/json")
@@ -199,6 +201,8 @@ def measure(port: int, requests: list[bytes], seconds: float) -> dict[str, dict[
         asyncio.run(Load(port, requests).run(clients, 0.5))
         found[str(clients)] = asyncio.run(Load(port, requests).run(clients, seconds))
         print(f"  {clients:4d} clients: {found[str(clients)]}", flush=True)
+        if found[str(clients)]["failed"]:
+            sys.exit("requests were refused, so nothing was measured")
     return found
 
 

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import torch
+
 from ibpwf.serving.faults import busy
 from ibpwf.serving.passes import MOST, Answer, Rows, answer
 from ibpwf.serving.registry import LoadedVersion
@@ -36,7 +38,7 @@ class Batcher:
         self._queue: deque[_Question] = deque()
         self._rows = 0
         self._running: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, "passes")
+        self._thread = ThreadPoolExecutor(1, "passes", initializer=torch.set_num_threads, initargs=(1,))
         self._seconds_a_row = 0.001
 
     @property

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.files import Layout
@@ -159,6 +161,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _loaded(model: str, number: int, classifier: ContinualClassifier) -> LoadedVersion:
+    torch.set_num_threads(1)  # in this thread too: what is prepared must have the same bits whoever loads it
     layout = layout_of(classifier) if "layout" in classifier.extra_ else None
     version = LoadedVersion(model, number, classifier, layout)
     warm(version.classifier)

@@ -96,7 +96,7 @@ def protocol() -> Any:
 def listening(place: Place) -> socket.socket:
     """A socket that is bound, or what hinders it in a sentence."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    bound = socket.socket(family)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves delays on
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((place.host.strip("[]"), place.port))
