@@ -65,10 +65,12 @@ def learn_model(folder: Path) -> Path:
 
 
 def serve_ibpwf(model: str, port: int, batching: bool) -> None:
+    from ibpwf.serving.limits import Limits
     from ibpwf.serving.server import Place, serve
     from ibpwf.serving.service import ServeOptions
 
-    serve(ServeOptions(Path(model), batching=batching), Place(port=port))
+    patient = Limits(seconds=600)  # 256 clients one at a time wait long
+    serve(ServeOptions(Path(model), batching=batching, limits=patient), Place(port=port))
 
 
 def serve_app(kind: str, model: str, port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -138,6 +139,8 @@ async def _answered(service: Service, route: Route, request: Request) -> Respons
         return JSONResponse({"error": _without_paths(service, str(error))}, 400)
     except ClientDisconnect:
         return Response(status_code=400)
+    except asyncio.CancelledError:  # the server ends, and could not wait for this one
+        return JSONResponse({"error": "the server is being stopped; ask again."}, 503, headers={"Retry-After": "5"})
     except Exception:
         log.exception("%s %s", route.method, route.path)
         return JSONResponse({"error": "the server has a fault, which its log describes; tell who runs it."}, 500)
