@@ -192,9 +192,9 @@ class Load:
 
 
 def memory(process: int) -> float:
-    """MB that a process holds."""
-    text = Path(f"/proc/{process}/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) / 1024
+    """MB that a process holds, counted page by page."""
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    return int(text.split("Rss:")[1].split()[0]) / 1024
 
 
 def measure(port: int, requests: list[bytes], seconds: float) -> dict[str, dict[str, float]]:
@@ -220,8 +220,8 @@ def while_learning(port: int, folder: Path, seconds: float) -> dict[str, Any]:
     body = (folder / "next.csv").read_bytes()
     with socket.create_connection(("127.0.0.1", port)) as wire:
         head = f"POST /v2/models/things/tasks?task=next HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
-        wire.sendall(head.encode() + b"\r\n\r\n" + body)
-        job = json.loads(wire.recv(65536).split(b"\r\n\r\n")[1])["id"]
+        wire.sendall(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
+        job = answer_of(wire)["id"]
     during: list[float] = []
     while state(port, job) not in ("done", "failed"):
         asyncio.run(load.run(4, 1))
@@ -242,10 +242,16 @@ def while_learning(port: int, folder: Path, seconds: float) -> dict[str, Any]:
 def state(port: int, job: str) -> str:
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.sendall(f"GET /v2/jobs/{job} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
-        text = b""
-        while part := wire.recv(65536):
-            text += part
-    return str(json.loads(text.split(b"\r\n\r\n", 1)[1])["state"])
+        return str(answer_of(wire)["state"])
+
+
+def answer_of(wire: socket.socket) -> dict[str, Any]:
+    """The JSON that a connection brings before it is closed."""
+    text = b""
+    while part := wire.recv(65536):
+        text += part
+    found: dict[str, Any] = json.loads(text.split(b"\r\n\r\n", 1)[1])
+    return found
 
 
 def main() -> None:
@@ -281,11 +287,13 @@ def main() -> None:
             sides["ibpwf serve"] = measure(port, plain, asked.seconds)
             sides["ibpwf serve, all outputs"] = measure(port, whole, asked.seconds)
             before = memory(process)
-            for part in range(4):
-                asyncio.run(Load(port, plain).run(64, 3600, asked.memory // 4))
-                found.setdefault("memory_mb", [round(before, 1)]).append(round(memory(process), 1))
-                print("  memory", part, found["memory_mb"], flush=True)
-            found["memory_requests"] = asked.memory
+            found["memory_mb"], found["memory_requests"] = [round(before, 2)], 0
+            for _ in range(4):
+                load = Load(port, plain)
+                asyncio.run(load.run(64, 3600, asked.memory // 4))
+                found["memory_requests"] += len(load.times) - load.failed
+                found["memory_mb"].append(round(memory(process), 2))
+                print("  memory", found["memory_requests"], found["memory_mb"], flush=True)
             found["learning"] = while_learning(port, folder, asked.seconds)
             print("  learning", found["learning"])
     asked.out.mkdir(parents=True, exist_ok=True)
