@@ -22,7 +22,8 @@ _RUN = ["ibpwf.lab.experiments.run", "ibpwf.lab.commands.run", "torch._dynamo", 
 _RUN += ["ibpwf.cli", "ibpwf.lab.commands.run_display", "ibpwf.lab.experiments.compare", "ibpwf.lab.report.page"]
 _OWN = ["ibpwf.own_data.learning", "ibpwf.own_data.scoring", "ibpwf.own_data.answering", "pandas", "pyarrow.csv"]
 _OWN += ["ibpwf.commands.learn", "ibpwf.commands.predict", "ibpwf.commands.evaluate"]
-_context.set_forkserver_preload([*_RUN, *_OWN])
+_SERVE = ["ibpwf.serving.routes", "ibpwf.serving.worker", "ibpwf.own_data.more", "uvicorn"]
+_context.set_forkserver_preload([*_RUN, *_OWN, *_SERVE])
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,19 @@ def _command(words: list[str], cwd: str, environment: dict[str, str], out: str, 
     import torch
 
     torch.set_num_threads(1)
+    _share_server()
     from ibpwf.cli import main
 
     try:
         main()
     finally:
         sys.stdout.flush()
+
+
+def _share_server() -> None:
+    """Let processes that this one starts be forked from the same server, which has imported all they need."""
+    from multiprocessing import forkserver
+
+    running: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    running.ensure_running = lambda: None
+    forkserver.ensure_running = running.ensure_running

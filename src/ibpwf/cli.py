@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Mapping[str, Place]] = {
         "verify": Place("ibpwf.commands.model:verify_command", "Check every file of a model folder."),
         "forget": Place("ibpwf.commands.model:forget_command", "Remove a task and all that only it used."),
         "export": Place("ibpwf.commands.export:export_command", "Write a network for use without ibpwf."),
+        "serve": Place("ibpwf.commands.serve:serve_command", "Answer and learn over HTTP, every version of a model."),
     },
     "Trained networks": {
         "backbones": Place("ibpwf.commands.backbones:app", "List and fetch the trained networks known by name."),

@@ -21,7 +21,7 @@ Task = Annotated[
 ]
 To = Annotated[
     str,
-    typer.Option("--to", metavar="FORMAT", help="onnx, pt2 (torch.export), safetensors (weights) or peft (LoRA)."),
+    typer.Option("--to", metavar="FORMAT", help="onnx, pt2 (torch.export), safetensors, peft (LoRA) or mlflow."),
 ]
 Out = Annotated[
     Path | None,
@@ -29,7 +29,7 @@ Out = Annotated[
         "-o",
         "--output",
         metavar="PATH",
-        help="The file, or a folder for it; of peft the folder itself. Default: MODEL-NAME.FORMAT.",
+        help="The file, or a folder for it; of peft and mlflow the folder itself. Default: MODEL-NAME.FORMAT.",
     ),
 ]
 
@@ -59,7 +59,8 @@ def export_command(
     Without --task, all tasks go into one graph that infers the task itself. A graph takes your own numbers and gives
     probabilities; it is compared with the model's answers before it is written. Beside an ONNX model lies a small
     predict.py that needs only onnxruntime and numpy. A peft adapter is a folder with a task's difference from the
-    trained network that it was learned beside (setting base=frozen).
+    trained network that it was learned beside (setting base=frozen). A folder for MLflow holds the whole model, and
+    needs ibpwf where it runs.
     """
     check_there(model)
     from ibpwf.exporting.base import configuration_of
@@ -82,8 +83,10 @@ def export_command(
 def show(done: Exported, to: str) -> None:
     target, *beside = done.files
     about = done.about
-    written = sum(file.stat().st_size for file in done.files) if to == "peft" else target.stat().st_size
-    where = target.parent if to == "peft" else target
+    is_folder = to in ("peft", "mlflow")
+    where = target.parent if is_folder else target
+    files = [file for file in where.rglob("*") if file.is_file()] if is_folder else [target]
+    written = sum(file.stat().st_size for file in files)
     if about["task"] is not None or len(about["tasks"]) == 1:
         what = f"task '{printable(about['task'] or about['tasks'][0])}'"
     else:
@@ -93,6 +96,9 @@ def show(done: Exported, to: str) -> None:
     if to == "peft":
         say(f"Load it onto the trained network: peft.PeftModel.from_pretrained(net, {str(where)!r}).")
         say(f"The first {len(about['labels'])} outputs are {printable(about['network']['words'])}.")
+        return
+    if to == "mlflow":
+        say(printable(f"Load it: mlflow.pyfunc.load_model({str(where)!r}). Serve it: mlflow models serve -m {where}"))
         return
     shape = "×".join(map(str, about["input"]["shape"]))
     kind = {"safetensors": "The network takes", "onnx": "It takes", "pt2": "It takes"}[to]

@@ -29,7 +29,8 @@ ROWS_AT_ONCE = 4096
 @dataclass(frozen=True)
 class Answers:
     """What `ContinualClassifier.answers` says of each row. `tasks` has the task that each label was answered for,
-    which always has that label; `predict_task` has the likeliest. `entropy` and `mutual_information` are in nats."""
+    which always has that label; `predict_task` has the likeliest, by `task_probabilities` (a column per task).
+    `entropy` and `mutual_information` are in nats."""
 
     labels: NDArray[Any]
     probability: NDArray[np.float64]
@@ -37,6 +38,7 @@ class Answers:
     entropy: NDArray[np.float64]
     novelty: NDArray[np.float64]
     mutual_information: NDArray[np.float64] | None = None
+    task_probabilities: NDArray[np.float64] | None = None  # None before there is a task
 
     @property
     def is_novel(self) -> NDArray[np.bool_]:
@@ -89,9 +91,9 @@ class Answering:
         return tasks
 
     @at_one_moment
-    def answers(self, X: Any, task: Any = None, draws: int = 0) -> Answers:
+    def answers(self, X: Any, task: Any = None, draws: int = 0, *, novelty: bool = True) -> Answers:
         """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
-        mutual information."""
+        mutual information. Without `novelty`, which takes longest, that is NaN."""
         prediction = self._prediction(X, task, draws)
         probabilities = self._class_probabilities(prediction)
         best = probabilities.argmax(1)
@@ -101,8 +103,9 @@ class Answering:
             probabilities[np.arange(len(best)), best],
             np.array(self.tasks_)[self._task_of_label(prediction, best)],
             entropy(probabilities),
-            self.novelty(X),
+            self.novelty(X) if novelty else np.full(len(best), np.nan),
             None if spread is None else spread.cpu().numpy(),
+            prediction.task_probabilities.cpu().numpy(),
         )
 
     @at_one_moment

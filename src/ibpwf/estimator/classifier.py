@@ -347,6 +347,21 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         other.learner_.owner = type(self).__name__
         return other
 
+    def first_tasks(self, count: int) -> Self:
+        """The classifier as it was after its first `count` tasks, to the bit, as long as none of them has had more
+        rows since. They share every tensor. A router that keeps one sum for all tasks cannot look back."""
+        self._check_tasks("looked back at")
+        if not 1 <= count <= len(self.tasks_):
+            raise InputError(f"count is {count!r}; {len(self.tasks_)} tasks have been learnt, give 1 to that many.")
+        other = copy.copy(self)
+        other.__dict__.pop("_changing", None)
+        for name in reversed(self.tasks_[count:]):
+            other.forget(name)
+        if self._novelty is not None:  # what was prepared of the tasks that both have need not be made again
+            other._novelty = self._novelty.fork(gaussians(other.learner_), self._novelty.rate)
+            other._novelty.limits = other._novelty.limits[:count]
+        return other
+
     def forget(self, task: str | int) -> Forgotten:
         """Remove a task, or an older version ("name@1"), and every factor that nothing else used; all others answer
         with the same bits as before, given the task. Labels that no other task has go with it, and their columns. The

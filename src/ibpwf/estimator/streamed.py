@@ -258,17 +258,20 @@ class Streamed(Answering):
         return found
 
     @at_one_moment
-    def answers(self, X: Any, task: Any = None, draws: int = 0) -> Answers:
+    def answers(self, X: Any, task: Any = None, draws: int = 0, *, novelty: bool = True) -> Answers:
         """All there is to say of each row at once; in a stream `tasks` are those likeliest to have the label."""
         if not self._asked_of_stream(task):
-            return super().answers(X, task, draws)
+            return super().answers(X, task, draws, novelty=novelty)
         p, told = self._mixed(X)
         best = p.argmax(1)
-        names, novelty = np.full(len(p), NO_TASK, dtype=object), np.zeros(len(p))
+        names, new, tasks = np.full(len(p), NO_TASK, dtype=object), np.zeros(len(p)), None
         if told is not None:
             prediction = self._prediction(X, None)
-            names, novelty = np.array(self.tasks_)[self._task_of_label(prediction, best)], self.novelty(X)
-        return Answers(self.classes_[best], p[np.arange(len(p)), best], names, entropy(p), novelty)
+            names = np.array(self.tasks_)[self._task_of_label(prediction, best)]
+            new = self.novelty(X) if novelty else np.full(len(p), np.nan)
+            tasks = prediction.task_probabilities.cpu().numpy()
+        sure = p[np.arange(len(p)), best]
+        return Answers(self.classes_[best], sure, names, entropy(p), new, task_probabilities=tasks)
 
     @at_one_moment
     def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:

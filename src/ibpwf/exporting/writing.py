@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args
 
 from ibpwf.errors import InputError, unknown
 from ibpwf.exporting.formats import TOLERANCE, as_onnx, as_pt2, difference, need_packages
+from ibpwf.exporting.mlflow import write_mlflow
 from ibpwf.exporting.peft import adapter_files, peft_adapter, write_folder
 from ibpwf.exporting.source import Base, Model, Source
 from ibpwf.storage.files import encode_json, encode_tensors, plain_errors, read_bytes, write_bytes
 
-Format = Literal["onnx", "pt2", "safetensors", "peft"]
+Format = Literal["onnx", "pt2", "safetensors", "peft", "mlflow"]
 SCRIPT = "predict.py"
 TRACED_ROWS, CHECKED_ROWS = 4, 64
 
@@ -43,9 +44,10 @@ def export(
 
     `model` is a `ContinualClassifier`, whose preprocessing and labels go along, a `Learner`, or a model folder. `to`
     is "onnx" (with a `predict.py` beside it), "pt2" (`torch.export`), "safetensors" (the network's state dict, with
-    a JSON file beside it) or "peft" (a LoRA adapter of a task learned with base="frozen"). Graphs give probabilities,
-    and are compared with the model's own answers before anything is written. `path` is a file, or a folder to put one
-    in; for peft, which is a folder itself, the folder to make. `base` is for a model folder whose tasks were learned
+    a JSON file beside it), "peft" (a LoRA adapter of a task learned with base="frozen") or "mlflow" (a pyfunc folder,
+    which needs ibpwf to run). Graphs give probabilities, and are compared with the model's own answers before they
+    are written. `path` is a file, or a folder to put one in; for peft and mlflow, which are folders themselves, the
+    folder to make. `base` is for a model folder whose tasks were learned
     with base="frozen": the trained network, a backbone's name, a folder of transformers, or a file of weights
     (safetensors) for a network that the folder itself describes.
     """
@@ -57,6 +59,8 @@ def export(
     number = source.task(task)
     if to == "peft":
         return _export_adapter(source, number, path, overwrite)
+    if to == "mlflow":
+        return _export_mlflow(source, number, path, overwrite)
     target = _target(source, number, to, path)
     if to == "safetensors":
         if number is None:
@@ -105,6 +109,13 @@ def _export_adapter(source: Source, task: int | None, path: str | Path | None, o
         _check_free({target / name: content for name, content in files.items()}, overwrite)
     write_folder(target, files)
     return Exported(tuple(target / name for name in files), None, about)
+
+
+def _export_mlflow(source: Source, task: int | None, path: str | Path | None, overwrite: bool) -> Exported:
+    if task is not None:
+        raise InputError("mlflow holds the whole model, which infers the task; leave the task out.")
+    target = Path(path) if path is not None else Path(f"{_name(source, None)}.mlflow")
+    return Exported(write_mlflow(source, target, overwrite=overwrite), None, source.about(None))
 
 
 def script() -> bytes:

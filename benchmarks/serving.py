@@ -1,0 +1,341 @@
+"""What `ibpwf serve` can take: requests a second and how long they wait, beside a bare FastAPI echo and beside ONNX
+Runtime behind the same kind of app; what learning does to those who ask meanwhile; memory over many requests.
+
+    python benchmarks/serving.py                     # writes docs/results/serving/{serving.json,README.md}
+    python benchmarks/serving.py --seconds 3 --memory 10000 --out /tmp/serving
+
+A table model of 20 tasks is learnt first. A request is one row of 16 columns as JSON. Servers and the client are
+processes of one machine; sides take turns, and every side is asked by 1, 32 and 256 clients at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.storage.files import write_json, write_text
+
+OUT = Path(__file__).parents[1] / "docs" / "results"
+TASKS, FEATURES, ROWS = 20, 16, 200
+CLIENTS = (1, 32, 256)
+NAMES = [f"f{number}" for number in range(FEATURES)]
+_context = multiprocessing.get_context("spawn")
+
+
+def rows_of(task: int) -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(task)
+    y = np.arange(ROWS) % 2
+    return chance.normal(0, 4, (2, FEATURES))[y] + chance.normal(0, 1, (ROWS, FEATURES)), y
+
+
+def write_rows(path: Path, task: int) -> None:
+    x, y = rows_of(task)
+    lines = [",".join([*NAMES, "label"])]
+    lines += [",".join([*map(str, row), f"class-{2 * task + label}"]) for row, label in zip(x, y, strict=True)]
+    path.write_text("\n".join(lines))
+
+
+def learn_model(folder: Path) -> Path:
+    from ibpwf.own_data.learning import LearnOptions, learn_file
+
+    for task in range(TASKS):
+        write_rows(folder / "task.csv", task)
+        learn_file(folder / "things", folder / "task.csv", f"task-{task}", None, LearnOptions(device="cpu"))
+    return folder / "things"
+
+
+# The sides
+
+
+def serve_ibpwf(model: str, port: int, batching: bool) -> None:
+    from ibpwf.serving.limits import Limits
+    from ibpwf.serving.server import Place, serve
+    from ibpwf.serving.service import ServeOptions
+
+    patient = Limits(seconds=600)  # 256 clients one at a time wait long
+    serve(ServeOptions(Path(model), batching=batching, limits=patient), Place(port=port))
+
+
+def serve_app(kind: str, model: str, port: int) -> None:
+    """A bare echo, or ONNX Runtime on one row at a time."""
+    import uvicorn
+
+    from ibpwf.serving.limits import Limits
+    from ibpwf.serving.protocol import read_request
+
+    app, limits = FastAPI(), Limits()
+    session: Any = None
+    kind_of: Any = np.float32
+    if kind == "onnx":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        kind_of = np.float64 if "double" in session.get_inputs()[0].type else np.float32
+
+    async def infer(request: Request) -> Response:
+        body = await request.body()
+        if session is None:
+            return Response(body, media_type="application/json")
+        asked = read_request(body, None, limits)
+        x = np.stack([asked.inputs[name] for name in NAMES], axis=1).astype(kind_of)
+        found = session.run(None, {session.get_inputs()[0].name: x})[0]
+        content = {"outputs": [{"name": "probabilities", "shape": list(found.shape), "data": found.ravel().tolist()}]}
+        return Response(json.dumps(content), media_type="application/json")
+
+    async def ready() -> dict[str, bool]:
+        return {"ready": True}
+
+    app.add_api_route("/v2/health/ready", ready)
+    app.add_api_route("/v2/models/things/infer", infer, methods=["POST"], response_model=None)
+    uvicorn.run(app, port=port, log_level="error", access_log=False)
+
+
+@contextlib.contextmanager
+def running(function: Any, *arguments: Any) -> Iterator[tuple[int, int]]:
+    """A side in a process of its own; its port and process number."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    process = _context.Process(target=function, args=(*arguments[:1], *arguments[1:2], port, *arguments[2:]))
+    process.start()
+    try:
+        wait_ready(port, process)
+        yield port, process.pid
+    finally:
+        process.terminate()
+        process.join(20)
+        process.kill()
+
+
+def wait_ready(port: int, process: Any) -> None:
+    for _ in range(600):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as wire:
+            wire.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            if b" 200 " in wire.recv(100):
+                return
+        if not process.is_alive():
+            sys.exit("a server has ended")
+        time.sleep(0.1)
+    sys.exit("a server did not come up")
+
+
+# The client
+
+
+def request_bytes(row: np.ndarray, address: str = "/v2/models/things/infer", outputs: tuple[str, ...] = ()) -> bytes:
+    content: dict[str, Any] = {
+        "inputs": [
+            {"name": name, "shape": [1], "datatype": "FP64", "data": [float(value)]}
+            for name, value in zip(NAMES, row, strict=True)
+        ]
+    }
+    if outputs:
+        content["outputs"] = [{"name": name} for name in outputs]
+    body = json.dumps(content).encode()
+    head = f"POST {address} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Load:
+    """So many clients that ask one after another, each as soon as it has been answered."""
+
+    def __init__(self, port: int, requests: list[bytes], check: bool = False) -> None:
+        self.port, self.requests = port, requests
+        self.times: list[float] = []
+        self.failed, self.other = 0, 0
+        self.first: dict[int, bytes] | None = {} if check else None
+
+    async def client(self, number: int, until: float, most: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        turn = number
+        while time.perf_counter() < until and len(self.times) < most:
+            which = turn % len(self.requests)
+            began = time.perf_counter()
+            writer.write(self.requests[which])
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            body = await reader.readexactly(length)
+            self.times.append(time.perf_counter() - began)
+            if b" 200 " not in head[:20]:
+                self.failed += 1
+            elif self.first is not None and self.first.setdefault(which, body) != body:
+                self.other += 1
+            turn += 7
+        writer.close()
+
+    async def run(self, clients: int, seconds: float, most: int = 1 << 60) -> dict[str, float]:
+        self.times, began = [], time.perf_counter()
+        await asyncio.gather(*(self.client(number, began + seconds, most) for number in range(clients)))
+        spent = time.perf_counter() - began
+        times = np.array(self.times) * 1000
+        p50, p99 = np.percentile(times, (50, 99))
+        return {"per_second": len(times) / spent, "p50_ms": float(p50), "p99_ms": float(p99), "failed": self.failed}
+
+
+def memory(process: int) -> float:
+    """MB that a process holds, counted page by page."""
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    return int(text.split("Rss:")[1].split()[0]) / 1024
+
+
+def measure(port: int, requests: list[bytes], seconds: float) -> dict[str, dict[str, float]]:
+    found = {}
+    for clients in CLIENTS:
+        asyncio.run(Load(port, requests).run(clients, 0.5))
+        found[str(clients)] = asyncio.run(Load(port, requests).run(clients, seconds))
+        print(f"  {clients:4d} clients: {found[str(clients)]}", flush=True)
+        if found[str(clients)]["failed"]:
+            sys.exit("requests were refused, so nothing was measured")
+    return found
+
+
+def while_learning(port: int, folder: Path, seconds: float) -> dict[str, Any]:
+    """Old versions asked before, during and after a task is learnt: how long it takes, and whether a bit differs."""
+    rows = rows_of(3)[0]
+    addresses = [f"/v2/models/things/versions/{number}/infer" for number in (5, 20)]
+    requests = [request_bytes(row, address) for row in rows[:20] for address in addresses]
+    load = Load(port, requests, check=True)
+    asyncio.run(load.run(4, 1))
+    idle = asyncio.run(load.run(4, seconds))
+    write_rows(folder / "next.csv", TASKS)
+    body = (folder / "next.csv").read_bytes()
+    with socket.create_connection(("127.0.0.1", port)) as wire:
+        head = f"POST /v2/models/things/tasks?task=next HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
+        wire.sendall(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
+        job = answer_of(wire)["id"]
+    during: list[float] = []
+    while state(port, job) not in ("done", "failed"):
+        asyncio.run(load.run(4, 1))
+        during += load.times
+    after = asyncio.run(load.run(4, seconds))
+    p99 = float(np.percentile(during, 99)) * 1000
+    asked = len(during)
+    return {
+        "idle": idle,
+        "during_p99_ms": p99,
+        "asked": asked,
+        "after": after,
+        "other": load.other,
+        "state": state(port, job),
+    }
+
+
+def state(port: int, job: str) -> str:
+    with socket.create_connection(("127.0.0.1", port)) as wire:
+        wire.sendall(f"GET /v2/jobs/{job} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+        return str(answer_of(wire)["state"])
+
+
+def answer_of(wire: socket.socket) -> dict[str, Any]:
+    """The JSON that a connection brings before it is closed."""
+    text = b""
+    while part := wire.recv(65536):
+        text += part
+    found: dict[str, Any] = json.loads(text.split(b"\r\n\r\n", 1)[1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--memory", type=int, default=100_000, help="requests over which memory is watched")
+    parser.add_argument("--out", type=Path, default=OUT / "serving")
+    asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model = learn_model(folder)
+        from ibpwf import export
+
+        onnx = export(model, None, "onnx", folder / "things.onnx").files[0]
+        rows = np.concatenate([rows_of(task)[0][:5] for task in range(TASKS)])
+        plain = [request_bytes(row, outputs=("label", "probability")) for row in rows]
+        whole = [request_bytes(row) for row in rows]
+        found: dict[str, Any] = {"environment": environment(), "commit": commit(), "load": os.getloadavg()}
+        sides = found["sides"] = {}
+        with running(serve_app, "echo", "") as (port, _):
+            print("echo")
+            sides["a bare FastAPI echo"] = measure(port, plain, asked.seconds)
+        with running(serve_app, "onnx", str(onnx)) as (port, _):
+            print("onnx")
+            sides["ONNX Runtime, one at a time"] = measure(port, plain, asked.seconds)
+        with running(serve_one_at_a_time, str(model), "") as (port, _):
+            print("one at a time")
+            sides["ibpwf serve, one at a time"] = measure(port, plain, asked.seconds)
+            sides["ibpwf serve, one at a time, all outputs"] = measure(port, whole, asked.seconds)
+        with running(serve_together, str(model), "") as (port, process):
+            print("batched")
+            sides["ibpwf serve"] = measure(port, plain, asked.seconds)
+            sides["ibpwf serve, all outputs"] = measure(port, whole, asked.seconds)
+            before = memory(process)
+            found["memory_mb"], found["memory_requests"] = [round(before, 2)], 0
+            for _ in range(4):
+                load = Load(port, plain)
+                asyncio.run(load.run(64, 3600, asked.memory // 4))
+                found["memory_requests"] += len(load.times) - load.failed
+                found["memory_mb"].append(round(memory(process), 2))
+                print("  memory", found["memory_requests"], found["memory_mb"], flush=True)
+            found["learning"] = while_learning(port, folder, asked.seconds)
+            print("  learning", found["learning"])
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write_json(asked.out / "serving.json", found)
+    write_text(asked.out / "README.md", page(found))
+
+
+def serve_together(model: str, _: str, port: int) -> None:
+    serve_ibpwf(model, port, True)
+
+
+def serve_one_at_a_time(model: str, _: str, port: int) -> None:
+    serve_ibpwf(model, port, False)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The record as a page."""
+    lines = ["# What `ibpwf serve` can take", "", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " "), ""]
+    heads = " | ".join(f"{clients} clients: requests/s | p50 ms | p99 ms" for clients in CLIENTS)
+    lines += [f"| | {heads} |", "|---" * (1 + 3 * len(CLIENTS)) + "|"]
+    for name, side in found["sides"].items():
+        cells = [f"{one['per_second']:.0f} | {one['p50_ms']:.1f} | {one['p99_ms']:.1f}" for one in side.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    most = str(CLIENTS[-1])
+    for kind in ("", ", all outputs"):
+        pair = [found["sides"][f"ibpwf serve{how}{kind}"][most]["per_second"] for how in ("", ", one at a time")]
+        what = "all outputs, novelty among them" if kind else "label and probability asked for"
+        lines += ["", f"Batching at {most} clients, {what}: {pair[0] / pair[1]:.1f} times the requests a second."]
+    told = found["learning"]
+    lines += [
+        "",
+        f"Memory over {found['memory_requests']:,} requests, MB: {', '.join(map(str, found['memory_mb']))}.",
+        "",
+        f"Four clients that ask versions 5 and 20, all outputs: p99 {told['idle']['p99_ms']:.0f} ms before, "
+        f"{told['during_p99_ms']:.0f} ms while a task was learnt over HTTP ({told['asked']:,} requests), "
+        f"{told['after']['p99_ms']:.0f} ms after. Answers that were not the same to the bit: {told['other']}.",
+        "",
+        f"Load of the machine when it began: {found['load'][0]:.1f} on {os.cpu_count()} cores; what else ran is "
+        "in every number.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Who may ask, teach and administer: tokens with roles, of which only digests are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from ibpwf.errors import InputError
+from ibpwf.files.opening import quoted
+from ibpwf.serving.faults import Refused, busy
+from ibpwf.storage.files import read_json, write_json
+
+_NAME = re.compile(r"[\w.@-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Role(IntEnum):
+    """What a caller may do; each may do what those before it may."""
+
+    anyone = 0
+    ask = 1
+    learn = 2
+    admin = 3
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class Token:
+    """Of a token its owner, role and digest are kept, never the token. It is 256 random bits, so that a plain digest
+    tells nothing of it."""
+
+    name: str
+    role: Role
+    sha256: str
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_tokens(path: Path) -> list[Token]:
+    """The tokens of a file that `add_token` has written."""
+    content = read_json(path)
+    entries = content.get("tokens") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise InputError(f"{path} holds no tokens; make one: ibpwf serve MODEL --tokens {path} --new-token NAME.")
+    return [_token(path, entry) for entry in entries]
+
+
+def _token(path: Path, entry: Any) -> Token:
+    fields = entry if isinstance(entry, dict) else {}
+    name, role, found = (str(fields.get(field, "")) for field in ("name", "role", "sha256"))
+    if not _NAME.fullmatch(name) or role not in ("ask", "learn", "admin") or not _DIGEST.fullmatch(found):
+        raise InputError(
+            f"{path} has the token {quoted(str(entry))}; each needs name, role (ask, learn, admin), sha256."
+        )
+    return Token(name, Role[role], found)
+
+
+def add_token(path: Path, name: str, role: str) -> str:
+    """Make a token, note its digest in the file, and give it back: it is shown once."""
+    if role not in ("ask", "learn", "admin"):
+        raise InputError(f"role is '{role}'; give ask, learn or admin.")
+    if not _NAME.fullmatch(name):
+        raise InputError(f"the token's name is {quoted(name)}; give letters, digits, '.', '_', '-' or '@'.")
+    known = read_tokens(path) if path.exists() else []
+    if any(token.name == name for token in known):
+        raise InputError(f"{path} has a token named '{name}' already; choose another name, or remove its line.")
+    token = secrets.token_urlsafe(32)
+    known.append(Token(name, Role[role], digest(token)))
+    write_json(path, {"tokens": [{"name": one.name, "role": one.role.name, "sha256": one.sha256} for one in known]})
+    path.chmod(0o600)
+    return token
+
+
+class Access:
+    """Says who sent a request. Without tokens everybody who reaches the server is its owner."""
+
+    def __init__(self, tokens: list[Token] | None, *, read_only: bool = False) -> None:
+        self._tokens = tokens
+        self._most = Role.ask if read_only else Role.admin
+
+    @property
+    def is_open(self) -> bool:
+        return self._tokens is None
+
+    def caller(self, token: str | None) -> Caller:
+        """Every stored digest is compared, each in the same time, so a wrong token takes as long as a right one."""
+        if self._tokens is None:
+            return Caller("local", self._most)
+        given, found = digest(token or ""), Caller("anyone", Role.anyone)
+        for known in self._tokens:
+            if hmac.compare_digest(given, known.sha256):
+                found = Caller(known.name, min(known.role, self._most))
+        return found
+
+    def check(self, caller: Caller, needed: Role, doing: str) -> None:
+        if caller.role >= needed:
+            return
+        if caller.role is Role.anyone:
+            raise Refused(401, f"{doing} needs a token; send it as 'Authorization: Bearer TOKEN'.")
+        if needed > self._most:
+            raise Refused(403, f"{doing} is not to be had: the server was started read-only.")
+        raise Refused(403, f"{doing} needs the role {needed.name}, and this token has {caller.role.name}.")
+
+
+class Rate:
+    """So many requests a second of each caller, with a second's worth at once."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def check(self, who: str) -> None:
+        if not self.rate:
+            return
+        now, most = time.monotonic(), max(self.rate, 1.0)
+        left, then = self._left.get(who, (most, now))
+        left = min(most, left + (now - then) * self.rate)
+        if left < 1:
+            self._left[who] = left, now
+            raise busy(f"more than {self.rate:g} requests a second; ask more slowly.")
+        self._left[who] = left - 1, now
+        if len(self._left) > 10_000:  # those not seen for long have all of theirs again
+            self._left = {one: kept for one, kept in self._left.items() if now - kept[1] < 60}

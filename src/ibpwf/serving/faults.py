@@ -1,0 +1,27 @@
+"""What is answered to a request that cannot be served: a status and one sentence."""
+
+from __future__ import annotations
+
+from ibpwf.errors import IBPWFError
+
+
+class Refused(IBPWFError):
+    """A request that is not served, with the status that says why."""
+
+    def __init__(self, status: int, problem: str, *, retry_after: int | None = None) -> None:
+        super().__init__(problem)
+        self.status, self.retry_after = status, retry_after
+
+
+def bad(problem: str) -> Refused:
+    """A request that does not say what it should."""
+    return Refused(400, problem)
+
+
+def too_large(problem: str) -> Refused:
+    return Refused(413, problem)
+
+
+def busy(problem: str, seconds: int = 1) -> Refused:
+    """More is asked than can be answered; to be asked again."""
+    return Refused(429, problem, retry_after=seconds)

@@ -1,0 +1,260 @@
+"""Asking: the Open Inference Protocol, and files answered and compared row by row."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ibpwf import __version__
+from ibpwf.errors import IBPWFError
+from ibpwf.files import Examples, ReadOptions, read_batches
+from ibpwf.serving.access import Caller
+from ibpwf.serving.faults import Refused, bad, too_large
+from ibpwf.serving.inputs import check_pixels, examples_of, input_tensors, tasks_of
+from ibpwf.serving.limits import Limits
+from ibpwf.serving.passes import Answer, Rows, check_tasks
+from ibpwf.serving.protocol import HEADER, OUTPUTS, InferRequest, read_request, version_number, write_response
+from ibpwf.serving.registry import LoadedVersion
+from ibpwf.serving.service import Service
+from ibpwf.serving.uploads import receive_bytes, suffix_of
+
+SMALL = 1 << 16
+"""Bytes of a body that is read at once; a larger one is read beside, so that others do not wait."""
+
+EXTENSIONS = ["binary_tensor_data", "model_repository"]
+
+
+async def live(service: Service, request: Request, caller: Caller) -> Response:
+    return JSONResponse({"live": True})
+
+
+async def ready(service: Service, request: Request, caller: Caller) -> Response:
+    return JSONResponse({"ready": service.ready}, 200 if service.ready else 400)
+
+
+async def server_metadata(service: Service, request: Request, caller: Caller) -> Response:
+    return JSONResponse({"name": "ibpwf", "version": __version__, "extensions": EXTENSIONS})
+
+
+async def index(service: Service, request: Request, caller: Caller) -> Response:
+    await receive_bytes(request.stream(), service.limits.body, service.limits.seconds)
+    return JSONResponse(
+        [
+            {"name": model.name, "version": str(number), "state": "READY", "reason": ""}
+            for model in service.registry
+            for number in model.versions
+        ]
+    )
+
+
+async def _version(service: Service, request: Request) -> LoadedVersion:
+    model = service.model(request)
+    number = request.path_params.get("version", request.query_params.get("version"))
+    return await service.version(model, version_number(number))
+
+
+async def model_metadata(service: Service, request: Request, caller: Caller) -> Response:
+    version, model = await _version(service, request), service.model(request)
+    classifier = version.classifier
+    return JSONResponse(
+        {
+            "name": model.name,
+            "versions": [str(number) for number in model.versions],
+            "platform": "ibpwf",
+            "inputs": input_tensors(version),
+            "outputs": [
+                {"name": name, "datatype": kind, "shape": [-1, len(version.tasks)] if name.endswith("ies") else [-1]}
+                for name, (kind, _) in OUTPUTS.items()
+            ],
+            "parameters": {
+                "version": str(version.number),
+                "tasks": version.tasks,
+                "classes": {task: [str(label) for label in classifier.labels_of(task)] for task in version.tasks},
+            },
+        }
+    )
+
+
+async def model_ready(service: Service, request: Request, caller: Caller) -> Response:
+    version = await _version(service, request)
+    return JSONResponse({"name": version.model, "ready": True})
+
+
+async def infer(service: Service, request: Request, caller: Caller) -> Response:
+    coding = request.headers.get("content-encoding", "").lower()
+    body = await receive_bytes(request.stream(), service.limits.body, service.limits.seconds, coding)
+    version = await _version(service, request)
+    read = partial(_read, body, request.headers.get(HEADER), version, service.limits)
+    asked, rows = await asyncio.to_thread(read) if _takes_long(body, version) else read()
+    answer = await service.ask(version, rows)
+    content, length = write_response(asked, version.model, version.number, answer)
+    if length is None:
+        return Response(content, media_type="application/json")
+    return Response(content, media_type="application/octet-stream", headers={HEADER: str(length)})
+
+
+def _takes_long(body: bytes, version: LoadedVersion) -> bool:
+    """To be made rows of: much, or pictures and texts."""
+    layout = version.layout
+    encoded = layout is not None and (layout.kind == "images" or any(one.kind == "text" for one in layout.columns))
+    return encoded or len(body) > SMALL
+
+
+def _read(body: bytes, header: str | None, version: LoadedVersion, limits: Limits) -> tuple[InferRequest, Rows]:
+    asked = read_request(body, header, limits)
+    x = examples_of(asked.inputs, version, limits)
+    given = tasks_of(asked.task, asked.inputs, version, len(x))
+    check_tasks(version.classifier, given)
+    return asked, Rows(_flat(x), given, asked.wants_novelty)
+
+
+def _flat(x: Any) -> Any:
+    return x.reshape(len(x), -1)
+
+
+async def tasks(service: Service, request: Request, caller: Caller) -> Response:
+    """What each task of a version has: classes, rows, accuracy, and factors shared and new."""
+    version = await _version(service, request)
+    return JSONResponse({"model": version.model, "version": version.number, "tasks": describe_tasks(version)})
+
+
+def describe_tasks(version: LoadedVersion) -> list[dict[str, Any]]:
+    learner, classifier = version.classifier.learner_, version.classifier
+    return [
+        {
+            "name": task.name,
+            "classes": [str(label) for label in classifier.labels_of(task.name)],
+            "examples": task.examples,
+            "accuracy": task.accuracy,
+            "factors": {name: dict(use) for name, use in learner.method.use(task.number).items()},
+        }
+        for task in learner.tasks
+    ]
+
+
+async def answer_file(service: Service, request: Request, caller: Caller) -> Response:
+    """A table, arrays, an image or a text, answered row by row."""
+    version = await _version(service, request)
+    examples = await _examples(service, request, version)
+    task = request.query_params.get("task") or None
+    answer = await _ask(service, version, examples, task)
+    return JSONResponse(
+        {
+            "model": version.model,
+            "version": version.number,
+            "tasks": version.tasks,
+            "rows": _rows(answer),
+            "right": _right(examples, answer),
+        }
+    )
+
+
+async def _ask(service: Service, version: LoadedVersion, examples: Examples, task: str | None) -> Answer:
+    given = [task] * len(examples)
+    check_tasks(version.classifier, given)
+    return await service.ask(version, Rows(_flat(examples.x), given))
+
+
+def _rows(answer: Answer) -> list[dict[str, Any]]:
+    novelty = np.zeros(len(answer.labels)) if answer.novelty is None else answer.novelty
+    return [
+        {
+            "label": str(answer.labels[row]),
+            "probability": float(answer.probability[row]),
+            "task": str(answer.tasks[row]),
+            "task_probabilities": answer.task_probabilities[row].tolist(),
+            "entropy": float(answer.entropy[row]),
+            "novelty": float(novelty[row]) if np.isfinite(novelty[row]) else None,
+        }
+        for row in range(len(answer.labels))
+    ]
+
+
+def _right(examples: Examples, answer: Answer) -> float | None:
+    """Per cent of the rows answered as the file's own labels say, where it has any."""
+    if examples.y is None:
+        return None
+    return 100.0 * float(np.mean(np.array(examples.y) == answer.labels.astype(str)))
+
+
+async def compare(service: Service, request: Request, caller: Caller) -> Response:
+    """A file answered by two versions: with each old task given nothing may have moved, inferred some may."""
+    model = service.model(request)
+    asked = [version_number(text) for text in request.query_params.get("versions", "").split(",")]
+    if len(asked) != 2 or None in asked:
+        raise bad("versions is missing; give two of them, such as versions=1,3.")
+    first, second = [await service.version(model, number) for number in asked]
+    examples = await _examples(service, request, second)
+    one, two = [await _ask(service, version, examples, None) for version in (first, second)]
+    common = [task for task in first.tasks if task in second.tasks]
+    given = []
+    for task in common:
+        pair = [await _ask(service, version, examples, task) for version in (first, second)]
+        same = bool(np.array_equal(pair[0].probability, pair[1].probability))
+        given.append({"task": task, "same_bits": same and bool((pair[0].labels == pair[1].labels).all())})
+    moved = [row for row in range(len(examples)) if one.labels[row] != two.labels[row]]
+    return JSONResponse(
+        {
+            "model": model.name,
+            "versions": [first.number, second.number],
+            "rows": [{"before": a, "after": b} for a, b in zip(_rows(one), _rows(two), strict=True)],
+            "moved": moved,
+            "given": given,
+        }
+    )
+
+
+async def _examples(service: Service, request: Request, version: LoadedVersion) -> Examples:
+    body = await receive_bytes(request.stream(), service.limits.body, service.limits.seconds)
+    if not body:
+        raise bad("the body is empty; send a table, arrays, an image or a text.")
+    return await asyncio.to_thread(_read_file, body, version, service.limits)
+
+
+def _read_file(body: bytes, version: LoadedVersion, limits: Limits) -> Examples:
+    """A file's examples, through a file of ours that is gone afterwards."""
+    layout = version.layout
+    if layout is None:
+        raise Refused(409, "this model was not learnt from files; ask it with /infer and the tensor 'x'.")
+    with tempfile.TemporaryDirectory(prefix="ibpwf-") as folder:
+        path = Path(folder) / "data"
+        path.write_bytes(body)
+        ending = suffix_of(path, limits)
+        if ending == ".zip":
+            raise bad("the file is a zip archive; send one table, image or .npz file.")
+        column = next((one.name for one in layout.columns if one.kind == "text"), None)
+        if column is not None and len(layout.columns) == 1 and ending == ".csv" and not _is_header(body, column):
+            text = body.decode("utf-8", "replace").strip()
+            path.write_text(f"{column}\n" + '"' + text.replace('"', '""') + '"\n')
+        path = path.rename(path.with_name(f"file{ending}"))
+        if layout.kind == "images":
+            check_pixels(body, "the image", limits)
+        try:
+            found = next(read_batches(path, limits.rows + 1, ReadOptions(like=layout)))
+        except StopIteration:
+            raise bad("the file has no rows; send at least one.") from None
+        except IBPWFError as error:
+            raise bad(str(error).replace(f"{folder}/", "")) from None
+    if len(found) > limits.rows:
+        raise too_large(f"the file has more than {limits.rows:,} rows, which is the limit; send fewer at once.")
+    return found
+
+
+def _is_header(body: bytes, column: str) -> bool:
+    first = body.split(b"\n", 1)[0].decode("utf-8", "replace").strip().strip('"')
+    return column in (part.strip().strip('"') for part in first.split(","))
+
+
+async def metrics(service: Service, request: Request, caller: Caller) -> Response:
+    found = service.metrics
+    found.waiting.set(service.batcher.waiting)
+    for model in service.registry:
+        found.versions.labels(model.name).set(len(model.versions))
+    return Response(found.text(), media_type="text/plain; version=0.0.4")

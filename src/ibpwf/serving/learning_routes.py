@@ -1,0 +1,197 @@
+"""Changing: the next task uploaded, jobs looked at and cancelled, tasks forgotten, models verified and exported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+
+from ibpwf.errors import StoreError
+from ibpwf.files.opening import quoted
+from ibpwf.serving.access import Caller
+from ibpwf.serving.faults import Refused, bad
+from ibpwf.serving.jobs import new_job
+from ibpwf.serving.protocol import read_json
+from ibpwf.serving.records import audit
+from ibpwf.serving.service import Service
+from ibpwf.serving.uploads import receive_bytes
+from ibpwf.serving.versions import STATE
+from ibpwf.storage.files import read_json as read_json_file
+from ibpwf.storage.files import write_json
+from ibpwf.storage.model_folder import verify_model
+
+LONGEST_NAME = 200
+EXPORT_SECONDS = 300.0
+FORMATS = ("onnx", "pt2", "safetensors", "peft", "mlflow", "folder")
+KNOWN = {"task", "label", "ignore", "categories", "missing", "unknown", "validate", "more", "keep", "queue"}
+
+
+async def learn(service: Service, request: Request, caller: Caller) -> Response:
+    """Upload a table, arrays or a zip archive of images as the next task, or as more rows of one."""
+    model, query = service.model(request), request.query_params
+    strange = next((name for name in query if name not in KNOWN), None)
+    if strange is not None:
+        raise bad(f"there is no parameter {quoted(strange)}; there are {', '.join(sorted(KNOWN))}.")
+    task, more = _task_name(query.get("task")), _flag(query.get("more"), "more", False)
+    service.jobs.check_room(model, queue=_flag(query.get("queue"), "queue", True))
+    newest = model.newest
+    if newest.layout is None:
+        raise Refused(
+            409, f"model '{model.name}' was not learnt from files, so the columns it expects are not known."
+        )
+    if more and task not in newest.tasks:
+        raise bad(f"there is no task {quoted(task)} to learn more rows of; there are {', '.join(newest.tasks[:8])}.")
+    options: dict[str, Any] = {
+        "label": query.get("label"),
+        "ignore": query.getlist("ignore"),
+        "categories": query.getlist("categories"),
+        "missing": _choice(query.get("missing"), "missing", ("error", "mean")),
+        "unknown": _choice(query.get("unknown"), "unknown", ("error", "zeros")),
+    }
+    job = new_job(
+        model.name,
+        "more" if more else "learn",
+        task,
+        caller.name,
+        options=options,
+        validate=_share(query.get("validate")),
+        keep=_choice(query.get("keep"), "keep", ("better", "always")) or "better",
+    )
+    job = await service.jobs.submit(model, job, request.stream())
+    return JSONResponse(job.shown(), 202, headers={"Location": f"/v2/jobs/{job.id}"})
+
+
+def _task_name(text: str | None) -> str:
+    if text is None or not text.strip():
+        raise bad("task is missing; name the task that is to be learnt, such as task=autumn.")
+    if len(text) > LONGEST_NAME or not text.isprintable() or "@" in text:
+        raise bad(f"task is {quoted(text)}; give a name of at most {LONGEST_NAME} printable characters, without '@'.")
+    return text
+
+
+def _flag(text: str | None, name: str, default: bool) -> bool:
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise bad(f"{name} is {quoted(text)}; give true or false.")
+    return text.lower() in ("true", "1")
+
+
+def _choice(text: str | None, name: str, known: tuple[str, ...]) -> str | None:
+    if text is not None and text not in known:
+        raise bad(f"{name} is {quoted(text)}; give {' or '.join(known)}.")
+    return text
+
+
+def _share(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise bad(f"validate is {quoted(text)}; give the share of the rows to hold out, such as 0.1.")
+    return share
+
+
+async def list_jobs(service: Service, request: Request, caller: Caller) -> Response:
+    jobs = sorted(service.jobs.all.values(), key=lambda one: one.created)
+    return JSONResponse([job.shown() for job in jobs])
+
+
+async def show_job(service: Service, request: Request, caller: Caller) -> Response:
+    return JSONResponse(service.jobs.find(request.path_params["job"]).shown())
+
+
+async def job_events(service: Service, request: Request, caller: Caller) -> Response:
+    """What a job tells, as server-sent events, from its beginning to its end."""
+    job = service.jobs.find(request.path_params["job"])
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for event in service.jobs.events(job.id):
+            kind = event["event"]
+            yield f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode()
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def cancel_job(service: Service, request: Request, caller: Caller) -> Response:
+    job = service.jobs.find(request.path_params["job"])
+    return JSONResponse((await service.jobs.cancel(job)).shown())
+
+
+async def forget(service: Service, request: Request, caller: Caller) -> Response:
+    """Remove a task and all that only it used; versions without it keep their numbers."""
+    model = service.model(request)
+    content = read_json(await receive_bytes(request.stream(), service.limits.body, service.limits.seconds))
+    task = content.get("task")
+    if not isinstance(task, str) or task not in model.newest.classifier.learner_.names():
+        known = ", ".join(model.newest.tasks[:8])
+        raise bad(f"task is {quoted(str(task))}; name the task that is to be forgotten, one of {known}.")
+    if model.newest.tasks == [task]:
+        raise Refused(409, f"task {quoted(task)} is the only one of model '{model.name}', and stays.")
+    service.jobs.check_room(model, queue=True)
+    job = await service.jobs.submit(model, new_job(model.name, "forget", task, caller.name))
+    return JSONResponse(job.shown(), 202, headers={"Location": f"/v2/jobs/{job.id}"})
+
+
+async def verify(service: Service, request: Request, caller: Caller) -> Response:
+    """Every file of a model folder against its digest."""
+    model = service.model(request)
+    checked = await asyncio.to_thread(verify_model, model.path)
+    problems = [
+        {"file": one.file, "message": one.message.replace(str(model.path), model.name)} for one in checked.problems
+    ]
+    audit(model.path, caller.name, "verified", whole=not problems)
+    return JSONResponse(
+        {
+            "model": model.name,
+            "whole": not problems,
+            "problems": problems,
+            "files": checked.files,
+            "bytes": checked.bytes,
+        }
+    )
+
+
+async def export_model(service: Service, request: Request, caller: Caller) -> Response:
+    """The newest version as a zip archive of files for another program, or of the model folder itself."""
+    model, query = service.model(request), request.query_params
+    to = _choice(query.get("to", "folder"), "to", FORMATS) or "folder"
+    task = query.get("task") or None
+    if task is not None and task not in model.newest.tasks:
+        raise bad(f"there is no task {quoted(task)}; there are {', '.join(model.newest.tasks[:8])}.")
+    folder = model.path / STATE / "exports" / secrets.token_hex(8)
+    folder.mkdir(parents=True)
+    clean = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
+        worker = await service.jobs.workshop.start(model.path, folder)
+        try:
+            async with asyncio.timeout(EXPORT_SECONDS):
+                await worker.wait()
+        except TimeoutError:
+            worker.kill()
+            raise Refused(409, f"the export took longer than {EXPORT_SECONDS:g} s and was stopped.") from None
+        try:
+            result = read_json_file(folder / "result.json")
+        except StoreError:
+            raise Refused(409, "the export could not be written; the server's log says why.") from None
+        if "error" in result:
+            raise Refused(409, result["error"])
+    except BaseException:
+        await clean()
+        raise
+    audit(model.path, caller.name, "exported", to=to, task=task)
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(result['name'])}"}
+    return FileResponse(folder / result["file"], media_type="application/zip", headers=headers, background=clean)

@@ -1,0 +1,60 @@
+"""How much may be asked of a server: each limit is a setting, and what is beyond it is refused before it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ibpwf.errors import InputError
+
+
+def _limit(default: float, description: str) -> Any:
+    return field(default=default, metadata={"description": description})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all of them together, may ask."""
+
+    body: int = _limit(64 << 20, "Bytes of a request.")
+    upload: int = _limit(1 << 30, "Bytes of a file to learn from.")
+    unpacked: int = _limit(4 << 30, "Bytes that an archive of images may unpack to.")
+    files: int = _limit(200_000, "Files in an archive of images.")
+    rows: int = _limit(4096, "Rows of one request.")
+    numbers: int = _limit(1 << 24, "Numbers of one tensor.")
+    tensors: int = _limit(4096, "Tensors of one request.")
+    pixels: int = _limit(1 << 24, "Pixels of one image.")
+    waiting: int = _limit(8192, "Rows that wait to be answered; beyond it, 429.")
+    jobs: int = _limit(8, "Learning jobs of a model that wait; beyond it, 429.")
+    seconds: float = _limit(30.0, "Time to send a request, and to answer it.")
+    upload_seconds: float = _limit(600.0, "Time to send a file to learn from.")
+    rate: float = _limit(0.0, "Requests a second of one token, or address; 0: no limit.")
+    connections: int = _limit(1024, "Connections at a time.")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise InputError(f"limit {one.name} is {value!r}; give a number from 0.")
+            if value == 0 and one.name != "rate":
+                raise InputError(f"limit {one.name} is 0, so nothing could be asked; give a larger number.")
+
+    @classmethod
+    def of(cls, assignments: list[str]) -> Limits:
+        """Limits out of NAME=NUMBER."""
+        known = {one.name: one for one in fields(cls)}
+        chosen: dict[str, float] = {}
+        for text in assignments:
+            name, _, value = text.partition("=")
+            if name not in known:
+                raise InputError(f"unknown limit '{name}'. Known: {', '.join(known)}.")
+            try:
+                number = float(value) if isinstance(known[name].default, float) else int(value)
+            except ValueError:
+                raise InputError(f"limit {name} is '{value}'; give a number, such as {name}=100.") from None
+            chosen[name] = number
+        return cls(**chosen)  # type: ignore[arg-type]
+
+    @classmethod
+    def described(cls) -> dict[str, str]:
+        return {one.name: one.metadata["description"] for one in fields(cls)}

@@ -1,0 +1,196 @@
+// Asks, teaches and compares without leaving the page. Everything that is shown is set as text, never as markup.
+"use strict";
+
+const place = document.getElementById("model");
+const SVG = "http://www.w3.org/2000/svg";
+
+function element(name, attributes = {}, ...children) {
+  const made = ["svg", "rect", "line", "polyline"].includes(name)
+    ? document.createElementNS(SVG, name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function percent(share) {
+  return share > 0.9995 && share < 1 ? "> 99.9 %" : `${(100 * share).toFixed(1)} %`;
+}
+
+function bar(share, low) {
+  return element("svg", {class: "sure", viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true"},
+    element("rect", {class: "all", width: 100, height: 6, rx: 2}),
+    element("rect", {class: low ? "part low" : "part", width: 100 * share, height: 6, rx: 2}));
+}
+
+function table(caption, heads, rows) {
+  const body = element("tbody");
+  for (const cells of rows) {
+    const line = element("tr");
+    for (const cell of cells) line.append(element("td", {}, ...(Array.isArray(cell) ? cell : [cell])));
+    body.append(line);
+  }
+  const head = element("tr");
+  for (const text of heads) head.append(element("th", {scope: "col"}, text));
+  return element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption},
+    element("table", {}, element("thead", {}, head), body));
+}
+
+async function send(method, address, body) {
+  const response = await fetch(address, {method, body, headers: body ? {"Content-Type": "application/octet-stream"} : {}});
+  let found;
+  try { found = await response.json(); } catch { found = {error: `the server answered ${response.status}`}; }
+  if (!response.ok) throw new Error(found.error);
+  return found;
+}
+
+function given(form) {
+  const file = form.elements.file?.files[0];
+  if (file) return file;
+  const text = form.elements.text?.value ?? "";
+  if (!text.trim()) throw new Error("Choose a file, or write something to ask.");
+  return text;
+}
+
+function handle(id, work) {
+  const form = document.getElementById(id);
+  if (!form) return;
+  const answer = form.querySelector(".answer");
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const button = form.querySelector("button");
+    button.disabled = true;
+    answer.replaceChildren("…");
+    try {
+      answer.replaceChildren(...await work(form));
+    } catch (error) {
+      answer.replaceChildren(element("p", {class: "bad", role: "alert"}, error.message));
+    } finally {
+      button.disabled = false;
+    }
+  });
+}
+
+function sure(row) {
+  return [percent(row.probability), bar(row.probability, row.probability < 0.7)];
+}
+
+function looks(row) {
+  if (row.novelty === null) return "–";
+  const shown = row.novelty.toFixed(2);
+  return row.novelty > 1 ? [element("span", {class: "bad"}, `like nothing learnt (${shown})`)] : `familiar (${shown})`;
+}
+
+const SHOWN = 200;
+
+handle("ask", async (form) => {
+  const task = form.elements.task.value;
+  const query = new URLSearchParams({version: place.dataset.version, ...(task ? {task} : {})});
+  const found = await send("POST", `/v2/models/${place.dataset.model}/answer?${query}`, given(form));
+  const rows = found.rows.slice(0, SHOWN).map((row, number) => [
+    String(number + 1), row.label, sure(row),
+    [row.task + " ", element("span", {class: "faint small"}, percent(row.task_probabilities[found.tasks.indexOf(row.task)] ?? 1))],
+    `${row.entropy.toFixed(2)} nats`, looks(row)]);
+  const parts = [table("Answers", ["", "Label", "How sure", "Task", "Entropy", "Looks"], rows)];
+  const count = found.rows.length > SHOWN ? `The first ${SHOWN} of ${found.rows.length} rows. ` : "";
+  const right = found.right === null ? "" : `${found.right.toFixed(1)} % are as the file's own labels say.`;
+  if (count || right) parts.push(element("p", {class: "faint"}, count + right));
+  return parts;
+});
+
+handle("compare", async (form) => {
+  const versions = `${form.elements.one.value},${form.elements.two.value}`;
+  const found = await send("POST", `/v2/models/${place.dataset.model}/compare?versions=${versions}`, given(form));
+  const same = found.given.filter((one) => one.same_bits).map((one) => one.task);
+  const other = found.given.filter((one) => !one.same_bits).map((one) => one.task);
+  const [one, two] = found.versions;
+  const parts = [];
+  if (same.length) parts.push(element("p", {class: "good"},
+    `✓ Asked for a task both have (${same.join(", ")}), every answer is the same to the bit.`));
+  if (other.length) parts.push(element("p", {class: "bad"}, `Other answers for ${other.join(", ")}: it has had more rows since.`));
+  parts.push(element("p", {}, found.moved.length
+    ? `With the task inferred, ${found.moved.length} of ${found.rows.length} rows have another label: version ${two} knows other tasks.`
+    : `With the task inferred, all ${found.rows.length} rows have the same label.`));
+  const rows = found.moved.slice(0, SHOWN).map((row) => {
+    const {before, after} = found.rows[row];
+    return [String(row + 1), `${before.label} (${before.task})`, sure(before), `${after.label} (${after.task})`, sure(after)];
+  });
+  if (rows.length) parts.push(table("Rows that moved", ["Row", `Version ${one}`, "How sure", `Version ${two}`, "How sure"], rows));
+  return parts;
+});
+
+handle("teach", async (form) => {
+  const query = new URLSearchParams({task: form.elements.task.value});
+  if (form.elements.validate.checked) query.set("validate", "0.2");
+  const job = await send("POST", `/v2/models/${place.dataset.model}/tasks?${query}`, given(form));
+  form.reset();
+  watch(card(job), job.id);
+  return [];
+});
+
+function card(job) {
+  const made = element("article", {class: "card job", "data-job": job.id},
+    element("h3", {}, `${job.kind} “${job.task}” `, element("span", {class: `state ${job.state}`}, job.state)));
+  document.getElementById("jobs").prepend(made);
+  return made;
+}
+
+function watch(article, id) {
+  const state = article.querySelector(".state");
+  const told = element("p", {class: "faint", role: "status"}, "starting …");
+  const done = element("progress", {"aria-label": "How far it is", max: 1});
+  const cancel = element("button", {class: "quiet", type: "button"}, "Cancel");
+  const loss = element("polyline", {class: "loss"}), accuracy = element("polyline", {class: "accuracy"});
+  const curve = element("svg", {class: "curve", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img",
+    "aria-label": "Accuracy and loss, epoch by epoch"},
+    element("line", {class: "axis", x1: 0, x2: 100, y1: 99.5, y2: 99.5}), loss, accuracy);
+  const key = element("p", {class: "key small"}, element("span", {class: "shared"}), " accuracy ",
+    element("span", {class: "new"}), " loss");
+  article.append(told, done, curve, key, cancel);
+  cancel.addEventListener("click", () => {
+    cancel.disabled = true;
+    send("DELETE", `/v2/jobs/${id}`).catch((error) => { told.textContent = error.message; });
+  });
+  const epochs = [];
+  const events = new EventSource(`/v2/jobs/${id}/events`);
+  const set = (text) => { state.textContent = text; state.className = `state ${text}`; };
+  events.addEventListener("state", (event) => set(JSON.parse(event.data).state));
+  events.addEventListener("start", () => { epochs.length = 0; });
+  events.addEventListener("epoch", (event) => {
+    const epoch = JSON.parse(event.data);
+    epochs.push(epoch);
+    const most = Math.max(...epochs.map((one) => one.loss));
+    const x = (at) => (100 * at) / Math.max(epoch.of - 1, 1);
+    loss.setAttribute("points", epochs.map((one, at) => `${x(at)},${99 - 96 * one.loss / most}`).join(" "));
+    accuracy.setAttribute("points", epochs.map((one, at) => `${x(at)},${99 - 0.96 * (one.accuracy ?? 0)}`).join(" "));
+    done.value = epoch.done / epoch.of;
+    told.textContent = `${epoch.phase}, epoch ${epoch.done} of ${epoch.of}: loss ${epoch.loss.toFixed(3)}, ` +
+      `accuracy ${(epoch.accuracy ?? 0).toFixed(1)} %, ${epoch.reused} factors shared, ${epoch.new} new`;
+  });
+  for (const end of ["done", "failed", "cancelled"]) {
+    events.addEventListener(end, (event) => {
+      events.close();
+      const job = JSON.parse(event.data).job;
+      set(end);
+      cancel.remove();
+      done.remove();
+      told.replaceChildren(end === "done" ? `Version ${job.version} is served now. ` : job.error ?? "Nothing was changed.");
+      if (end === "done") told.append(element("a", {href: `?version=${job.version}`}, "Look at it"));
+    });
+  }
+}
+
+for (const id of (document.getElementById("jobs")?.dataset.running ?? "").split(" ").filter(Boolean)) {
+  const article = document.querySelector(`[data-job="${id}"]`);
+  if (article) watch(article, id);
+}
+
+for (const area of document.querySelectorAll("[data-drop]")) {
+  const input = area.querySelector("input");
+  area.addEventListener("dragover", (event) => { event.preventDefault(); area.classList.add("over"); });
+  area.addEventListener("dragleave", () => area.classList.remove("over"));
+  area.addEventListener("drop", (event) => {
+    event.preventDefault();
+    area.classList.remove("over");
+    input.files = event.dataTransfer.files;
+  });
+}

@@ -1,0 +1,169 @@
+"""Every address of the server: what it does and who may."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from ibpwf import __version__
+from ibpwf.errors import IBPWFError
+from ibpwf.serving import inference_routes as ask
+from ibpwf.serving import learning_routes as learn
+from ibpwf.serving import page_routes as page
+from ibpwf.serving.access import Caller, Role
+from ibpwf.serving.faults import Refused
+from ibpwf.serving.records import log
+from ibpwf.serving.registry import NoSuchModel
+from ibpwf.serving.schemas import of_route
+from ibpwf.serving.service import Service
+
+Handler = Callable[[Service, Request, Caller], Awaitable[Response]]
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
+
+
+@dataclass(frozen=True)
+class Route:
+    """An address. `doing` is what it is called in a refusal."""
+
+    method: str
+    path: str
+    role: Role
+    handler: Handler
+    doing: str
+    schema: dict[str, Any] = field(default_factory=dict)
+
+
+MODEL, VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+
+ROUTES = (
+    Route("GET", "/v2/health/live", Role.anyone, ask.live, "asking whether the server lives"),
+    Route("GET", "/v2/health/ready", Role.anyone, ask.ready, "asking whether the server is ready"),
+    Route("GET", "/v2", Role.ask, ask.server_metadata, "asking what the server is"),
+    Route("POST", "/v2/repository/index", Role.ask, ask.index, "listing models"),
+    Route("GET", MODEL, Role.ask, ask.model_metadata, "asking what a model is"),
+    Route("GET", VERSION, Role.ask, ask.model_metadata, "asking what a model is"),
+    Route("GET", f"{MODEL}/ready", Role.ask, ask.model_ready, "asking whether a model is ready"),
+    Route("GET", f"{VERSION}/ready", Role.ask, ask.model_ready, "asking whether a model is ready"),
+    Route("POST", f"{MODEL}/infer", Role.ask, ask.infer, "asking a model"),
+    Route("POST", f"{VERSION}/infer", Role.ask, ask.infer, "asking a model"),
+    Route("GET", f"{MODEL}/tasks", Role.ask, ask.tasks, "listing tasks"),
+    Route("POST", f"{MODEL}/answer", Role.ask, ask.answer_file, "asking a model"),
+    Route("POST", f"{MODEL}/compare", Role.ask, ask.compare, "comparing versions"),
+    Route("GET", "/metrics", Role.ask, ask.metrics, "reading metrics"),
+    Route("POST", f"{MODEL}/tasks", Role.learn, learn.learn, "teaching a model"),
+    Route("GET", "/v2/jobs", Role.learn, learn.list_jobs, "looking at jobs"),
+    Route("GET", "/v2/jobs/{job}", Role.learn, learn.show_job, "looking at jobs"),
+    Route("GET", "/v2/jobs/{job}/events", Role.learn, learn.job_events, "looking at jobs"),
+    Route("DELETE", "/v2/jobs/{job}", Role.learn, learn.cancel_job, "cancelling a job"),
+    Route("POST", f"{MODEL}/forget", Role.admin, learn.forget, "forgetting a task"),
+    Route("POST", f"{MODEL}/verify", Role.admin, learn.verify, "verifying a model"),
+    Route("GET", f"{MODEL}/export", Role.admin, learn.export_model, "exporting a model"),
+    Route("GET", "/", Role.anyone, page.index, "looking at models"),
+    Route("GET", "/models/{model}", Role.anyone, page.model, "looking at a model"),
+    Route("POST", "/login", Role.anyone, page.login, "signing in"),
+    Route("POST", "/logout", Role.anyone, page.logout, "signing out"),
+    Route("GET", "/static/{name}", Role.anyone, page.static, "fetching the page's files"),
+)
+
+
+def make_app(service: Service) -> FastAPI:
+    """The server as an application. Pages ask for a token themselves."""
+    app = FastAPI(
+        title="ibpwf",
+        version=__version__,
+        summary="Models that learn task after task, every version of them.",
+        lifespan=lambda _: service.running(),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    for route in ROUTES:
+        app.add_api_route(
+            route.path,
+            _endpoint(service, route),
+            methods=[route.method],
+            name=f"{route.method} {route.path}",
+            response_model=None,
+            openapi_extra=of_route(route.method, route.path),
+        )
+    app.add_exception_handler(HTTPException, _told)
+    return app
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: a path, or a method, that there is not."""
+    assert isinstance(error, HTTPException)
+    why = {404: "there is no such address", 405: "this address does not take that method"}
+    text = why.get(error.status_code, str(error.detail))
+    return JSONResponse({"error": f"{text}; docs/serving.md lists them."}, error.status_code, headers=error.headers)
+
+
+def _endpoint(service: Service, route: Route) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        began = time.perf_counter()
+        response = await _answered(service, route, request)
+        service.metrics.requests.labels(route.path, response.status_code).inc()
+        service.metrics.seconds.labels(route.path).observe(time.perf_counter() - began)
+        return response
+
+    return endpoint
+
+
+async def _answered(service: Service, route: Route, request: Request) -> Response:
+    """A route's answer; whatever goes wrong is a status and one sentence."""
+    try:
+        caller = service.caller(request)
+        who = caller.name if not service.access.is_open and caller.role else _address(request)
+        service.rate.check(who)
+        _check_origin(service, request)
+        service.access.check(caller, route.role, route.doing)
+        return await route.handler(service, request, caller)
+    except Refused as error:
+        headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+        if error.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse({"error": str(error)}, error.status, headers=headers)
+    except NoSuchModel as error:
+        return JSONResponse({"error": str(error)}, 404)
+    except IBPWFError as error:
+        return JSONResponse({"error": _without_paths(service, str(error))}, 400)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except asyncio.CancelledError:  # the server ends, and could not wait for this one
+        return JSONResponse({"error": "the server is being stopped; ask again."}, 503, headers={"Retry-After": "5"})
+    except Exception:
+        log.exception("%s %s", route.method, route.path)
+        return JSONResponse({"error": "the server has a fault, which its log describes; tell who runs it."}, 500)
+
+
+def _address(request: Request) -> str:
+    return "nobody" if request.client is None else request.client.host
+
+
+def _without_paths(service: Service, text: str) -> str:
+    """A message without where the models lie."""
+    for model in service.registry:
+        text = text.replace(str(model.path), model.name)
+    return text
+
+
+def _check_origin(service: Service, request: Request) -> None:
+    """Refuse what another web site makes a browser send: neither its pages nor a name it has pointed here may ask."""
+    host = request.headers.get("host", "")
+    if service.access.is_open:
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if name not in LOOPBACK | service.options.hosts:
+            raise Refused(403, "without tokens this server answers on this machine alone; call it by 127.0.0.1.")
+    origin = request.headers.get("origin")
+    if origin is not None and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+        raise Refused(403, "the request comes from a page of another site; ask from this server's own.")

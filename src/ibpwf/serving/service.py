@@ -1,0 +1,101 @@
+"""All that requests are answered with: models, passes, jobs, who may, and what is noted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.requests import Request
+
+from ibpwf.serving.access import Access, Caller, Rate, read_tokens
+from ibpwf.serving.batching import Batcher
+from ibpwf.serving.faults import busy
+from ibpwf.serving.jobs import Jobs
+from ibpwf.serving.limits import Limits
+from ibpwf.serving.passes import Answer, Rows
+from ibpwf.serving.records import Metrics, log
+from ibpwf.serving.registry import LoadedVersion, Registry, ServedModel
+
+POLL = 2.0
+"""Seconds between two looks at the model folders."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is served, to whom, and how much of it."""
+
+    path: Path
+    tokens: Path | None = None
+    read_only: bool = False
+    limits: Limits = field(default_factory=Limits)
+    batching: bool = True
+    poll: float = POLL
+    hosts: frozenset[str] = frozenset()  # by which the server may be called beside loopback names
+
+
+class Service:
+    """One server's state. Its models are loaded when it is made; `running` lets it look after them."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self.options, self.limits = options, options.limits
+        tokens = None if options.tokens is None else read_tokens(options.tokens)
+        self.access = Access(tokens, read_only=options.read_only)
+        self.rate = Rate(self.limits.rate)
+        self.metrics = Metrics()
+        self.registry = Registry(options.path, read_only=options.read_only)
+        self.batcher = Batcher(self.limits.waiting, together=options.batching, told=self.metrics.told)
+        self.jobs = Jobs(self.registry, self.limits, self.metrics)
+        self.ready = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        if not self.options.read_only:
+            self.jobs.recover()
+        watching = asyncio.create_task(self._watch())
+        self.ready = True
+        try:
+            yield
+        finally:
+            self.ready = False
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            await self.jobs.close()
+            self.batcher.close()
+
+    async def _watch(self) -> None:
+        """See changes to the folders, whoever makes them."""
+        while True:
+            await asyncio.sleep(self.options.poll)
+            try:
+                for model in await asyncio.to_thread(self.registry.refresh):
+                    log.info("model %s has version %d now", model.name, model.newest.number)
+            except Exception:  # a folder that cannot be read now is looked at again
+                log.exception("looking at the model folders")
+
+    def caller(self, request: Request) -> Caller:
+        """Who sent a request: the bearer of a token, in a header or the page's cookie."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else request.cookies.get("ibpwf-token")
+        return self.access.caller(given)
+
+    def model(self, request: Request) -> ServedModel:
+        return self.registry[request.path_params["model"]]
+
+    async def version(self, model: ServedModel, number: int | None) -> LoadedVersion:
+        if model.is_loaded(number):
+            return model.version(number)
+        return await asyncio.to_thread(model.version, number)
+
+    async def ask(self, version: LoadedVersion, rows: Rows) -> Answer:
+        """An answer, within the time there is for it."""
+        seconds = self.limits.seconds
+        try:
+            found = await asyncio.wait_for(self.batcher.ask(version, rows), seconds)
+        except TimeoutError:
+            raise busy(f"it could not be answered within {seconds:g} s; ask later, or for fewer rows.") from None
+        self.metrics.rows.labels(version.model).inc(len(rows))
+        return found

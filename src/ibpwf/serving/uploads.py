@@ -1,0 +1,179 @@
+"""Files that clients send: under names of ours, told by their first bytes, never unpacked to a path of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ibpwf.errors import DataError
+from ibpwf.files import Layout
+from ibpwf.files.image_file import MOST_BYTES, SUFFIXES
+from ibpwf.files.image_folder import is_junk
+from ibpwf.files.labels import clean_label
+from ibpwf.files.opening import quoted
+from ibpwf.serving.faults import Refused, bad, too_large
+from ibpwf.serving.inputs import check_pixels, pixels_like
+from ibpwf.serving.limits import Limits
+
+_MAGIC = {
+    b"PAR1": ".parquet",
+    b"\x89PNG": ".png",
+    b"\xff\xd8\xff": ".jpg",
+    b"GIF8": ".gif",
+    b"RIFF": ".webp",
+    b"II*\x00": ".tif",
+    b"MM\x00*": ".tif",
+    b"PK\x05\x06": ".zip",
+}
+_END = 1 << 16
+
+
+async def receive(stream: AsyncIterator[bytes], most: int, seconds: float) -> AsyncIterator[bytes]:
+    """A body, as long as it is no larger, and comes no slower, than it may."""
+    size = 0
+    parts = aiter(stream)
+    try:
+        async with asyncio.timeout(seconds):
+            while (part := await anext(parts, None)) is not None:
+                size += len(part)
+                if size > most:
+                    raise too_large(f"the body has more than {most:,} bytes, which is the limit; send less at once.")
+                yield part
+    except TimeoutError:
+        raise Refused(408, f"the body did not come within {seconds:g} s; send it faster, or less of it.") from None
+
+
+async def receive_bytes(stream: AsyncIterator[bytes], most: int, seconds: float, coding: str = "") -> bytes:
+    """A body in memory, unpacked if it came compressed, to no more than it may have."""
+    body = b"".join([part async for part in receive(stream, most, seconds)])
+    if coding in ("", "identity"):
+        return body
+    if coding not in ("gzip", "deflate"):
+        raise Refused(415, f"the body is coded as {quoted(coding)}; send it plain, or with gzip or deflate.")
+    unpacker = zlib.decompressobj(47 if coding == "gzip" else 15)
+    try:
+        found = unpacker.decompress(body, most + 1)
+    except zlib.error:
+        raise bad(f"the body is said to be {coding}, and cannot be unpacked; send it whole.") from None
+    if len(found) > most:
+        raise too_large(f"the body unpacks to more than {most:,} bytes, which is the limit; send less at once.")
+    if not unpacker.eof:
+        raise bad(f"the body is said to be {coding}, and is cut short; send it whole.")
+    return found
+
+
+async def receive_file(stream: AsyncIterator[bytes], path: Path, most: int, seconds: float) -> int:
+    """A body into a file, which is on the disk afterwards; its size."""
+    size = 0
+    with path.open("wb") as file:
+        async for part in receive(stream, most, seconds):
+            await asyncio.to_thread(file.write, part)
+            size += len(part)
+        file.flush()
+        await asyncio.to_thread(os.fsync, file.fileno())
+    if not size:
+        raise bad("the body is empty; send a table, arrays or a zip archive of images.")
+    return size
+
+
+def suffix_of(path: Path, limits: Limits) -> str:
+    """What a file is, by what is in it: an ending that readers know."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start.startswith(b"PK\x03\x04"):
+        return ".npz" if all(name.endswith(".npy") for name in _names(path, limits)) else ".zip"
+    found = next((ending for magic, ending in _MAGIC.items() if start.startswith(magic)), None)
+    if found is not None:
+        return found
+    first = start.split(b"\n", 1)[0]
+    return ".tsv" if b"\t" in first and b"," not in first and b";" not in first else ".csv"
+
+
+def _names(path: Path, limits: Limits) -> list[str]:
+    check_archive(path, limits)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
+        raise bad(f"the archive cannot be read ({quoted(str(error))}); send a whole zip file.") from None
+
+
+def check_archive(path: Path, limits: Limits) -> None:
+    """Refuse an archive with too many entries by what its end says, before its directory is read."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - _END))
+        end = file.read()
+    at = end.rfind(b"PK\x05\x06")
+    if at < 0 or at + 20 > len(end):
+        raise bad("the archive has no end; it was cut short. Send a whole zip file.")
+    count, directory = struct.unpack_from("<HI", end, at + 10)
+    if count == 0xFFFF or count > limits.files or directory > 512 * min(limits.files, 0xFFFF):
+        most = min(limits.files, 0xFFFE)
+        raise too_large(f"the archive has too many files; at most {most:,} are taken at once.")
+
+
+def images_to_arrays(path: Path, into: Path, layout: Layout, limits: Limits) -> None:
+    """A zip archive of images, a folder per class, as an .npz file: no name in the archive becomes a path."""
+    check_archive(path, limits)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [one for one in archive.infolist() if not one.is_dir() and not _is_junk(one.filename)]
+            _check_sizes(entries, limits)
+            images, labels = _read_images(archive, entries, layout, limits)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OverflowError) as error:
+        raise DataError(f"the archive is damaged ({quoted(str(error))}); send a whole zip file.") from None
+    with into.open("wb") as file:
+        np.savez(file, x=images, y=np.array(labels))
+
+
+def _is_junk(name: str) -> bool:
+    return any(is_junk(part) for part in PurePosixPath(name).parts)
+
+
+def _check_sizes(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
+    if not entries:
+        raise DataError("the archive holds no files; send a folder of images per class.")
+    for entry in entries:
+        if entry.file_size > MOST_BYTES:
+            raise too_large(f"{quoted(entry.filename)} unpacks to {entry.file_size:,} bytes; make it smaller.")
+    whole = sum(entry.file_size for entry in entries)
+    if whole > limits.unpacked:
+        raise too_large(f"the archive unpacks to {whole:,} bytes; at most {limits.unpacked:,} are taken.")
+
+
+def _read_images(
+    archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], layout: Layout, limits: Limits
+) -> tuple[Any, list[str]]:
+    if len(entries) * int(np.prod(layout.shape)) > limits.unpacked:
+        raise too_large(f"{len(entries):,} images take more than {limits.unpacked:,} bytes; send fewer at once.")
+    x = np.empty((len(entries), *layout.shape), dtype=np.uint8)
+    labels = []
+    for row, entry in enumerate(sorted(entries, key=lambda one: one.filename)):
+        parts = PurePosixPath(entry.filename).parts
+        name = quoted(entry.filename)
+        if len(parts) < 2 or not entry.filename.lower().endswith(SUFFIXES):
+            raise DataError(f"{name} is no image in a folder of its class; pack them as cat/1.png.")
+        with archive.open(entry) as file:
+            data = file.read(entry.file_size + 1)
+        check_pixels(data, name, limits)
+        x[row] = pixels_like(data, name, layout)
+        label = clean_label(parts[-2])
+        if not label or not label.isprintable():
+            raise DataError(f"{name}: the folder's name is no class name; rename it.")
+        labels.append(label)
+    return x, labels
+
+
+def remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()

@@ -1,0 +1,196 @@
+"""A job done in a process of its own, so that answers keep their pace: learn a file, forget a task, write an export.
+
+`run` reads `job.json` in the job's folder, tells how it goes in `progress.jsonl` and leaves what came of it in
+`result.json`. It ends when the server that started it does. Whatever ends it, the model folder is as before or as
+after, and the same job can be given again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+import warnings
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ibpwf.errors import IBPWFError, StoreError
+from ibpwf.training.callbacks import Callback, EpochEnd, TaskStart
+
+DONE, FAILED, LOCKED, STOPPED = 0, 2, 3, 130
+"""Exit codes. LOCKED: another process writes to the model; to be tried again."""
+
+CHECKPOINT_MINUTES = 0.5
+NICE = 10
+PATIENCE = 20.0
+"""Seconds in which a job that is asked to stop must have done so."""
+
+
+class Progress(Callback):
+    """Writes a line for every epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.epochs, self.done = 0, 0
+
+    def task_start(self, task: TaskStart) -> None:
+        self.epochs, self.done = task.epochs, 0
+        self.write({"event": "start", "rows": task.rows, "epochs": task.epochs})
+
+    def epoch_end(self, epoch: EpochEnd) -> None:
+        self.done += 1
+        line = {name: value for name, value in asdict(epoch).items() if name not in ("task", "samples")}
+        self.write({"event": "epoch", "done": self.done, "of": self.epochs, **line})
+
+    def write(self, line: dict[str, Any]) -> None:
+        from ibpwf.storage.files import append_jsonl
+
+        append_jsonl(self.path, {name: _plain(value) for name, value in line.items()})
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and value != value else value
+
+
+def run(model: str, folder: str, held: Connection) -> None:
+    """Do the job in a folder, and end the process with what came of it. The other end of `held` is the server's."""
+    os.setsid()  # an interrupt from a terminal is for the server, which lets this one end
+    os.nice(NICE)
+    os.chdir(folder)  # so that messages name a file as `data.csv`
+    stop = threading.Event()
+    threading.Thread(target=_wait_for_end, args=(held, stop), daemon=True).start()
+    sys.exit(_do(Path(model), stop))
+
+
+def _do(model: Path, stop: threading.Event) -> int:
+    import torch
+
+    from ibpwf.storage.files import read_json, write_json
+    from ibpwf.storage.folder import lock_folder
+
+    torch.set_num_threads(1)
+    job = read_json(Path("job.json"))
+    try:
+        if job["kind"] == "export":
+            result = _export(model, job)
+        else:
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(lock_folder(model))
+                except StoreError:
+                    return LOCKED
+                result = _change(model, job, stop)
+    except IBPWFError as error:
+        write_json(Path("result.json"), {"error": str(error).replace(str(model), model.name)})
+        return FAILED
+    except KeyboardInterrupt:
+        return STOPPED
+    write_json(Path("result.json"), result)
+    return DONE
+
+
+def _wait_for_end(held: Connection, stop: threading.Event) -> None:
+    """Until nobody holds the other end: the server is gone, or asks to stop."""
+    with contextlib.suppress(EOFError, OSError):
+        held.recv_bytes()
+    stop.set()
+    time.sleep(PATIENCE)
+    os._exit(STOPPED)  # nobody has looked at it
+
+
+def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+    from ibpwf.serving.versions import Kept, history_of
+    from ibpwf.storage.folder import open_folder
+
+    kept = Kept(model)
+    if job["kind"] == "forget":
+        result = _forget(model, job["task"], kept)
+    else:
+        kept.sweep(history_of(open_folder(model)))  # of tasks that were forgotten otherwise, and of killed jobs
+        kept.keep()  # what is the newest version until now
+        result = _learn(model, job, stop)
+    kept.keep()
+    return result
+
+
+def _forget(model: Path, task: str, kept: Any) -> dict[str, Any]:
+    from ibpwf.estimator import ContinualClassifier
+
+    classifier = ContinualClassifier.load(model, device="cpu")
+    done = Path("forgot")
+    if task in classifier.learner_.names() or not done.exists():
+        classifier.forget(task)
+        done.touch()  # a killed job that comes again must not say that there is no such task
+        classifier.save(model)
+    kept.forget(task)
+    return {"task": task, "tasks": classifier.tasks_}
+
+
+def _learn(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+    from ibpwf.files import ReadOptions
+    from ibpwf.own_data.learning import LearnOptions, learn_file
+    from ibpwf.own_data.more import learn_more
+
+    data, told = _data(model, job), list[str]()
+    asked = {name: value for name, value in job["options"].items() if value not in (None, [])}
+    options = LearnOptions(
+        read=ReadOptions(**asked, with_labels=True),
+        validate=job["validate"],
+        checkpoint_minutes=CHECKPOINT_MINUTES,
+        resume=True,
+        device="cpu",
+        callbacks=[Progress(Path("progress.jsonl"))],
+        stop=stop.is_set,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        if job["kind"] == "more":
+            more = learn_more(model, data, job["task"], None, options, job["keep"])
+            found: dict[str, Any] = {"already": True} if more is None else asdict(more)
+        else:
+            found = asdict(learn_file(model, data, job["task"], None, options))
+    told += [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    return {**found, "warnings": told}
+
+
+def _data(model: Path, job: dict[str, Any]) -> Path:
+    """The file to learn from; images out of an archive as arrays."""
+    from ibpwf.own_data.answering import layout_of, load_classifier
+    from ibpwf.serving.limits import Limits
+    from ibpwf.serving.uploads import images_to_arrays
+
+    data = Path(job["data"])
+    if data.suffix != ".zip":
+        return data
+    arrays = Path("data.npz")
+    if not arrays.exists():
+        layout = layout_of(load_classifier(model, "cpu"))
+        layout.expect("images", "the archive")
+        images_to_arrays(data, Path("data.part"), layout, Limits(**job["limits"]))
+        Path("data.part").rename(arrays)
+    return arrays
+
+
+def _export(model: Path, job: dict[str, Any]) -> dict[str, Any]:
+    from ibpwf.exporting.writing import export
+
+    out = Path("export")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    if job["to"] == "folder":
+        from ibpwf.storage.folder import MANIFEST, open_folder
+
+        opened = open_folder(model)
+        for name in (MANIFEST, *(entry.file for entry in opened.files.values())):
+            shutil.copyfile(model / name, out / name)
+    else:
+        target = out / f"{model.name}.{job['to']}" if job["to"] in ("peft", "mlflow") else out
+        export(model, job["task"], job["to"], target)
+    shutil.make_archive("export", "zip", out)
+    shutil.rmtree(out)
+    return {"file": "export.zip", "name": f"{model.name}-{job['to']}.zip"}

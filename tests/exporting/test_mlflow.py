@@ -1,0 +1,77 @@
+"""A model as MLflow loads it: the same answers, written without MLflow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+import ibpwf
+from ibpwf import ContinualClassifier, Learner, models
+from ibpwf.errors import InputError
+from ibpwf.files import ReadOptions, read_examples
+from ibpwf.own_data.learning import LearnOptions, learn_file
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a table with numbers and a category."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    chance = np.random.default_rng(0)
+    for number in range(2):
+        y = np.repeat(["a", "b"] if number == 0 else ["c", "d"], 30)
+        frame = pandas.DataFrame(
+            chance.normal(0, 1, (60, 3)) + (y == "a")[:, None] * 3 + 6 * number, columns=list("uvw")
+        )
+        frame["color"] = chance.choice(["red", "blue"], 60)
+        frame["label"] = y
+        frame.to_csv(folder / f"{number}.csv", index=False)
+        parameters = {"epochs": 3, "hidden": (16,), "settings": {"random_features": 32}} if number == 0 else None
+        learn_file(folder / "model", folder / f"{number}.csv", f"t{number}", parameters, LearnOptions(device="cpu"))
+    return folder / "model"
+
+
+def test_mlflow_loads_it_and_answers_as_the_model_does(model, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    done = ibpwf.export(model, to="mlflow", path=tmp_path / "served")
+    assert done.files[0] == tmp_path / "served" / "MLmodel"
+    rows = pandas.read_csv(model.parent / "1.csv").drop(columns="label")
+    loaded = mlflow.pyfunc.load_model(str(tmp_path / "served"))
+    found = loaded.predict(rows)
+    classifier = ContinualClassifier.load(model)
+    layout = ibpwf.files.Layout.from_json(classifier.extra_["layout"])
+    x = read_examples(model.parent / "1.csv", ReadOptions(like=layout)).x
+    truth = classifier.answers(x)
+    assert found["label"].tolist() == truth.labels.tolist()
+    for name in ("probability", "entropy", "novelty"):
+        np.testing.assert_array_equal(found[name], getattr(truth, name))
+    assert [one.name for one in loaded.metadata.signature.inputs] == ["u", "v", "w", "color"]
+
+
+def test_it_is_written_without_mlflow(model, tmp_path):
+    code = (
+        "import sys; sys.modules['mlflow'] = None\n"
+        f"import ibpwf; ibpwf.export({str(model)!r}, to='mlflow', path={str(tmp_path / 'out')!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "out" / "model" / "manifest.json").exists()
+
+
+def test_what_is_there_is_not_written_over_and_what_has_no_labels_is_refused(model, tmp_path):
+    ibpwf.export(model, to="mlflow", path=tmp_path / "out")
+    with pytest.raises(InputError, match="--overwrite"):
+        ibpwf.export(model, to="mlflow", path=tmp_path / "out")
+    ibpwf.export(model, to="mlflow", path=tmp_path / "out", overwrite=True)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        ibpwf.export(model, to="mlflow", path=tmp_path / "mine", overwrite=True)
+    with pytest.raises(InputError, match="leave the task out"):
+        ibpwf.export(model, "t0", to="mlflow", path=tmp_path / "other")
+    learner = Learner(models.mlp(4, [4], 2), ibpwf.Settings(epochs=1, finetune_epochs=0))
+    learner.learn(np.zeros((8, 4), dtype=np.float32), np.arange(8) % 2)
+    with pytest.raises(InputError, match="ContinualClassifier"):
+        ibpwf.export(learner, to="mlflow", path=tmp_path / "learner")

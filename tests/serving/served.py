@@ -1,0 +1,166 @@
+"""Servers to test: real ones in processes of their own, on a free port of this machine, and models to serve."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import socket
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+import processes
+
+sys.path.append(str(Path(__file__).parents[1] / "own_data"))  # whose rows are served here
+
+from own_files import NAMES, blobs, pixels, table
+
+WORDS = ["apple", "pear", "oak", "elm", "cat", "dog", "red", "blue", "one", "two", "up", "down"]
+TASKS = ("fruit", "trees", "pets", "colors", "numbers", "ways")
+
+
+def task_table(folder: Path, number: int, each: int = 40) -> Path:
+    """The rows of one task as a file."""
+    x, y = blobs((2 * number, 2 * number + 1), each)
+    return table(folder / f"{TASKS[number]}.csv", x, [WORDS[label] for label in y])
+
+
+def make_models(folder: Path) -> Path:
+    """A folder of two models: `things`, three tasks of a table, and `pictures`, two tasks of 4×4 images."""
+    from ibpwf.files import ReadOptions
+    from ibpwf.own_data.learning import LearnOptions, learn_file
+
+    models = folder / "models"
+    models.mkdir()
+    quick = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
+    for number in range(3):
+        options = LearnOptions(read=ReadOptions(label=None if number else "kind"), device="cpu")
+        rows = task_table(folder, number)
+        learn_file(models / "things", rows, TASKS[number], None if number else quick, options)
+    for number in range(2):
+        x, y = blobs((2 * number, 2 * number + 1))
+        np.savez(folder / "images.npz", x=pixels(x), y=np.array(WORDS)[y])
+        quick = {"recipe": "plain", "epochs": 3, "hidden": (16,), "settings": {"random_features": 32}}
+        parameters = None if number else quick
+        learn_file(models / "pictures", folder / "images.npz", TASKS[number], parameters, LearnOptions(device="cpu"))
+    x, y = blobs(range(6), each=5, seed=1)
+    table(folder / "test.csv", x, [WORDS[label] for label in y])
+    return models
+
+
+class Server:
+    """A server that runs in a process of its own."""
+
+    def __init__(self, models: Path, *words: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.models = models
+        self._process = processes.start(
+            ("serve", str(models), "--port", str(self.port), *words), models.parent, {"OMP_NUM_THREADS": "1"}
+        )
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.address, timeout=60)
+        assert self._process.wait_until(self._answers), self._process.finish().err
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return self.http.get("/v2/health/ready").status_code == 200
+        return False
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send(signal.SIGKILL)
+        self._process.end()
+
+    def stop(self) -> str:
+        """End it as a user would; what it has written."""
+        self.http.close()
+        self._process.send(signal.SIGTERM)
+        return self._process.finish().err
+
+    def versions(self, model: str = "things") -> list[str]:
+        found: list[str] = self.http.get(f"/v2/models/{model}").json()["versions"]
+        return found
+
+    def wait(self, job: str, seconds: float = 90) -> dict[str, Any]:
+        """A job once it has ended."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found: dict[str, Any] = self.http.get(f"/v2/jobs/{job}").json()
+            if found["state"] in ("done", "failed", "cancelled"):
+                return found
+            time.sleep(0.05)
+        raise AssertionError("the job did not end")
+
+    def learn(self, file: Path, task: str, **query: str) -> httpx.Response:
+        return self.http.post("/v2/models/things/tasks", params={"task": task, **query}, content=file.read_bytes())
+
+
+@contextlib.contextmanager
+def serving(models: Path, *words: str) -> Iterator[Server]:
+    server = Server(models, *words)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def columns(x: np.ndarray, names: Sequence[str] = NAMES) -> list[dict[str, Any]]:
+    """Rows as the tensors of a request, one for each column."""
+    return [
+        {"name": name, "shape": [len(x)], "datatype": "FP64", "data": x[:, place].tolist()}
+        for place, name in enumerate(names)
+    ]
+
+
+def request(x: np.ndarray, **more: Any) -> dict[str, Any]:
+    return {"inputs": columns(x), **more}
+
+
+def outputs(content: dict[str, Any]) -> dict[str, Any]:
+    """The values of an answer by their names."""
+    return {one["name"]: one["data"] for one in content["outputs"]}
+
+
+def png(image: np.ndarray) -> bytes:
+    import PIL.Image
+
+    out = io.BytesIO()
+    PIL.Image.fromarray(image).save(out, "PNG")
+    return out.getvalue()
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, data in files.items():
+            written.writestr(name, data)
+    return out.getvalue()
+
+
+def read_audit(model: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (model / ".serving" / "audit.jsonl").read_text().splitlines()]
+
+
+def fresh_folder(source: Path, target: Path) -> Path:
+    """A copy of the models that may be written to."""
+    import shutil
+
+    shutil.copytree(source.parent, target, dirs_exist_ok=True)
+    for state in target.rglob(".serving"):
+        shutil.rmtree(state)
+    return target / source.name

@@ -1,0 +1,192 @@
+"""Who may do what: every route with every role, and what a token costs."""
+
+from __future__ import annotations
+
+import hmac
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from ibpwf.errors import InputError
+from ibpwf.serving.access import Access, Rate, Role, add_token, digest, read_tokens
+from ibpwf.serving.faults import Refused
+from ibpwf.serving.limits import Limits
+from ibpwf.serving.routes import ROUTES, make_app
+from ibpwf.serving.server import Place, check_place
+from ibpwf.serving.service import ServeOptions, Service
+
+ALLOWED = {
+    "GET /v2/health/live": "anyone ask learn admin",
+    "GET /v2/health/ready": "anyone ask learn admin",
+    "GET /v2": "ask learn admin",
+    "POST /v2/repository/index": "ask learn admin",
+    "GET /v2/models/{model}": "ask learn admin",
+    "GET /v2/models/{model}/versions/{version}": "ask learn admin",
+    "GET /v2/models/{model}/ready": "ask learn admin",
+    "GET /v2/models/{model}/versions/{version}/ready": "ask learn admin",
+    "POST /v2/models/{model}/infer": "ask learn admin",
+    "POST /v2/models/{model}/versions/{version}/infer": "ask learn admin",
+    "GET /v2/models/{model}/tasks": "ask learn admin",
+    "POST /v2/models/{model}/answer": "ask learn admin",
+    "POST /v2/models/{model}/compare": "ask learn admin",
+    "GET /metrics": "ask learn admin",
+    "POST /v2/models/{model}/tasks": "learn admin",
+    "GET /v2/jobs": "learn admin",
+    "GET /v2/jobs/{job}": "learn admin",
+    "GET /v2/jobs/{job}/events": "learn admin",
+    "DELETE /v2/jobs/{job}": "learn admin",
+    "POST /v2/models/{model}/forget": "admin",
+    "POST /v2/models/{model}/verify": "admin",
+    "GET /v2/models/{model}/export": "admin",
+    "GET /": "ask learn admin",
+    "GET /models/{model}": "ask learn admin",
+    "POST /login": "",  # without a token in its body nobody gets in
+    "POST /logout": "anyone ask learn admin",
+    "GET /static/{name}": "anyone ask learn admin",
+}
+"""By hand, not by the program's own table."""
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    file = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    return file, {role: add_token(file, f"{role}er", role) for role in ("ask", "learn", "admin")}
+
+
+@pytest.fixture(scope="module")
+def guarded(made_models: Path, tokens: tuple[Path, dict[str, str]]) -> Iterator[TestClient]:
+    service = Service(ServeOptions(made_models, tokens[0], poll=3600))
+    with TestClient(make_app(service), base_url="http://127.0.0.1", follow_redirects=False) as client:
+        yield client
+
+
+def test_the_table_has_every_route():
+    assert {f"{route.method} {route.path}" for route in ROUTES} == {*ALLOWED}
+
+
+@pytest.mark.parametrize("route", ALLOWED)
+@pytest.mark.parametrize("role", ["anyone", "ask", "learn", "admin", "wrong"])
+def test_each_route_lets_in_those_roles_and_no_others(guarded, tokens, route, role):
+    method, path = route.split()
+    address = path.format(model="things", version="1", job="none", name="page.css")
+    if path.endswith("/export"):
+        address += "?to=nothing"  # enough to see who gets in
+    given = {"anyone": {}, "wrong": {"Authorization": "Bearer wrong"}}.get(role)
+    headers = {"Authorization": f"Bearer {tokens[1][role]}"} if given is None else given
+    status = guarded.request(method, address, headers=headers).status_code
+    may = "anyone" if role == "wrong" else role
+    if may in ALLOWED[route].split():
+        assert status not in (401, 403), status
+        assert status < 500
+    else:
+        assert status == (401 if may == "anyone" or path == "/login" else 403)
+
+
+def test_a_read_only_server_changes_nothing_whoever_asks(made_models, tokens):
+    service = Service(ServeOptions(made_models, tokens[0], read_only=True, poll=3600))
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as client:
+        headers = {"Authorization": f"Bearer {tokens[1]['admin']}"}
+        assert client.get("/v2/models/things", headers=headers).status_code == 200
+        refused = client.post("/v2/models/things/tasks?task=new", headers=headers, content=b"a")
+        assert refused.status_code == 403
+        assert "read-only" in refused.json()["error"]
+
+
+def test_tokens_are_stored_as_digests_only(tokens):
+    file, given = tokens
+    text = file.read_text()
+    assert all(token not in text for token in given.values())
+    assert file.stat().st_mode & 0o077 == 0
+    assert {one.sha256 for one in read_tokens(file)} == {digest(token) for token in given.values()}
+
+
+def test_every_stored_digest_is_compared_whatever_is_given(tokens, monkeypatch):
+    """So that time tells neither whether a token is right nor whose it is."""
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr("ibpwf.serving.access.hmac.compare_digest", lambda a, b: compared.append(b) or real(a, b))
+    access = Access(read_tokens(tokens[0]))
+    for token in (*tokens[1].values(), "wrong", "", None):
+        compared.clear()
+        access.caller(token)
+        assert len(compared) == 3
+
+
+def test_a_wrong_token_takes_as_long_as_a_right_one(tokens):
+    access = Access(read_tokens(tokens[0]))
+    right, wrong = tokens[1]["ask"], "x" * len(tokens[1]["ask"])
+
+    def seconds(token: str) -> float:
+        began = time.perf_counter()
+        for _ in range(300):
+            access.caller(token)
+        return time.perf_counter() - began
+
+    pairs = [(seconds(right), seconds(wrong)) for _ in range(15)]
+    first, second = (statistics.median(values) for values in zip(*pairs, strict=True))
+    assert 0.6 < first / second < 1.6
+
+
+def test_without_tokens_nobody_elsewhere_can_reach_the_server():
+    with pytest.raises(InputError, match="--tokens FILE"):
+        check_place(Place("0.0.0.0"), None)
+    check_place(Place("0.0.0.0"), Path("tokens.json"))
+    check_place(Place("127.0.0.1"), None)
+    with pytest.raises(InputError, match="key"):
+        check_place(Place(certificate=Path("a.pem")), None)
+
+
+def test_without_tokens_pages_of_other_sites_cannot_ask(made_models):
+    service = Service(ServeOptions(made_models, poll=3600))
+    with TestClient(make_app(service), base_url="http://127.0.0.1:8000") as client:
+        assert client.get("/v2").status_code == 200
+        assert client.get("/v2", headers={"Host": "evil.example:8000"}).status_code == 403
+        crossing = {"Origin": "http://evil.example"}
+        assert client.post("/v2/models/things/verify", headers=crossing).status_code == 403
+        own = {"Origin": "http://127.0.0.1:8000"}
+        assert client.post("/v2/models/things/verify", headers=own).status_code == 200
+
+
+def test_a_page_keeps_its_token_where_no_script_reads_it(guarded, tokens):
+    wrong = guarded.post("/login", data={"token": "wrong"})
+    assert wrong.status_code == 401
+    assert "set-cookie" not in wrong.headers
+    signed = guarded.post("/login", data={"token": tokens[1]["ask"]})
+    assert signed.status_code == 303
+    cookie = signed.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    guarded.cookies.clear()
+
+
+def test_more_requests_a_second_than_allowed_are_told_to_wait(made_models):
+    options = ServeOptions(made_models, limits=Limits(rate=5), poll=3600)
+    with TestClient(make_app(Service(options)), base_url="http://127.0.0.1") as client:
+        statuses = [client.get("/v2").status_code for _ in range(12)]
+        assert statuses[:5] == [200] * 5
+        assert 429 in statuses
+        refused = next(one for one in (client.get("/v2") for _ in range(20)) if one.status_code == 429)
+        assert int(refused.headers["retry-after"]) >= 1
+    rate = Rate(2)
+    rate.check("a")
+    rate.check("a")
+    rate.check("b")
+    with pytest.raises(Refused):
+        rate.check("a")
+
+
+def test_a_token_file_says_what_is_wrong_with_it(tmp_path):
+    file = tmp_path / "tokens.json"
+    file.write_text('{"tokens": [{"name": "a", "role": "king", "sha256": "00"}]}')
+    with pytest.raises(InputError, match="role"):
+        read_tokens(file)
+    with pytest.raises(InputError, match="ask, learn or admin"):
+        add_token(tmp_path / "new.json", "a", "king")
+    add_token(tmp_path / "new.json", "a", "ask")
+    with pytest.raises(InputError, match="already"):
+        add_token(tmp_path / "new.json", "a", "ask")
+    assert Access(read_tokens(tmp_path / "new.json")).caller("?").role is Role.anyone

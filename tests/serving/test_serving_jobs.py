@@ -1,0 +1,157 @@
+"""Teaching over HTTP: a new version appears whole, old ones answer with the same bits all the while."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+from served import TASKS, Server, archive, blobs, pixels, png, read_audit, request, task_table
+
+from ibpwf import ContinualClassifier
+
+X = blobs(range(6), each=3, seed=9)[0]
+
+
+class Watcher(threading.Thread):
+    """Asks old versions again and again and compares every answer with the first."""
+
+    def __init__(self, server: Server, versions: tuple[int, ...]) -> None:
+        super().__init__(daemon=True)
+        self.http = httpx.Client(base_url=server.address, timeout=60)
+        self.versions, self.ended = versions, threading.Event()
+        self.first = {number: self.ask(number) for number in versions}
+        self.asked, self.other = 0, list[str]()
+
+    def ask(self, number: int) -> str:
+        answered = self.http.post(f"/v2/models/things/versions/{number}/infer", json=request(X))
+        return json.dumps(answered.json()["outputs"]) if answered.status_code == 200 else answered.text
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            for number in self.versions:
+                self.asked += 1
+                found = self.ask(number)
+                if found != self.first[number]:
+                    self.other.append(found)
+
+    def finish(self) -> None:
+        self.ended.set()
+        self.join()
+        assert self.asked > 10
+        assert self.other == []
+
+
+def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, models):
+    server = start()
+    before = {
+        number: server.http.post(f"/v2/models/things/versions/{number}/infer", json=request(X)).json()
+        for number in (1, 2, 3)
+    }
+    watcher = Watcher(server, (1, 2, 3))
+    watcher.start()
+    file = task_table(models.parent, 3)
+    answered = server.learn(file, "colors", validate="0.2")
+    assert answered.status_code == 202
+    job = answered.json()["id"]
+    refused = server.learn(file, "again", queue="false")
+    assert refused.status_code == 409
+    kinds = []
+    with server.http.stream("GET", f"/v2/jobs/{job}/events") as events:
+        for line in events.iter_lines():
+            if line.startswith("event: "):
+                kinds.append(line.removeprefix("event: "))
+    assert kinds[-1] == "done"
+    assert kinds.count("epoch") == 6
+    watcher.finish()
+    done = server.wait(job)
+    assert done["version"] == 4
+    assert done["result"]["accuracy"] > 80
+    assert server.versions() == ["1", "2", "3", "4"]
+    for number, was in before.items():
+        now = server.http.post(f"/v2/models/things/versions/{number}/infer", json=request(X)).json()
+        assert now["outputs"] == was["outputs"]
+    alone = ContinualClassifier.load(models / "things")
+    assert alone.tasks_ == list(TASKS[:4])
+    lines = read_audit(models / "things")
+    assert [line["what"] for line in lines] == ["asked to learn", "learn done"]
+    assert {line["who"] for line in lines} == {"local"}
+
+    forgotten = server.http.post("/v2/models/things/forget", json={"task": "pets"}).json()
+    assert server.wait(forgotten["id"])["state"] == "done"
+    assert server.versions() == ["1", "2", "4"]
+    gone = server.http.get("/v2/models/things/versions/3")
+    assert gone.status_code == 404
+    for number in (1, 2):
+        now = server.http.post(f"/v2/models/things/versions/{number}/infer", json=request(X)).json()
+        assert now["outputs"] == before[number]["outputs"]
+    assert "pets" not in server.http.get("/v2/models/things").text
+    for path in (models / "things").rglob("*"):  # nothing of it is left but who asked for what
+        if path.is_file() and path.name != "audit.jsonl" and forgotten["id"] not in str(path):
+            assert b"pets" not in path.read_bytes(), path
+    assert server.http.post("/v2/models/things/verify").json()["whole"]
+
+
+def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, models):
+    server = start("--limit", "jobs=2")
+    file = task_table(models.parent, 3, each=400)
+    first = server.learn(file, "slow").json()
+    waiting = server.learn(models.parent / "test.csv", "waits").json()
+    third = server.http.post("/v2/models/things/tasks?task=bad", content=b"kind,f0\na,1\nb,2\n").json()
+    full = server.learn(file, "too many")
+    assert full.status_code == 429
+    assert full.headers["retry-after"]
+    assert server.http.delete(f"/v2/jobs/{waiting['id']}").json()["state"] == "cancelled"
+    time.sleep(0.5)
+    ended = server.http.delete(f"/v2/jobs/{first['id']}").json()
+    assert ended["state"] in ("cancelled", "done")
+    failed = server.wait(third["id"])
+    assert failed["state"] == "failed"
+    assert "data.csv lacks columns" in failed["error"]
+    assert str(models) not in failed["error"]
+    assert not (models / "things" / ".in-progress").exists()
+    assert server.http.delete(f"/v2/jobs/{third['id']}").status_code == 409
+    assert ContinualClassifier.load(models / "things").tasks_[:3] == list(TASKS[:3])
+    assert not list((models / "things" / ".serving" / "jobs").rglob("data*"))
+
+
+def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, models):
+    server = start()
+    x, y = blobs((4, 5), each=20)
+    files = {
+        f"{models.parent}/evil/{'cat' if label == 4 else 'dog'}/{n}.png": png(image)
+        for n, (image, label) in enumerate(zip(pixels(x), y, strict=True))
+    }
+    files |= {"../../../evil/cat/x.png": b"left out, as all that begins with a dot is"}
+    answered = server.http.post("/v2/models/pictures/tasks?task=pets", content=archive(files))
+    assert answered.status_code == 202
+    done = server.wait(answered.json()["id"])
+    assert done["state"] == "done", done
+    assert done["result"]["classes"] == ["cat", "dog"]
+    assert not list(models.parent.parent.glob("**/evil"))
+    exported = server.http.get("/v2/models/pictures/export?to=folder")
+    assert exported.headers["content-type"] == "application/zip"
+    assert b"manifest.json" in exported.content
+
+
+def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path):
+    """What cannot be had by leaving tasks out is served from what was kept."""
+    from ibpwf.own_data.learning import LearnOptions
+    from ibpwf.own_data.more import learn_more
+    from ibpwf.serving.passes import Rows, answer
+    from ibpwf.serving.registry import ServedModel
+
+    rows = [Rows(X.astype(np.float32), [None] * len(X))]
+    path = models / "things"
+    served = ServedModel("things", path)
+    before = answer(served.version(3).classifier, rows)[0]
+    learn_more(path, task_table(tmp_path, 0, each=60), "fruit", None, LearnOptions(device="cpu"), "always")
+    assert served.refresh()
+    assert served.versions == [3, 4]
+    after = answer(served.version(3).classifier, rows)[0]
+    np.testing.assert_array_equal(after.probability, before.probability)
+    np.testing.assert_array_equal(after.task_probabilities, before.task_probabilities)
+    np.testing.assert_array_equal(after.novelty, before.novelty)

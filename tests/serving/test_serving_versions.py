@@ -1,0 +1,157 @@
+"""Versions by a model's history, passes that give a row the same bits alone and among others, and their batching."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from served import NAMES, blobs, fresh_folder
+
+from ibpwf import ContinualClassifier
+from ibpwf.errors import InputError, StoreError
+from ibpwf.serving.batching import Batcher
+from ibpwf.serving.faults import Refused
+from ibpwf.serving.passes import MOST, Rows, answer
+from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
+from ibpwf.serving.versions import Kept, Version, versions_of
+
+X = blobs(range(6), each=50, seed=3)[0].astype(np.float32)
+
+
+def learnt(serial: int, event: str = "learnt") -> dict[str, object]:
+    return {"event": event, "serial": serial}
+
+
+def test_versions_count_what_was_learnt_and_a_number_is_never_given_twice():
+    history = [learnt(0), learnt(1), learnt(2, "more"), learnt(3)]
+    assert versions_of(history) == [Version(1, 0), Version(2, 1), Version(3, 2, True), Version(4, 3)]
+    history += [learnt(1, "forgot"), learnt(3, "forgot"), learnt(3)]
+    assert versions_of(history) == [Version(1, 0), Version(3, 2, True), Version(5, 3)]
+
+
+def test_a_classifier_looks_back_to_the_bit_and_shares_its_tensors(made_models):
+    newest = ContinualClassifier.load(made_models / "things")
+    older = newest.first_tasks(2)
+    assert older.tasks_ == newest.tasks_[:2]
+    assert len(newest.tasks_) == 3
+    for name, dictionary in older.learner_.model.layers.items():
+        for mine, theirs in zip(dictionary.blocks, newest.learner_.model.layers[name].blocks, strict=False):
+            assert mine.a.data_ptr() == theirs.a.data_ptr()
+    for wrong in (0, 4):
+        with pytest.raises(InputError, match="3 tasks"):
+            newest.first_tasks(wrong)
+
+
+@pytest.mark.parametrize("task", [None, "trees"])
+def test_a_row_has_the_same_bits_alone_and_among_others(made_models, task):
+    classifier = ContinualClassifier.load(made_models / "things")
+    torch.set_num_threads(1)
+    whole = answer(classifier, [Rows(X, [task] * len(X))])[0]
+    chance = np.random.default_rng(0)
+    for count in (1, 2, 5, 16, 17, 40, 127, 128, 129, 300):
+        start = int(chance.integers(0, len(X) - count + 1))
+        part = answer(classifier, [Rows(X[start : start + count], [task] * count)])[0]
+        here = slice(start, start + count)
+        for name in ("probability", "entropy", "novelty", "task_probabilities"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[here])
+
+
+def test_questions_in_one_pass_are_answered_as_each_alone(made_models):
+    classifier = ContinualClassifier.load(made_models / "things")
+    names = (None, "fruit", "pets")
+    questions = [Rows(X[n : n + 1 + n % 3], [names[n % 3]] * (1 + n % 3), novelty=n % 2 == 0) for n in range(40)]
+    together = answer(classifier, questions)
+    for question, found in zip(questions, together, strict=True):
+        alone = answer(classifier, [question])[0]
+        np.testing.assert_array_equal(found.probability, alone.probability)
+        assert found.labels.tolist() == alone.labels.tolist()
+        assert (found.novelty is None) == (not question.novelty)
+        if question.novelty:
+            np.testing.assert_array_equal(found.novelty, alone.novelty)
+
+
+def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_models):
+    version = ServedModel("things", made_models / "things", read_only=True).version()
+    passes: list[int] = []
+
+    async def ask() -> list[object]:
+        batcher = Batcher(100, told=lambda questions, rows, seconds: passes.append(questions))
+        asked = [batcher.ask(version, Rows(X[n : n + 1], [None])) for n in range(100)]
+        found = await asyncio.gather(*asked, batcher.ask(version, Rows(X[:5], [None] * 5)), return_exceptions=True)
+        assert batcher.waiting == 0
+        assert len((await batcher.ask(version, Rows(X[:300], [None] * 300))).labels) == 300
+        batcher.close()
+        return list(found)
+
+    *found, last = asyncio.run(ask())
+    assert isinstance(last, Refused)
+    assert last.status == 429
+    assert not any(isinstance(one, BaseException) for one in found)
+    assert sum(passes[:-1]) == 100
+    assert len(passes) <= 2 + 100 // MOST + 1
+
+
+def test_a_question_that_cannot_be_answered_costs_only_who_asked(made_models):
+    version = ServedModel("things", made_models / "things", read_only=True).version()
+
+    async def ask() -> list[object]:
+        batcher = Batcher(100)
+        wrong = Rows(X[:1], ["no such task"])
+        asked = [batcher.ask(version, Rows(X[:1], [None])) for _ in range(3)]
+        found = await asyncio.gather(*asked[:1], batcher.ask(version, wrong), *asked[1:], return_exceptions=True)
+        batcher.close()
+        return list(found)
+
+    found = asyncio.run(ask())
+    assert [isinstance(one, InputError) for one in found] == [False, True, False, False]
+
+
+def test_whoever_changes_a_folder_the_server_sees_it(models: Path, tmp_path):
+    registry = Registry(models)
+    assert {model.name for model in registry} == {"things", "pictures"}
+    classifier = ContinualClassifier.load(models / "things")
+    classifier.learn(X, np.repeat(["up", "down"], 150), task="ways")
+    classifier.save(models / "things")
+    fresh_folder(models, tmp_path / "copy")
+    (tmp_path / "copy" / "models" / "things").rename(models / "another")
+    assert sorted(model.name for model in registry.refresh()) == ["another", "things"]
+    assert registry["things"].versions == [1, 2, 3, 4]
+    assert registry["another"].version(4).tasks[-1] == "ways"
+    with pytest.raises(NoSuchModel, match="Did you mean 'things'"):
+        registry["thing"]
+    with pytest.raises(NoSuchModel, match="no version 9"):
+        registry["things"].version(9)
+
+
+def test_what_is_kept_costs_links_and_what_is_not_a_version_is_removed(models):
+    path = models / "things"
+    kept = Kept(path)
+    kept.keep()
+    (there,) = (path / ".serving" / "versions").iterdir()
+    for file in there.glob("*.safetensors"):
+        assert file.samefile(path / file.name)
+    (path / ".serving" / "versions" / "new-0").mkdir()
+    (path / ".serving" / "versions" / "00009").mkdir()
+    kept.sweep([learnt(0), learnt(1), learnt(2)])
+    assert [one.name for one in (path / ".serving" / "versions").iterdir()] == ["00003"]
+    assert ContinualClassifier.load(there).tasks_ == ["fruit", "trees", "pets"]
+
+
+def test_a_folder_without_models_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="no model folder"):
+        Registry(tmp_path)
+
+
+def test_a_model_that_was_not_learnt_from_files_takes_one_tensor(tmp_path):
+    from ibpwf.serving.inputs import examples_of, input_tensors
+    from ibpwf.serving.limits import Limits
+
+    classifier = ContinualClassifier(epochs=2, hidden=(8,), settings={"random_features": 16})
+    classifier.learn(X[:100], np.repeat(["a", "b"], 50), task="one")
+    classifier.save(tmp_path / "model")
+    version = ServedModel("model", tmp_path / "model").version()
+    assert input_tensors(version) == [{"name": "x", "datatype": "FP32", "shape": [-1, len(NAMES)]}]
+    assert examples_of({"x": X[:3]}, version, Limits()).shape == (3, 16)
