@@ -164,8 +164,8 @@ class Load:
         self.failed, self.other = 0, 0
         self.first: dict[int, bytes] | None = {} if check else None
 
-    async def client(self, number: int, until: float, most: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def client(self, number: int, wire: Any, until: float, most: int) -> None:
+        reader, writer = wire
         turn = number
         while time.perf_counter() < until and len(self.times) < most:
             which = turn % len(self.requests)
@@ -183,8 +183,10 @@ class Load:
         writer.close()
 
     async def run(self, clients: int, seconds: float, most: int = 1 << 60) -> dict[str, float]:
+        wires = [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(clients)]
         self.times, began = [], time.perf_counter()
-        await asyncio.gather(*(self.client(number, began + seconds, most) for number in range(clients)))
+        until = began + seconds
+        await asyncio.gather(*(self.client(number, wire, until, most) for number, wire in enumerate(wires)))
         spent = time.perf_counter() - began
         times = np.array(self.times) * 1000
         p50, p99 = np.percentile(times, (50, 99))
