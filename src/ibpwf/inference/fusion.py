@@ -115,10 +115,12 @@ def look(router: Tensor, x: Tensor, widths: Sequence[int], expert: Expert, exper
     silent = []
     for task, (start, end) in enumerate(pairwise([0, *accumulate(widths)])):
         rows = mask[:, task].nonzero().flatten()
+        if not len(rows):
+            continue
         scores = expert(x if len(rows) == len(x) else x[rows], task)
         if scores is None:
             silent.append(task)
-        elif len(rows):
+        else:
             found[rows, start:end] = scores.to(router)
     return Scores(router, spoken_for(found, mask, widths, silent), tuple(widths), silent=tuple(silent))
 
