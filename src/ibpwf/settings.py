@@ -294,7 +294,8 @@ class Settings(Factorization):
         description="φ(x) for inferring tasks: a layer's outputs before its activation under the first task's "
         "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, "
         "one on the 'quantiles' of a table's columns, the 'inputs' themselves, an image's likeness to 'patches' "
-        "of the first task's images, what a trained 'backbone' makes of it, a name that a package has registered, or module:Name",
+        "of the first task's images, what a trained 'backbone' makes of it, a name that a package has "
+        "registered, or module:Name",
     )
     inference: str = Field(
         "gaussian",
