@@ -203,7 +203,7 @@ table_of("nan in Parquet", {"a": [1.0, float("nan")], "y": [0, 1]}, r"row 2, col
 table_of(
     "a huge integer in Parquet", {"a": [1, 2**60], "y": [0, 1]}, r"row 2, column 'a': 1152921504606846976 has more"
 )
-table_of("times", {"a": np.array(["2020-01-01"], "datetime64[s]"), "y": ["u"]}, r"column 'a' is a time \('timestamp")
+table_of("spans", {"a": np.array([5], "timedelta64[s]"), "y": ["u"]}, r"column 'a' is a span of time \('duration")
 table_of("no rows in Parquet", {"a": np.zeros(0), "y": np.zeros(0)}, r"a\.parquet has no rows; give at least one")
 BAD.text("a text called .parquet", "a,y\n", r"a\.parquet is no Parquet file \(it starts with b'a,y", "a.parquet")
 

@@ -313,18 +313,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_examples(tmp_path / "a.npz", like=layout)
 
 
-def test_a_column_of_dates_is_refused_at_first_unless_it_is_said_to_hold_categories(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("date,a,y\n2024-01-05,1,u\n2024-02-05,2,v\n")
-    words = (
-        r"line 2, column 'date': '2024-01-05' is a date or a time, and so is all .* name it in the argument ignore"
-    )
-    with pytest.raises(DataError, match=words):
-        read_examples(path)
-    assert read_examples(path, ignore=["date"]).feature_names == ("a",)
-    assert read_examples(path, categories=["date"]).x.shape == (2, 3)
-
-
 def test_a_column_can_be_left_out_of_a_later_file_and_takes_the_first_ones_mean(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(IRIS)

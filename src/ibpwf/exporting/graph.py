@@ -134,6 +134,12 @@ def prepare(preparation: Preparation | None, layout: Layout | None = None) -> nn
             f"column {texts[0].name!r} holds texts, which the encoder {texts[0].encoder} reads, and a graph takes "
             "numbers; answer with ibpwf predict, or export a task's plain weights (safetensors)."
         )
+    dated = [] if layout is None else [column for column in layout.columns if column.kind == "date"]
+    if dated:
+        raise InputError(
+            f"column {dated[0].name!r} holds dates, and a graph takes numbers; answer with ibpwf predict, export to "
+            "mlflow, or export a task's plain weights (safetensors)."
+        )
     steps = _modules_of(preparation)
     if layout is not None and layout.kind == "images":
         steps.insert(0, _Pixels(layout.pixels == "bytes"))

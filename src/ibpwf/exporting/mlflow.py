@@ -29,7 +29,7 @@ from ibpwf.files.table import read_table
 from ibpwf.storage.files import plain_errors, sync_folder, write_json, write_text
 
 MODEL = "model"
-KINDS = {"number": "double", "boolean": "boolean", "category": "string", "text": "string"}
+KINDS = {"number": "double", "boolean": "boolean", "category": "string", "date": "string", "text": "string"}
 OUTPUTS = {"label": "string", "probability": "double", "task": "string", "entropy": "double", "novelty": "double"}
 EXTRA = {"images": "images", "table": "text"}
 """What a layout may need beside the package itself."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ibpwf.errors import DataError
+from ibpwf.files import dates
 from ibpwf.files.examples import Floats, Origins
 from ibpwf.files.labels import clean_label, clean_labels
 from ibpwf.files.layout import Column
@@ -33,11 +34,6 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 _DIGITS = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-_DATE = re.compile(
-    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]+\d{1,2}:\d{2}.*)?"
-    r"|\d{1,2}:\d{2}(:\d{2}.*)?",
-    re.ASCII,
-)
 _LONG_DIGITS = re.compile(r"\s*[+-]?\d{16,}\s*")
 
 
@@ -192,6 +188,9 @@ def column_of(cells: Cells, as_category: bool) -> Column:
     if not as_category:
         if all(meanings[at].lower() in _TRUTH for at in filled):
             return Column(cells.name, "boolean")
+        written = dates.order_of([meanings[at] for at in filled])
+        if written is not None:
+            return Column(cells.name, "date", order=written)
         _check_text(cells, meanings, filled)
     for at in filled:
         if not meanings[at]:
@@ -208,14 +207,14 @@ def column_of(cells: Cells, as_category: bool) -> Column:
 
 
 def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
-    """Refuses a column of dates, or one that mixes words and numbers. It is meant as text if half of its cells
-    or more are no numbers."""
-    if filled and all(_DATE.fullmatch(meanings[at]) for at in filled):
+    """Refuses a column of dates that nobody can read, or one that mixes words and numbers. It is meant as text if
+    half of its cells or more are no numbers."""
+    if dates.are_dates([meanings[at] for at in filled]):
         raise cells.fault(
             cells.row_of(filled[0]),
-            f"{quoted(meanings[filled[0]])} is a date or a time, and so is all of that column, which the next file "
-            f"would not share; write it as numbers (year, month, weekday), name it in "
-            f"{cells.options.naming('ignore')} to leave it out, or in {cells.options.naming('categories')}",
+            f"{quoted(meanings[filled[0]])} is a date, as all of that column are, and nothing tells how they are "
+            f"written; write them year first (2026-01-31), or name the column in {cells.options.naming('ignore')} to "
+            f"leave it out, or in {cells.options.naming('categories')}",
         )
     counts = np.bincount(cells.codes, minlength=len(meanings))
     numeric = {at for at in filled if is_number(meanings[at])}
@@ -241,6 +240,8 @@ def encode(into: Floats, column: Column, cells: Cells) -> None:
     """Writes a column's features, after checking that it holds what its column should."""
     if column.kind == "category":
         _encode_categories(into, column, cells)
+    elif column.kind == "date":
+        _encode_dates(into, column, cells)
     elif column.kind == "boolean" and cells.is_text:
         into[:, 0] = _truths(cells)
     elif cells.numbers is None:
@@ -266,6 +267,24 @@ def _truths(cells: Cells) -> Floats:
             raise cells.fault(cells.row_of(at), why if text else blank)
         truths[at] = truth
     return truths[cells.codes]
+
+
+def _encode_dates(into: Floats, column: Column, cells: Cells) -> None:
+    options = cells.options
+    features = np.full((len(cells.words), into.shape[1]), np.nan, dtype=np.float32)
+    for at, word in enumerate(cells.words):
+        text = clean_label(word)
+        found = dates.features(text, column.order)
+        if found is not None:
+            features[at] = found
+        elif not text and not options.fills_in:
+            raise cells.fault(cells.row_of(at), f"the cell is blank; {options.fill_in}")
+        elif not (options.fills_in and text.lower() in NOTHING):
+            kind = f"a date, {column.order}" if column.order else "a time of day"
+            raise cells.fault(
+                cells.row_of(at), f"{quoted(text)} is not {kind}, as others in that column are; correct it"
+            )
+    into[:] = features[cells.codes]
 
 
 def _encode_categories(into: Floats, column: Column, cells: Cells) -> None:

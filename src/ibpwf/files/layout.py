@@ -11,9 +11,10 @@ from pydantic import ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ibpwf.errors import InputError, StoreError
+from ibpwf.files.dates import PARTS, Order
 from ibpwf.files.opening import spelled
 
-ColumnKind = Literal["number", "boolean", "category", "text"]
+ColumnKind = Literal["number", "boolean", "category", "date", "text"]
 Kind = Literal["table", "images", "arrays"]
 Pixels = Literal["bytes", "floats"]
 
@@ -24,14 +25,23 @@ _REMEDY: dict[Kind, str] = {
     "images": "a folder of images, an IDX file, or an .npz file of images",
     "arrays": "an .npz file",
 }
-_LATER = ("unknown", "pixels", "range", "encoder", "digest", "width")  # fields that the first versions did not write
+_LATER = (
+    "unknown",
+    "pixels",
+    "range",
+    "encoder",
+    "digest",
+    "width",
+    "order",
+)  # fields that the first versions did not write
 _STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Column:
-    """One column of a table. A category column has one feature per category, one of texts as many (`width`) as the
-    `encoder` with that `digest` gives, every other column one."""
+    """One column of a table. A category column has one feature per category, one of dates, written in some `order`,
+    those of `dates.PARTS`, one of texts as many (`width`) as the `encoder` with that `digest` gives, every other
+    column one."""
 
     name: str
     kind: ColumnKind = "number"
@@ -39,11 +49,14 @@ class Column:
     encoder: str = ""
     digest: str = ""
     width: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    order: Order = ""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         if self.kind == "text":
             return tuple(f"{self.name}[{number}]" for number in range(self.width))
+        if self.kind == "date":
+            return tuple(f"{self.name} ({part})" for part in PARTS)
         if self.kind == "category":
             return tuple(f"{self.name}={category}" for category in self.categories)
         return (self.name,)

@@ -65,8 +65,10 @@ class ParquetFile:
             tables = map(self.arrow.table, self._file.iter_batches(rows, columns=names, use_threads=False))
         for table in tables:
             for place, kind in enumerate(table.schema.types):
-                if self.arrow.types.is_dictionary(kind):
-                    table = table.set_column(place, table.schema.names[place], table[place].cast(kind.value_type))
+                plain = kind.value_type if self.arrow.types.is_dictionary(kind) else kind
+                plain = self.arrow.string() if _is_moment(self.arrow.types, plain) else plain
+                if plain != kind:
+                    table = table.set_column(place, table.schema.names[place], table[place].cast(plain))
             yield table
 
     def _damaged(self, error: Exception) -> DataError:
@@ -79,10 +81,15 @@ class ParquetFile:
             *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal),
             *(types.is_string, types.is_large_string, types.is_null),
         )
-        if not any(check(value) for check in plain):
-            other = "a time" if types.is_temporal(value) else "neither number nor text"
+        if not any(check(value) for check in plain) and not _is_moment(types, value):
+            other = "a span of time" if types.is_temporal(value) else "neither number nor text"
             word = "nested" if types.is_nested(value) else other
             raise DataError(
                 f"{shown(self.path)}: column {quoted(self.names[place])} is {word} ({quoted(str(kind))}); write it "
                 f"as columns of numbers or text, or name it in {self.naming('ignore')} to leave it out."
             )
+
+
+def _is_moment(types: Any, kind: Any) -> bool:
+    """A date, a time of day, or both."""
+    return bool(types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind))
