@@ -172,7 +172,10 @@ def _columns(x: Any, first: FirstTask, settings: Settings) -> Preparation:
 
 
 def _plain_settings(first: FirstTask) -> dict[str, Any]:
-    return {} if first.image is None else {"image_shape": first.image}
+    """Of a table, random features whose statistics take no more than some times the bytes of the rows."""
+    if first.image is not None:
+        return {"image_shape": first.image}
+    return {"random_features": max(LEAST, min(1_000, math.isqrt(TIMES_THE_ROWS * first.rows * first.inputs)))}
 
 
 def _pixels(x: Any, first: FirstTask, settings: Settings) -> Preparation:
@@ -183,6 +186,8 @@ def _pixels(x: Any, first: FirstTask, settings: Settings) -> Preparation:
 ROUTER_BYTES = 8_000_000
 TIMES_THE_ROWS = 5
 """A router's sums take at most so much, and at most so many times the bytes of the first task's pixels."""
+LEAST = 128
+"""Random features of the smallest table: 128 KB a task."""
 
 
 FEW_IMAGES = 2_000
