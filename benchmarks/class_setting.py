@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "all experts, plain": {"experts": "all", "views": "plain"},
     "all experts, all views": {"experts": "all", "views": "all"},
 }
-WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
+WEIGHTS = fusion.GRID
 STRANGERS = {"split-mnist": "split-fashion-mnist", "split-fashion-mnist": "split-mnist"}
 
 
@@ -63,14 +63,14 @@ def arguments(given: list[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def rows_of(stream: Scenario, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All test inputs, and the columns of their classes."""
+def rows_of(stream: Scenario, learner: Learner) -> tuple[Tensor, Tensor]:
+    """All test inputs, and the learner's columns of their classes, which are in order of their labels."""
     x, places, first = [], [], 0
-    for task in stream:
-        x.append(task.test.x.to(device))
-        order = {label: place for place, label in enumerate(task.classes)}
-        places.append(torch.tensor([first + order[int(label)] for label in task.test.y], device=device))
-        first += len(task.classes)
+    for task, classes in zip(stream, learner.method.classes, strict=True):
+        x.append(task.test.x.to(learner.device))
+        order = {label: place for place, label in enumerate(classes)}
+        places.append(torch.tensor([first + order[int(label)] for label in task.test.y], device=learner.device))
+        first += len(classes)
     return torch.cat(x), torch.cat(places)
 
 
@@ -103,7 +103,7 @@ def _wait(x: Tensor) -> None:
 
 def parts_of(learner: Learner, stream: Scenario, folder: Path) -> dict[str, Any]:
     """All that is looked at of one learner; its scores go to the folder."""
-    x, y = rows_of(stream, learner.device)
+    x, y = rows_of(stream, learner)
     method = learner.method
     scores = method.class_scores(x, "all")
     assert scores.experts is not None
@@ -120,7 +120,7 @@ def parts_of(learner: Learner, stream: Scenario, folder: Path) -> dict[str, Any]
         "experts alone, largest score": _percent(scores.experts.argmax(1) == y),
         "task inferred": _percent(tasks[joint] == tasks[y]),
         "weights": {"router": router, "experts": experts},
-        "fits": [[one.router, one.experts, one.alone] for one in method.calibrations if one is not None],
+        "fits": [[one.router, one.experts, one.alone, one.losses] for one in method.calibrations if one is not None],
         "sweep": sweep,
     }
     if stream.name in STRANGERS and None not in method.calibrations:
@@ -129,6 +129,12 @@ def parts_of(learner: Learner, stream: Scenario, folder: Path) -> dict[str, Any]
         shares = {name: _percent(values > 1) for name, values in (("known", known), ("new", new))}
         found["novelty"] = {"of": STRANGERS[stream.name], "auroc": auroc(known, new), **shares}
     return found
+
+
+def parts_of_run(one: Run) -> dict[str, Any]:
+    training = one.trainings[-1]
+    assert isinstance(training.learner, Learner)
+    return parts_of(training.learner, training.stream, training.folder)
 
 
 def _percent(right: Tensor) -> float:
@@ -154,9 +160,8 @@ def main(given: list[str]) -> None:
     for seed in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU
         one = Run(first.replace(seeds=tuple(range(seed + 1))), asked.out, command)
         (result,) = run_together([one], resume=bool(seed), overwrite=not seed)
-        training = one.trainings[-1]
-        assert isinstance(training.learner, Learner)
-        seeds.append({"seed": seed, **parts_of(training.learner, training.stream, training.folder)})
+        seeds.append({"seed": seed, **parts_of_run(one)})
+        del one
         made = {"command": command, "commit": commit(), "environment": environment(asked.device), "seeds": seeds}
         write_json(there, {"scenario": asked.scenario, **made})
         show(result, seeds[-1])

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration
+from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration, expert_weight
 from ibpwf.inference.router import SHARPNESS, RidgeRouter
 
 CLASSES = ((0, 1), (2, 3), (4, 5, 6))
@@ -114,8 +114,7 @@ def fused_weights(learner: Learner) -> tuple[float, float]:
     known = [one for one in learner.method.calibrations if one is not None]
     if not known:
         return ROUTER_WEIGHT, EXPERT_WEIGHT
-    by = [one.classes for one in known]
-    return known[-1].router or 0.0, float(np.average([one.experts or 0.0 for one in known], weights=by))
+    return known[-1].router or 0.0, expert_weight(known)
 
 
 def same_models(left: Learner, right: Learner, *, calibrated: bool = True) -> bool:

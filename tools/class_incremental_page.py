@@ -22,6 +22,7 @@ ROWS = {
     "router alone": "class-incremental/{}-router.json",
     "a network per task with turns, largest score": "class-incremental/{}-separate-turns.json",
     "router and turned experts (preset best)": "class-incremental/{}-best.json",
+    "the same, another order of classes for each seed": "class-incremental/{}-orders.json",
 }
 ELSEWHERE = {  # measured for other pages
     "class-incremental/split-mnist-gaussian.json": "split-mnist-paper.json",

@@ -21,7 +21,7 @@ from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.layer import features as layer_outputs
 from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.random import RandomFeatures
-from ibpwf.inference.fusion import RATES, Calibration, ClassScores
+from ibpwf.inference.fusion import GRID, RATES, Calibration, ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
@@ -178,12 +178,14 @@ def _calibration(method: IBPWF, entry: FactorTask, version: Version) -> Calibrat
     for name, table, count in (("limits", found.limits, wanted), ("nearness", found.nearness, measured)):
         if len(table or ()) != count:
             raise NotWhole(f"task {entry.serial} has {len(table or ())} {name} in its calibration, not {count}")
+    if found.losses is not None and len(found.losses) != (len(GRID) if wanted else 0):
+        raise NotWhole(f"task {entry.serial} has {len(found.losses)} losses in its calibration, not {len(GRID)}")
     before = method.versions.added(version)
     known = sum(len(one.classes) for one in before.newest if one.origin <= version.origin)
     forgotten = entry.serial + 1 - before.tasks  # or serials of other versions
     if wanted and not (known <= found.classes and (forgotten or known == found.classes)):
         raise NotWhole(f"task {entry.serial} was calibrated among {found.classes} classes, and there were {known}")
-    tables = {"limits": found.limits, "nearness": found.nearness}
+    tables = {"limits": found.limits, "nearness": found.nearness, "losses": found.losses}
     return Calibration(
         **found.model_dump() | {name: None if table is None else tuple(table) for name, table in tables.items()}
     )

@@ -17,6 +17,7 @@ from ibpwf.errors import InputError
 from ibpwf.inference.fusion import (
     DOUBT,
     EXPERT_WEIGHT,
+    GRID,
     PRIOR_ROWS,
     RATES,
     ROUTER_WEIGHT,
@@ -139,16 +140,46 @@ def test_one_class_in_all_says_nothing_and_the_usual_weights_stay() -> None:
 
 
 def fitted(router: float, experts: float, classes: int) -> Calibration:
-    return Calibration(1.0, router, experts, classes, tuple(float(place) for place in range(len(RATES))))
+    limits = tuple(float(place) for place in range(len(RATES)))
+    return Calibration(1.0, router, experts, classes, limits, losses=tuple((w - experts) ** 2 for w in GRID))
 
 
-def test_the_routers_weight_is_the_newest_tasks_and_the_experts_the_mean_by_the_classes_each_had_to_tell_apart() -> (
-    None
-):
-    tasks = [fitted(1.0, 0.2, 2), fitted(2.0, 0.4, 4), None, Calibration(3.0), fitted(4.0, 0.1, 6), None]
-    router, experts = weights(tasks)
-    assert router == 4.0
-    assert experts == pytest.approx((0.2 * 2 + 0.4 * 4 + 0.1 * 6) / 12)
+def test_the_routers_weight_is_the_newest_tasks_and_the_experts_the_likeliest_given_all_tasks_rows() -> None:
+    scores, labels, calibrations = [], [], []
+    for seed, noise in ((31, 0.5), (32, 2.0), (33, 4.0)):
+        mine, y = scores_of_the_newest_task(150, seed=seed, noise=noise)
+        assert mine.experts is not None
+        calibrations.append(calibrate(mine, mine.experts[:, -2:], y, calibrations))
+        scores.append(mine)
+        labels.append(STARTS[-1] + y)
+
+    def loss(experts: float) -> float:
+        total = 0.5 * PRIOR_ROWS * (experts / EXPERT_WEIGHT - 1) ** 2
+        for mine, y in zip(scores, labels, strict=True):
+            router, expert = mine.router.double().numpy(), mine.experts.double().numpy()  # type: ignore[union-attr]
+
+            def of(alpha: float, r: np.ndarray = router, e: np.ndarray = expert, y: Tensor = y) -> float:
+                log_p = special.log_softmax(alpha * r + experts * e, axis=1)
+                return float(-sum(log_p[row, label] for row, label in enumerate(y.tolist())))
+
+            total += optimize.minimize_scalar(of, bounds=(1e-3, 20), method="bounded").fun
+        return total
+
+    best = optimize.minimize_scalar(loss, bounds=(0, 4), method="bounded")
+    router, experts = weights([None, *calibrations, None, Calibration(3.0)])
+    assert router == calibrations[-1].router
+    assert experts == pytest.approx(best.x, rel=0.1)
+    assert loss(experts) < best.fun + 0.2
+    each = [one.experts or 0.0 for one in calibrations]
+    assert min(each) < experts < max(each)
+
+
+def test_one_task_whose_rows_experts_mislead_counts_by_how_much_less_likely_they_make_them() -> None:
+    """The mean of 1, 1 and 0 would be 0.67."""
+    indifferent = Calibration(1.0, 1.0, 1.0, 2, losses=tuple(0.01 * (w - 1) ** 2 for w in GRID))
+    misled = Calibration(1.0, 1.0, 0.0, 6, losses=tuple(30 * w for w in GRID))
+    assert expert_weight([indifferent, indifferent, misled]) == 0.0
+    assert expert_weight([indifferent, indifferent]) == pytest.approx(0.5, abs=0.1)  # the prior's
 
 
 def test_without_any_task_that_held_out_rows_the_weights_are_the_usual_ones() -> None:
@@ -389,7 +420,7 @@ def test_a_task_without_held_out_rows_is_named(missing: Calibration | None) -> N
         novelty(scores, [fitted(1.0, 0.0, 1), missing], 0.01)
 
 
-def test_the_routers_weight_is_fitted_beside_the_mean_of_what_experts_weigh_for_all_tasks() -> None:
+def test_the_routers_weight_is_fitted_beside_what_experts_weigh_for_all_tasks() -> None:
     y = torch.arange(300) % 2
     scores = Scores(normal(300, 4, seed=21), normal(300, 4, seed=22), (2, 2))
     assert scores.experts is not None
@@ -401,7 +432,7 @@ def test_the_routers_weight_is_fitted_beside_the_mean_of_what_experts_weigh_for_
     later = calibrate(scores, own, y, before)
     assert (later.experts, later.alone) == (first.experts, first.alone)
     mean = expert_weight([*before, later])
-    assert mean == pytest.approx((3.0 * 20 + (later.experts or 0) * 4) / 24)
+    assert mean != pytest.approx(later.experts, rel=0.01)
 
     def loss(alpha: float) -> float:
         joint = alpha * scores.router + mean * scores.experts

@@ -8,10 +8,10 @@ looked at all classes together; an expert knows its own far better, and by how s
 its own.
 
 α and β are fitted to rows of a task that nothing was learned from, when the task has been learned: they maximize the
-likelihood of the rows' own classes among all that are known then. Experts stay as they are, so answers use the mean
-of all tasks' β, each weighted by the classes it had to tell apart. The router is another one after every task, and
-the more classes there are the less r differs between them: its α is the newest task's, fitted once more with the mean
-of β given. The fit of a forgotten task goes with it.
+likelihood of the rows' own classes among all that are known then. Experts stay as they are, so answers use one β for
+all tasks, the likeliest given the rows that each of them held out: rows are not kept, but how likely they were for
+every β of `GRID` is. The router is another one after every task, and the more classes there are the less r differs
+between them: its α is the newest task's, fitted once more with that β given. What a forgotten task said goes with it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ DOUBT = 0.01
 PRIOR_ROWS = 1.0
 """α and β are drawn towards the above as by so many rows: where the held-out rows are all told apart with ease, their
 likelihood alone has no end."""
+
+GRID = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
+"""Values of β for which a task remembers how likely its held-out rows were."""
 
 RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Shares of a task's own rows below a limit that are kept; a limit for any other share lies between."""
@@ -146,8 +149,9 @@ def by_task(joint: Tensor, widths: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the rows that were held out of a task say: its own β, and α beside the mean of β until then, among how
-    many `classes`, and α `alone`, without any expert; the `temperature` by which the task's own class scores are to
+    """What the rows that were held out of a task say: its own β, and α beside the β of all until then, among how
+    many `classes`, α `alone`, without any expert, and `losses`, minus the log-likelihood of all rows for every β of
+    `GRID` with the best α beside it, from its least; the `temperature` by which the task's own class scores are to
     be divided where the task is given; `limits`, below which the best joint score of any of its classes, from its
     level, lies for a share `RATES` of its rows; and `nearness`, below which minus their distance from the task does.
     None where there is no router, or none that knows distances."""
@@ -159,6 +163,7 @@ class Calibration:
     limits: tuple[float, ...] | None = None
     alone: float | None = None
     nearness: tuple[float, ...] | None = None
+    losses: tuple[float, ...] | None = None
 
 
 def limit(table: Sequence[float], rate: float) -> float:
@@ -184,16 +189,17 @@ def calibrate(
     here = scores.of_task(last)
     y = y + here.start
     (alone,) = _fit([scores.router], y, [ROUTER_WEIGHT])
-    router, experts, classes = alone, 0.0, sum(scores.widths)
+    router, experts, classes, losses = alone, 0.0, sum(scores.widths), None
     if scores.experts is not None:
         experts = expert_weight(before)
         if last not in scores.silent:
             _, experts = _fit([scores.router, scores.experts], y, [ROUTER_WEIGHT, EXPERT_WEIGHT])
-        mean = expert_weight([*before, Calibration(temperature, alone, experts, classes)])
-        (router,) = _fit([scores.router], y, [ROUTER_WEIGHT], beside=mean * scores.experts)
+            losses = _losses(scores.router, scores.experts, y)
+        of_all = expert_weight([*before, Calibration(temperature, alone, experts, classes, losses=losses)])
+        (router,) = _fit([scores.router], y, [ROUTER_WEIGHT], beside=of_all * scores.experts)
     limits = _limits(scores.best_of_task(last, router, experts))
     nearness = None if scores.distances is None else _limits(-scores.distances[:, last])
-    return Calibration(temperature, router, experts, classes, limits, alone, nearness)
+    return Calibration(temperature, router, experts, classes, limits, alone, nearness, losses)
 
 
 def recalibrated(old: Calibration, scores: Scores | None, own: Tensor, y: Tensor, task: int) -> Calibration:
@@ -234,6 +240,17 @@ def _fit(parts: Sequence[Tensor], y: Tensor, usual: Sequence[float], beside: Ten
     return [float(value) for value in found.x]
 
 
+def _losses(router: Tensor, experts: Tensor, y: Tensor) -> tuple[float, ...]:
+    """Minus the log-likelihood of the classes `y` for every β of `GRID`, each with its own best α, from the least."""
+    rows, found = torch.arange(len(y)), []
+    for experts_weight in GRID:
+        beside = experts_weight * experts
+        (weight,) = _fit([router], y, [ROUTER_WEIGHT], beside=beside)
+        log_p = (weight * router.double() + beside.double()).log_softmax(1)
+        found.append(-float(log_p[rows, y].sum()))
+    return tuple(loss - min(found) for loss in found)
+
+
 def _limits(best: Tensor) -> tuple[float, ...]:
     """The score below which a share of unseen rows lies, for every share of `RATES`: the conformal quantile, which
     errs on the side of fewer; with too few rows to have it, Student's prediction limit, which so many rows of a
@@ -254,10 +271,21 @@ def _limits(best: Tensor) -> tuple[float, ...]:
 
 
 def expert_weight(calibrations: Sequence[Calibration | None]) -> float:
-    """β: the mean over tasks, weighted by the classes that each had to tell apart."""
-    fitted = [one for one in calibrations if one is not None and one.router is not None]
-    total = sum(one.classes for one in fitted)
-    return sum((one.experts or 0.0) * one.classes for one in fitted) / total if total else EXPERT_WEIGHT
+    """β: the likeliest, given the rows that all tasks held out and a prior worth `PRIOR_ROWS` of them; on a parabola
+    through the best of `GRID` and its neighbors."""
+    known = [one for one in calibrations if one is not None and one.losses is not None]
+    if not known:
+        return EXPERT_WEIGHT
+    if len(known) == 1:
+        return known[0].experts or 0.0
+    grid = np.array(GRID)
+    loss = np.sum([one.losses or () for one in known], axis=0) + 0.5 * PRIOR_ROWS * (grid / EXPERT_WEIGHT - 1) ** 2
+    middle = int(np.clip(loss.argmin(), 1, len(grid) - 2))
+    around = slice(middle - 1, middle + 2)
+    bend, slope, _ = np.polyfit(grid[around], loss[around], 2)
+    if bend <= 0:
+        return float(grid[loss.argmin()])
+    return float(np.clip(-slope / (2 * bend), *grid[around][[0, -1]]))
 
 
 def weights(calibrations: Sequence[Calibration | None], *, alone: bool = False) -> tuple[float, float]:

@@ -143,6 +143,7 @@ class TaskCalibration(Record):
     limits: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
     alone: Annotated[float, Field(ge=1e-3, le=1e3)] | None
     nearness: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
+    losses: list[Annotated[float, Field(ge=0, le=1e300)]] | None
 
     @model_validator(mode="after")
     def _of_a_router_or_not(self) -> Self:
