@@ -28,6 +28,7 @@ if not torch.cuda.is_available():
 LONGEST = (
     "faults/test_killed_runs.py",
     "lab/experiments/test_executors.py",
+    "lab/experiments/test_cluster.py",
     "lab/experiments/test_run_together.py",
     "test_cli.py",
     "properties/test_forgetting_a_task.py",

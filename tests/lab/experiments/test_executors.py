@@ -135,16 +135,20 @@ def waits() -> None:
     time.sleep(600)
 
 
+def one_after_another(*chains: list[executors.Job]) -> list[executors.Chain]:
+    return [(job for job in chain) for chain in chains]
+
+
 def test_a_worker_that_dies_is_one_error_that_says_how_to_go_on() -> None:
     with pytest.raises(TrainingError, match=r"ended without a word .*--resume goes on"):
-        executors.side_by_side([[dies], [waits]], 2, lambda message: None)
+        executors.side_by_side(one_after_another([dies], [waits]), executors.Processes(2), lambda message: None)
     assert multiprocessing.active_children() == []
 
 
 def test_jobs_of_a_chain_follow_one_another_and_all_is_told() -> None:
     told: list[int] = []
     chains = [[partial(works, 10 * chain + place) for place in range(3)] for chain in range(3)]
-    executors.side_by_side(chains, 2, told.append)
+    executors.side_by_side(one_after_another(*chains), executors.Processes(2), told.append)
     assert sorted(told) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
     for chain in range(3):
         assert [number for number in told if number // 10 == chain] == [10 * chain + place for place in range(3)]
@@ -164,7 +168,7 @@ def two_that_wait(numbers: str) -> None:
             file.write(f"{process}\n")
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    executors.side_by_side([[waits], [waits]], 2, told)
+    executors.side_by_side(one_after_another([waits], [waits]), executors.Processes(2), told)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ibpwf.errors import InputError, printable
-from ibpwf.lab.commands.options import RunChoices, at_least_one, command_with, flush_denormals, interrupted
+from ibpwf.lab.commands.options import (
+    ClusterChoices,
+    RunChoices,
+    at_least_one,
+    command_with,
+    flush_denormals,
+    interrupted,
+)
 from ibpwf.lab.experiments.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ def methods_command() -> None:
 
 
 @dataclass
-class CompareOptions(RunChoices):
+class CompareOptions(RunChoices, ClusterChoices):
     """What is asked of `ibpwf compare`."""
 
     methods: Annotated[
@@ -53,6 +60,8 @@ class CompareOptions(RunChoices):
     def configs(self) -> list[RunConfig]:
         """One for each method, with those changes that it has a setting for."""
         at_least_one(seeds=self.seeds, jobs=self.jobs)
+        if self.engine() is not None and self.jobs > 1:
+            raise InputError("--jobs is for this machine; with --cluster its workers decide how many run at once.")
         self.check(*(name.strip() for name in self.methods.split(",") if self.methods != "all"))
         from ibpwf.lab.experiments.compare import chosen_methods
         from ibpwf.lab.experiments.presets import settings_type
@@ -81,16 +90,29 @@ def compare_command(asked: CompareOptions) -> None:
     """
     configs = asked.configs()
     flush_denormals()
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from ibpwf.lab.experiments.compare import compare, write_tables
-    from ibpwf.lab.experiments.seed_training import RunCallback
+    from ibpwf.lab.experiments.compare import write_tables
     from ibpwf.screen import Screen
 
     folder = asked.out or Path("runs") / f"compare-{asked.scenario.replace(':', '.')}"
     screen = Screen()
     if configs[0].preset == "none":
         screen.print(f"Preset: {'; '.join(one.note() for one in configs)}.", soft_wrap=True)
+    try:
+        outcomes = (_compare_here if asked.cluster is None else _compare_elsewhere)(configs, folder, asked, screen)
+    except KeyboardInterrupt:
+        raise interrupted(folder) from None
+    show(screen, write_tables(folder, outcomes), outcomes)
+    screen.say(f"Tables: {printable(str(folder))}/comparison.md, .csv, .json")
+    if all(outcome.result is None for outcome in outcomes):
+        raise InputError("every run failed; see the lines above.")
+
+
+def _compare_here(configs: list[RunConfig], folder: Path, asked: CompareOptions, screen: Screen) -> list[Outcome]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ibpwf.lab.experiments.compare import compare
+    from ibpwf.lab.experiments.seed_training import RunCallback
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -117,15 +139,27 @@ def compare_command(asked: CompareOptions) -> None:
         bar.update(whole, completed=done)
         _line(screen, outcome)
 
-    try:
-        with bar:
-            outcomes = compare(configs, folder, jobs=asked.jobs, resume=asked.resume, told=told, watch=Newest)
-    except KeyboardInterrupt:
-        raise interrupted(folder) from None
-    show(screen, write_tables(folder, outcomes), outcomes)
-    screen.say(f"Tables: {printable(str(folder))}/comparison.md, .csv, .json")
-    if all(outcome.result is None for outcome in outcomes):
-        raise InputError("every run failed; see the lines above.")
+    with bar:
+        return compare(configs, folder, jobs=asked.jobs, resume=asked.resume, told=told, watch=Newest)
+
+
+def _compare_elsewhere(
+    configs: list[RunConfig], folder: Path, asked: CompareOptions, screen: Screen
+) -> list[Outcome]:
+    """All methods at once, in the workers of a cluster."""
+    from ibpwf.lab.commands.run_table import RunTable
+    from ibpwf.lab.experiments.compare import compare
+
+    table = RunTable(screen)
+
+    def told(outcome: Outcome, done: int, total: int) -> None:
+        _line(screen, outcome)
+        if outcome.result is None:
+            table.failed(outcome.method)
+
+    with table:
+        engine = asked.engine(screen.say)
+        return compare(configs, folder, resume=asked.resume, told=told, watch=table.watch, engine=engine)
 
 
 def _line(screen: Screen, outcome: Outcome) -> None:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -20,12 +20,16 @@ from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.settings import parse_assignment
 from ibpwf.terminal import say
 
+if TYPE_CHECKING:
+    from ibpwf.lab.experiments.cluster import Cluster
+
 T = TypeVar("T")
 
 
 def command_with(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
     """Make a command of a function that takes such options."""
     hints = typing.get_type_hints(options, include_extras=True)
+    last = {one.name for one in fields(options) if one.kw_only}  # type: ignore[arg-type]
     parameters = [
         inspect.Parameter(
             one.name,
@@ -33,7 +37,7 @@ def command_with(options: type[T]) -> Callable[[Callable[[T], None]], Callable[.
             default=inspect.Parameter.empty if one.default is MISSING else one.default,
             annotation=hints[one.name],
         )
-        for one in fields(options)  # type: ignore[arg-type]
+        for one in sorted(fields(options), key=lambda one: one.name in last)  # type: ignore[arg-type]
     ]
 
     def decorate(function: Callable[[T], None]) -> Callable[..., None]:
@@ -86,6 +90,44 @@ class RunChoices:
         """What these options ask for, of a scenario that may be another."""
         same = {name: getattr(self, name) for name in ("preset", "tasks", "examples", "device")}
         return RunConfig(scenario, **same, models=not self.no_models, **more)
+
+
+@dataclass(kw_only=True)
+class ClusterChoices:
+    """Where workers train, what `run`, `compare` and `reproduce` have in common; listed last."""
+
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Train in the workers of a Dask scheduler, such as tls://host:8786, or its scheduler file; local:N "
+            "starts N workers here.",
+            show_default=False,
+        ),
+    ] = None
+    tls_ca_file: Annotated[
+        Path | None, typer.Option(help="Certificate authority of the cluster (PEM).", show_default="Dask's own")
+    ] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate to show to the cluster (PEM).", show_default="Dask's own")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Private key of that certificate (PEM).", show_default="Dask's own")
+    ] = None
+    cluster_insecure: Annotated[
+        bool, typer.Option("--cluster-insecure", help="Allow another machine without encryption.")
+    ] = False
+
+    def engine(self, say: Callable[[str], None] = lambda text: None) -> Cluster | None:
+        """Who trains, if not this process; refused here if that cannot be."""
+        from ibpwf.lab.experiments.cluster import Certificates, Cluster
+
+        certificates = Certificates(self.tls_ca_file, self.tls_cert, self.tls_key)
+        if self.cluster is None:
+            if certificates.given() or self.cluster_insecure:
+                raise InputError("--tls-... and --cluster-insecure are for --cluster, which is not given.")
+            return None
+        return Cluster(self.cluster, certificates, self.cluster_insecure, say)
 
 
 def at_least_one(**options: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from ibpwf.device import check_device
 from ibpwf.errors import IBPWFError, InputError, printable, unknown
 from ibpwf.lab import names
 from ibpwf.lab.commands.options import (
+    ClusterChoices,
     at_least_one,
     command_typed,
     command_with,
@@ -23,13 +24,14 @@ from ibpwf.lab.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from ibpwf.lab.experiments.executors import Engine
     from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request
     from ibpwf.lab.experiments.reproduction.reproduce import Job
     from ibpwf.screen import Screen
 
 
 @dataclass
-class ReproduceOptions:
+class ReproduceOptions(ClusterChoices):
     """What is asked of `ibpwf reproduce`."""
 
     name: Annotated[
@@ -65,6 +67,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
         raise unknown("experiment", options.name, [*names.EXPERIMENTS, "all"])
     check_device(options.device)
     at_least_one(seeds=options.seeds)
+    options.engine()
     flush_denormals()
     from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
     from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
@@ -84,7 +87,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
         show_plan(screen, plan(chosen, asked))
         return
     try:
-        failed = _reproduce_all(chosen, asked, screen)
+        failed = _reproduce_all(chosen, asked, screen, options.engine(screen.say))
     except KeyboardInterrupt:
         raise interrupted(folder) from None
     if len(failed) < len(chosen):
@@ -95,20 +98,46 @@ def reproduce_command(options: ReproduceOptions) -> None:
         )
 
 
-def _reproduce_all(chosen: Sequence[Experiment], asked: Request, screen: Screen) -> list[str]:
-    """All of them, each shown as it comes; the names of those that failed."""
+def _reproduce_all(chosen: Sequence[Experiment], asked: Request, screen: Screen, engine: Engine | None) -> list[str]:
+    """All of them, each shown as it comes; the names of those that failed. An engine trains all their runs first."""
     from ibpwf.lab.experiments.reproduction.reproduce import reproduce
 
     failed = []
+    failures: dict[str, IBPWFError] = {}
+    if engine is not None:
+        failures = _trained_in_advance(chosen, asked, screen, engine)
+        asked = replace(asked, resume=True)
     for experiment in chosen:
         try:
-            show(screen, reproduce(experiment, asked, told=partial(screen.say, style="dim")))
+            found = reproduce(experiment, asked, told=partial(screen.say, style="dim"), failures=failures)
+            show(screen, found)
         except IBPWFError as error:
             if len(chosen) == 1:
                 raise
             failed.append(experiment.name)
             screen.say(f"{experiment.name} failed: {error}", "red")
     return failed
+
+
+def _trained_in_advance(
+    chosen: Sequence[Experiment], asked: Request, screen: Screen, engine: Engine
+) -> dict[str, IBPWFError]:
+    """The runs that failed, with why; all others are finished."""
+    from ibpwf.lab.commands.run_table import RunTable
+    from ibpwf.lab.experiments.reproduction.reproduce import check_runs, plan, train_in_advance
+
+    jobs = [job for job, _ in plan(chosen, asked)]
+    if not asked.resume:
+        check_runs(jobs)
+    table = RunTable(screen)
+
+    def ended(name: str, error: IBPWFError | None) -> None:
+        screen.say(f"{name}: finished" if error is None else f"{name}: failed", "dim")
+        if error is not None:
+            table.failed(name)
+
+    with table:
+        return train_in_advance(jobs, engine, table.watch, ended)
 
 
 def show_plan(screen: Screen, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from ibpwf.errors import DataError, InputError, printable
 from ibpwf.lab.commands.options import (
+    ClusterChoices,
     RunChoices,
     at_least_one,
     command_typed,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class RunOptions(RunChoices):
+class RunOptions(RunChoices, ClusterChoices):
     """What is asked of `ibpwf run`."""
 
     method: Annotated[str, of_run("method")] = "ibpwf"
@@ -48,9 +49,12 @@ class RunOptions(RunChoices):
             show_default=False,
         ),
     ] = None
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/SCENARIO-METHOD-PRESET")] = (
-        None
-    )
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run folder.", show_default="runs/SCENARIO-METHOD-PRESET, with --cluster a digest after it"
+        ),
+    ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False
     fallback: Annotated[
         str | None, typer.Option(help="Scenario to run if the data cannot be fetched.", show_default=False)
@@ -63,6 +67,8 @@ class RunOptions(RunChoices):
         if self.seed is not None and self.seeds is not None:
             raise InputError("--seed and --seeds were both given; choose one.")
         at_least_one(seeds=self.seeds)
+        if self.engine() is not None and self.tensorboard:
+            raise InputError("--tensorboard writes where the training is; leave it out with --cluster.")
         self.check(self.method, *([] if self.beside is None else [self.beside]), fallback=self.fallback)
         if self.order is not None:
             parse_order(self.order)
@@ -78,8 +84,14 @@ class RunOptions(RunChoices):
         return [self.config(name, **more) for name in names]
 
     def folder(self, config: RunConfig) -> Path:
-        name = config.scenario.replace(":", ".")
-        return self.out or Path("runs") / f"{name}-{config.folder_name()}-{config.preset}"
+        name = f"{config.scenario.replace(':', '.')}-{config.folder_name()}-{config.preset}"
+        content = "" if self.cluster is None else f"-{config.digest()[:8]}"
+        return self.out or Path("runs") / f"{name}{content}"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what is in the folder is taken as begun: also where the folder's name says that it is the same."""
+        return self.resume or (self.cluster is not None and self.out is None and not self.overwrite)
 
 
 def parse_order(text: str) -> tuple[int, ...] | str:
@@ -123,6 +135,7 @@ def run_command(asked: RunOptions) -> None:
 
 def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]:
     from ibpwf.lab.commands.run_display import Display, summary
+    from ibpwf.lab.commands.run_table import RunTable
     from ibpwf.lab.experiments.beside import beside_config, meanwhile
     from ibpwf.lab.experiments.run import run
     from ibpwf.lab.report import write_report
@@ -132,7 +145,9 @@ def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]
         beside_config(config, asked.beside)  # refused now or not at all
     display, folder = Display(screen, len(config.seeds) * len(config.trainings())), asked.folder(config)
     display.say_preset(config)
-    with display.bar:
+    engine, table = asked.engine(display.say), RunTable(screen)
+    elsewhere = engine is not None
+    with table if elsewhere else display.bar:
         if asked.beside is not None:
             config.stream(config.seeds[0], display.fetched)  # fetched once, before two want it
             other = meanwhile(config, asked.beside)
@@ -140,10 +155,10 @@ def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]
             config,
             folder,
             command=command_typed(),
-            watch=display,
-            resume=asked.resume,
+            watch=table.watch(config.scenario, display) if elsewhere else display,
+            resume=asked.goes_on,
             overwrite=asked.overwrite,
-            tensorboard=asked.tensorboard,
+            **({"engine": engine} if elsewhere else {"tensorboard": asked.tensorboard}),
         )
         if started_as():
             return result  # one of several processes, of which the first writes and speaks

@@ -21,9 +21,10 @@ from typing import Any
 
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.evaluation.metrics import spread
+from ibpwf.lab.experiments.executors import Engine
 from ibpwf.lab.experiments.paper import Target, target, tolerance
 from ibpwf.lab.experiments.presets import preset, supports
-from ibpwf.lab.experiments.run import run
+from ibpwf.lab.experiments.run import Run, run, run_in_workers
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.lab.methods import method_named, methods
@@ -82,8 +83,10 @@ def compare(
     resume: bool = False,
     told: Callable[[Outcome, int, int], None] = lambda outcome, done, total: None,
     watch: Callable[[str], RunCallback] = lambda method: RunCallback(),
+    engine: Engine | None = None,
 ) -> list[Outcome]:
-    """Run every configuration that has not finished; a failed one is reported and does not stop the others."""
+    """Run every configuration that has not finished; a failed one is reported and does not stop the others. With an
+    `engine` all of them run at once, in its workers."""
     outcomes: dict[str, Outcome] = {}
 
     def note(outcome: Outcome) -> None:
@@ -100,7 +103,17 @@ def compare(
             raise InputError(f"{folder} holds an unfinished or different run; add --resume, or choose another --out.")
         else:
             waiting.append(config)
-    if jobs > 1 and len(waiting) > 1:
+    if engine is not None:
+
+        def ended(one: Run) -> None:
+            note(Outcome(one.config.method, one.result or None, str(one.error) if one.error else None))
+
+        runs = []
+        for config in waiting:
+            folder = out / config.folder_name()
+            runs.append(Run(config, folder, command_of(config, folder), watch(config.method), ended))
+        run_in_workers(runs, engine=engine, resume=True)
+    elif jobs > 1 and len(waiting) > 1:
         with ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(_run_apart, config, out / config.folder_name(), jobs) for config in waiting]
             for future in as_completed(futures):
@@ -111,8 +124,13 @@ def compare(
     return [outcomes[config.method] for config in configs]
 
 
+def command_of(config: RunConfig, folder: Path) -> str:
+    """The command that runs this alone."""
+    return "ibpwf " + shlex.join(config.command_line(folder))
+
+
 def _run_here(config: RunConfig, folder: Path, watch: RunCallback) -> Outcome:
-    command = "ibpwf " + shlex.join(config.command_line(folder))
+    command = command_of(config, folder)
     try:
         return Outcome(config.method, run(config, folder, command=command, watch=watch, resume=True))
     except IBPWFError as error:

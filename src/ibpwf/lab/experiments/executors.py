@@ -1,11 +1,9 @@
-"""Where the trainings of a run on a CPU go on side by side: an executor of `concurrent.futures`, chosen here alone.
+"""Where jobs go on side by side: an executor of `concurrent.futures`, opened by an `Engine`, here or elsewhere.
 
 A step of a small network is some two hundred operations of microseconds. A second thread inside them gains little
 (and loses much where the cores are busy), threads of one interpreter wait for each other, a batched dimension gives
-other bits. A process has none of these: every seed computes exactly what it computes alone.
-
-Another engine that offers an `Executor` takes the place of `process_executor`; whatever its workers give to `tell`
-must reach the function that it was opened with, and `one_at_a_time` must keep them apart.
+other bits. A process has none of these: every seed computes exactly what it computes alone. `Processes` are those of
+this machine; `cluster.py` has those of other machines. Whoever hands out jobs does not know which.
 """
 
 from __future__ import annotations
@@ -16,11 +14,12 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Protocol
 
 from ibpwf.errors import TrainingError
 
@@ -34,10 +33,22 @@ LOST_WORKER = (
 DIED = object()
 """Told when a worker has ended that should not have."""
 
-Job = Callable[[], object]
+Job = Callable[[], Any]
+Chain = Generator[Job, Any, None]
+"""Jobs that follow one another: it is sent what each has given, or thrown what that has raised."""
 Tell = Callable[[Any], None]
 
-_run: tuple[Any, Any] | None = None  # in a worker: the queue to the run, and the lock that its workers share
+_tell: Tell | None = None  # in a worker: sends to whoever opened the executor
+
+
+class Engine(Protocol):
+    """Who does jobs."""
+
+    def open(self, told: Tell) -> contextlib.AbstractContextManager[Executor]:
+        """An executor for the time of the block. `told` is given what jobs `tell`, in any thread."""
+
+    def explained(self, error: Exception) -> Exception:
+        """What a job's future has raised, in words of ours where a worker was lost."""
 
 
 def cores() -> int:
@@ -48,23 +59,27 @@ def cores() -> int:
 def workers_for(trainings: int, examples: int) -> int:
     """How many workers to start: 0 where the trainings had better follow one another."""
     count = min(trainings, cores())
-    return count if count > 1 and examples >= WORTH and _run is None else 0
+    return count if count > 1 and examples >= WORTH and _tell is None else 0
 
 
-def side_by_side(chains: Sequence[Sequence[Job]], workers: int, told: Tell) -> None:
-    """Do all jobs, those of a chain one after another; `told` is given what they `tell`. A failure stops them all."""
+def side_by_side(chains: Sequence[Chain], engine: Engine, told: Tell) -> None:
+    """Do all jobs; `told` is given what they `tell`. What a chain raises stops them all."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with process_executor(workers, inbox.put) as executor:
-        running: dict[Future[object], list[Job]] = {}
+    with engine.open(inbox.put) as executor:
+        running: dict[Future[Any], Chain] = {}
 
-        def go_on(chain: list[Job]) -> None:
+        def go_on(chain: Chain, step: Callable[[], Job]) -> None:
+            try:
+                job = step()
+            except StopIteration:
+                return
             with interrupts_held_back():
-                future = executor.submit(chain[0])
-            running[future] = chain[1:]
+                future = executor.submit(job)
+            running[future] = chain
             future.add_done_callback(inbox.put)
 
         for chain in chains:
-            go_on(list(chain))
+            go_on(chain, partial(next, chain))
         while running:
             came = inbox.get()
             if came is DIED:
@@ -72,40 +87,47 @@ def side_by_side(chains: Sequence[Sequence[Job]], workers: int, told: Tell) -> N
             if not isinstance(came, Future):
                 told(came)
                 continue
-            rest = running.pop(came)
+            chain = running.pop(came)
             try:
-                came.result()
-            except BrokenProcessPool:
-                raise TrainingError(LOST_WORKER) from None
-            if rest:
-                go_on(rest)
+                given = came.result()
+            except Exception as error:
+                go_on(chain, partial(chain.throw, engine.explained(error)))
+            else:
+                go_on(chain, partial(chain.send, given))
     while not inbox.empty():
         told(inbox.get())
 
 
-@contextlib.contextmanager
-def process_executor(workers: int, told: Tell) -> Iterator[Executor]:
+class Processes:
     """Worker processes of one thread each. They end with the block, and with this process however it ends."""
-    context = multiprocessing.get_context("spawn")
-    messages, before = context.SimpleQueue(), set(multiprocessing.active_children())
-    listener = threading.Thread(target=_listen, args=(messages, told), daemon=True)
-    listener.start()
-    arguments = (messages, context.Lock())
-    executor = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=arguments)
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(before, told, over), daemon=True).start()
-    try:
-        yield executor
-        over.set()
-    except BaseException:
-        over.set()
-        for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
-        executor.shutdown(cancel_futures=True)
-        raise
-    executor.shutdown()
-    messages.put(None)
-    listener.join()
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def explained(self, error: Exception) -> Exception:
+        return TrainingError(LOST_WORKER) if isinstance(error, BrokenProcessPool) else error
+
+    @contextlib.contextmanager
+    def open(self, told: Tell) -> Iterator[Executor]:
+        context = multiprocessing.get_context("spawn")
+        messages, before = context.SimpleQueue(), set(multiprocessing.active_children())
+        listener = threading.Thread(target=_listen, args=(messages, told), daemon=True)
+        listener.start()
+        executor = ProcessPoolExecutor(self.workers, context, initializer=_start_worker, initargs=(messages,))
+        over = threading.Event()
+        threading.Thread(target=_watch, args=(before, told, over), daemon=True).start()
+        try:
+            yield executor
+            over.set()
+        except BaseException:
+            over.set()
+            for process in set(multiprocessing.active_children()) - before:
+                process.terminate()
+            executor.shutdown(cancel_futures=True)
+            raise
+        executor.shutdown()
+        messages.put(None)
+        listener.join()
 
 
 @contextlib.contextmanager
@@ -139,9 +161,9 @@ def _listen(messages: Any, told: Tell) -> None:
             told(message)
 
 
-def _start_worker(messages: Any, lock: Any) -> None:
-    global _run
-    _run = messages, lock
+def _start_worker(messages: Any) -> None:
+    global _tell
+    _tell = messages.put
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     import torch
@@ -156,12 +178,18 @@ def _end_with_the_run() -> None:
     os._exit(1)
 
 
+@contextlib.contextmanager
+def telling(way: Tell) -> Iterator[None]:
+    """In a worker that does other things too: what the job inside tells goes this way."""
+    global _tell
+    _tell = way
+    try:
+        yield
+    finally:
+        _tell = None
+
+
 def tell(message: Any) -> None:
     """In a worker: send something to whoever opened the executor."""
-    assert _run is not None
-    _run[0].put(message)
-
-
-def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
-    """What several workers may write to, one does inside; outside of workers nobody else is there."""
-    return contextlib.nullcontext() if _run is None else _run[1]
+    assert _tell is not None
+    _tell(message)

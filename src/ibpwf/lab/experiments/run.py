@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +23,19 @@ import torch
 from torch import nn
 
 from ibpwf.distributed import join
-from ibpwf.errors import InputError
-from ibpwf.lab.data.tasks import Scenario
-from ibpwf.lab.experiments.executors import side_by_side, tell, workers_for
+from ibpwf.errors import IBPWFError, InputError
+from ibpwf.lab.data.tasks import Scenario, Task
+from ibpwf.lab.experiments.executors import Engine, Processes, workers_for
 from ibpwf.lab.experiments.replicas import take_turns
 from ibpwf.lab.experiments.result import make_result
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.run_folder import check_folder, drop_unfinished, remove_models, remove_run
 from ibpwf.lab.experiments.seed_training import RunCallback, SeedTraining, new_learner
+from ibpwf.lab.experiments.task_job import quiet, train_in_workers
 from ibpwf.launched import started_as
 from ibpwf.learner import choose_device
 from ibpwf.method import IBPWF
-from ibpwf.storage.files import read_json, write_json
+from ibpwf.storage.files import write_json
 from ibpwf.storage.folder import lock_folder
 from ibpwf.training.callbacks import TensorBoard
 from ibpwf.training.environment import is_small
@@ -49,13 +48,18 @@ residual networks, which gain by it, and below `resnet9`, which keeps a card bus
 
 @dataclass
 class Run:
-    """What to run, where it goes, and the command that would make it alone; then its trainings and its result."""
+    """What to run, where it goes, the command that would make it alone, who sees it, and who is told of its end; then
+    its trainings and its result, or why there is none. `environment` is that of workers, where such have trained."""
 
     config: RunConfig
     out: Path
     command: str = ""
+    watch: RunCallback = field(default_factory=RunCallback)
+    ended: Callable[[Run], None] = field(default=lambda one: None)
     trainings: list[SeedTraining] = field(default_factory=list, init=False)
     result: dict[str, Any] = field(default_factory=dict, init=False)
+    error: IBPWFError | None = field(default=None, init=False)
+    environment: dict[str, Any] | None = field(default=None, init=False)
 
     def write_result(self) -> None:
         """Once the last task is done; models that were kept for a resumed run alone are removed after that."""
@@ -63,23 +67,64 @@ class Run:
             return
         records = [one.record for one in self.trainings]
         self.result = make_result(self.config, self.trainings[0].stream, records, self.command)
+        if self.environment is not None:
+            self.result["environment"] = self.environment
         write_json(self.out / "result.json", self.result)
         if not self.config.models:
             remove_models(self.out)
+        self.ended(self)
+
+    def fail(self, error: IBPWFError) -> None:
+        """It ends here, and others that run beside it do not."""
+        self.error = error
+        self.ended(self)
 
 
-def run(config: RunConfig, out: Path, *, command: str = "", **options: Any) -> dict[str, Any]:
-    """Run every seed, write the run folder, return the result. `options` are those of `run_together`."""
-    return run_together([Run(config, out, command)], **options)[0]
+def run(
+    config: RunConfig, out: Path, *, command: str = "", watch: RunCallback | None = None, **options: Any
+) -> dict[str, Any]:
+    """Run every seed, write the run folder, return the result. `options` are those of `run_together`, or, where an
+    `engine` is given, of `run_in_workers`."""
+    one = Run(config, out, command, watch or RunCallback())
+    if options.get("engine") is not None:
+        run_in_workers([one], **options)
+        if one.error is not None:
+            raise one.error
+    else:
+        run_together([one], **options)
+    return one.result
+
+
+def run_in_workers(
+    runs: Sequence[Run], *, engine: Engine, resume: bool = False, overwrite: bool = False
+) -> list[dict[str, Any]]:
+    """Several runs at once by workers, wherever these are: each takes the next task of any training.
+
+    Each run has its folder and its result as if it had run alone. One that fails has its `error` and an empty
+    result, and does not stop the others.
+    """
+    if started_as() is not None:
+        raise InputError("torchrun's processes learn one task together and workers learn many; use one of them.")
+    streams: Streams = {}
+    with contextlib.ExitStack() as held, quiet():
+        for one in runs:
+            try:
+                check_folder(one.out, one.config, resume=resume, overwrite=overwrite)
+                one.watch.say(f"{one.config.scenario}: reading the data")
+                for seed in one.config.seeds:
+                    if one.config.stream_key(seed) not in streams:
+                        stream = one.config.stream(seed, one.watch.fetched)
+                        streams[one.config.stream_key(seed)] = outline(stream)
+                _first_learner(one.config, streams)  # settings that do not fit, before anything is written
+                _begin(one, streams, held, overwrite)
+            except IBPWFError as error:
+                one.fail(error)
+        train_in_workers(runs, engine)
+    return [one.result for one in runs]
 
 
 def run_together(
-    runs: Sequence[Run],
-    *,
-    watch: RunCallback | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    tensorboard: bool = False,
+    runs: Sequence[Run], *, resume: bool = False, overwrite: bool = False, tensorboard: bool = False
 ) -> list[dict[str, Any]]:
     """Several runs at once on one device: the learners of all runs and seeds take turns, task by task.
 
@@ -88,7 +133,7 @@ def run_together(
     """
     group = join("auto", runs[0].config.device)
     if group.alone:
-        return _run_together(runs, watch or RunCallback(), resume, overwrite, tensorboard)
+        return _run_together(runs, resume, overwrite, tensorboard)
     for one in runs:
         if one.config.method != IBPWF.name:
             raise InputError(
@@ -97,28 +142,22 @@ def run_together(
     with contextlib.ExitStack() as held:
         for one in runs:
             one.out = held.enter_context(group.folder(one.out))
-        return _run_together(runs, watch or RunCallback(), resume, overwrite, tensorboard and group.writes)
+        return _run_together(runs, resume, overwrite, tensorboard and group.writes)
 
 
-def _run_together(
-    runs: Sequence[Run], watch: RunCallback, resume: bool, overwrite: bool, tensorboard: bool
-) -> list[dict[str, Any]]:
+def _run_together(runs: Sequence[Run], resume: bool, overwrite: bool, tensorboard: bool) -> list[dict[str, Any]]:
     open_writer = _summary_writer() if tensorboard else None
     for one in runs:
         check_folder(one.out, one.config, resume=resume, overwrite=overwrite)
     device = choose_device(runs[0].config.device)
     # Before anything is written or removed: data that cannot be had, too many tasks, settings that do not fit.
-    streams = _streams(runs, device, watch)
+    streams = _streams(runs, device)
     narrow = [is_small(_first_learner(one.config, streams).method.template) for one in runs]
     # torch loads its compiler with the first optimizer, for seconds; that is no training time.
     make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
-    with contextlib.ExitStack() as held, _quiet():
+    with contextlib.ExitStack() as held, quiet():
         for one in runs:
-            held.enter_context(lock_folder(one.out))
-            if overwrite:
-                remove_run(one.out)
-            write_json(one.out / "config.json", one.config.to_json())
-            one.trainings = _trainings(one, streams, watch)
+            _begin(one, streams, held, overwrite)
             for training in one.trainings:
                 training.keep = one.config.models or len(runs) > 1
             if open_writer is not None:
@@ -132,7 +171,9 @@ def _run_together(
         )
         workers = workers_for(len(behind), sum(one.examples_left for one in behind)) if alone else 0
         if workers:
-            _in_workers(runs[0], behind, workers, watch)
+            train_in_workers(runs, Processes(workers))
+            if runs[0].error is not None:
+                raise runs[0].error
         else:
             _in_turns(runs, device)
         return [one.result for one in runs]
@@ -141,37 +182,49 @@ def _run_together(
 Streams = dict[tuple[Any, ...], Scenario]
 
 
-def _key(config: RunConfig, seed: int) -> tuple[Any, ...]:
-    return config.scenario, config.tasks, config.examples, config.order, config.validation, seed
-
-
-def _streams(runs: Sequence[Run], device: torch.device, watch: RunCallback) -> Streams:
+def _streams(runs: Sequence[Run], device: torch.device) -> Streams:
     """Every scenario as each seed sees it; on a GPU once, and not anew for every task and learner."""
     streams: Streams = {}
-    for config in (one.config for one in runs):
-        watch.say(f"{config.scenario}: reading the data")
+    for one in runs:
+        config = one.config
+        one.watch.say(f"{config.scenario}: reading the data")
         for seed in config.seeds:
-            if _key(config, seed) not in streams:
-                stream = config.stream(seed, watch.fetched)
-                streams[_key(config, seed)] = stream.to(device) if device.type == "cuda" else stream
+            if config.stream_key(seed) not in streams:
+                stream = config.stream(seed, one.watch.fetched)
+                streams[config.stream_key(seed)] = stream.to(device) if device.type == "cuda" else stream
     return streams
 
 
 def _first_learner(config: RunConfig, streams: Streams) -> Any:
     seed = config.seeds[0]
-    return new_learner(config, seed, streams[_key(config, seed)], config.trainings()[0])
+    return new_learner(config, seed, streams[config.stream_key(seed)], config.trainings()[0])
 
 
-def _trainings(one: Run, streams: Streams, watch: RunCallback) -> list[SeedTraining]:
-    """Every seed's, for each of the settings where the method is trained for one, as far as the folder has them."""
+def outline(stream: Scenario) -> Scenario:
+    """The tasks without their examples, which only those who train need: a scenario of zeros."""
+    zeros = torch.zeros(1, *stream.input_shape)
+    tasks = []
+    for task in stream:
+        one = zeros, torch.tensor([task.classes[0]])
+        tasks.append(Task(task.name, one, one, classes=task.classes))
+    return Scenario(stream.name, tasks, seed=stream.seed, input_shape=stream.input_shape, n_classes=stream.n_classes)
+
+
+def _begin(one: Run, streams: Streams, held: contextlib.ExitStack, overwrite: bool) -> None:
+    """Take the run's folder, and every seed's training as far as that has it, for each of the settings where the
+    method is trained for one."""
     config = one.config
-    made = [
-        SeedTraining(config, one.out, seed, answers, streams[_key(config, seed)], watch)
+    held.enter_context(lock_folder(one.out))
+    if overwrite:
+        remove_run(one.out)
+    write_json(one.out / "config.json", config.to_json())
+    one.trainings = [
+        SeedTraining(config, one.out, seed, answers, streams[config.stream_key(seed)], one.watch)
         for seed in config.seeds
         for answers in config.trainings()
     ]
-    drop_unfinished(one.out / "metrics.jsonl", {training.name: len(training.rows) for training in made})
-    return made
+    finished = {training.name: len(training.rows) for training in one.trainings}
+    drop_unfinished(one.out / "metrics.jsonl", finished)
 
 
 def _summary_writer() -> Callable[[Path], Any]:
@@ -180,14 +233,6 @@ def _summary_writer() -> Callable[[Path], Any]:
     except ImportError:
         raise InputError("--tensorboard needs the tensorboard package: pip install 'ibpwf[tensorboard]'.") from None
     return lambda folder: SummaryWriter(log_dir=str(folder))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Accuracies are measured and shown after every task: no warning about a task that was hardly learned."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "task '.*' was hardly learned")
-        yield
 
 
 def _in_turns(runs: Sequence[Run], device: torch.device) -> None:
@@ -220,53 +265,3 @@ def _tasks_of(trainings: Sequence[SeedTraining], runs: Sequence[Run], device: to
             training.finish(number, seconds)
         for one in runs:
             one.write_result()
-
-
-def _in_workers(one: Run, behind: Sequence[SeedTraining], workers: int, watch: RunCallback) -> None:
-    """Every training from where it is to its end, in worker processes."""
-    chains = []
-    for training in behind:
-        # Task by task where the next worker finds a stored model to go on from.
-        pieces = [1] * training.tasks_left if one.config.models else [training.tasks_left]
-        place = one.config.replace(device="cpu"), one.out, training.seed, training.answers
-        chains.append([partial(_train_in_worker, *place, tasks, watch.watches_steps) for tasks in pieces])
-    side_by_side(chains, workers, lambda message: getattr(watch, message[0])(*message[1:]))
-    for training in behind:
-        training.rows = read_json(training.folder / "rows.json")["rows"]
-    one.write_result()
-
-
-def _train_in_worker(
-    config: RunConfig, out: Path, seed: int, answers: tuple[str, ...], tasks: int, steps: bool
-) -> None:
-    """So many tasks of one training from where it is."""
-    training = SeedTraining(config, out, seed, answers, config.stream(seed), _TellTheRun(steps))
-    with _quiet():
-        for number in range(len(training.rows), len(training.rows) + tasks):
-            started = time.perf_counter()
-            for _ in training.begin(number):
-                pass
-            training.finish(number, time.perf_counter() - started)
-
-
-class _TellTheRun(RunCallback):
-    """In a worker: everything is seen where the run is."""
-
-    def __init__(self, steps: bool) -> None:
-        self.steps = steps
-
-    @property
-    def watches_steps(self) -> bool:
-        return self.steps
-
-    def task_start(self, *what: Any) -> None:
-        tell(("task_start", *what))
-
-    def step_end(self, *what: Any) -> None:
-        tell(("step_end", *what))
-
-    def epoch_end(self, *what: Any) -> None:
-        tell(("epoch_end", *what))
-
-    def task_end(self, *what: Any) -> None:
-        tell(("task_end", *what))

@@ -5,6 +5,7 @@ What takes seconds to import is imported where it is used: the command line show
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -88,6 +89,10 @@ class RunConfig(FrozenSettings):
             return made
         return replace(made, tasks=tuple(replace(task, test=task.validation or task.test) for task in made))
 
+    def stream_key(self, seed: int) -> tuple[Any, ...]:
+        """What tells its tasks from others'."""
+        return self.scenario, self.tasks, self.examples, self.order, self.validation, seed
+
     def chosen(self) -> Preset:
         from ibpwf.lab.experiments.presets import preset
 
@@ -139,6 +144,12 @@ class RunConfig(FrozenSettings):
         said = self.chosen().note
         changed = ", ".join(f"{name}={value}" for name, value in self.changes.items())
         return f"{said}; changed in this run: {changed}" if said and changed else said
+
+    def digest(self) -> str:
+        """Of all that decides what a seed's training gives."""
+        others = ("seeds", "device", "models", "note")
+        own = {key: value for key, value in self.to_json().items() if key not in others}
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
     def folder_name(self) -> str:
         """Of the method, as part of a path; a name from outside has a colon, which not every system takes."""

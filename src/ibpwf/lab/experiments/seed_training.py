@@ -17,12 +17,10 @@ from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score, zero_shot
 from ibpwf.lab.evaluation.metrics import calibration_error
 from ibpwf.lab.evaluation.uncertainty import novelty_found, seen_and_unseen
-from ibpwf.lab.experiments.executors import one_at_a_time
 from ibpwf.lab.experiments.network import build_network
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.methods import method_named
-from ibpwf.launched import started_as
-from ibpwf.learner import Learner, TaskLearner, choose_device, load
+from ibpwf.learner import Learner, TaskLearner, choose_device
 from ibpwf.settings import Settings
 from ibpwf.storage.files import append_jsonl, read_json, write_json
 from ibpwf.storage.folder import MANIFEST, open_folder
@@ -43,7 +41,11 @@ class RunCallback:
     def fetched(self, label: str, done: int, total: int | None) -> None:
         """Data on its way."""
 
-    def task_start(self, training: str, task: str, epochs: int) -> None: ...
+    def queued(self, training: str, done: int, tasks: int) -> None:
+        """Where workers train: it waits for one, with so many of its tasks done."""
+
+    def task_start(self, training: str, task: str, epochs: int) -> None:
+        """Also when a task is begun again, because its worker was lost."""
 
     def step_end(self, training: str, epochs: float, loss: float) -> None:
         """Now and then inside an epoch: how many epochs of the task are done, and the last step's loss."""
@@ -126,14 +128,11 @@ class SeedTraining(Callback):
         """The learner in the folder. A model folder is data and names no module to import; the run does."""
         model = self.folder / "model"
         settings = self.config.settings()
-        parts = [self.config.method, *settings.to_json().values()]
-        on_base = getattr(settings, "base", "none") == "frozen"  # which a folder leaves out, and a run makes again
-        if not on_base and not any(isinstance(part, str) and ":" in part for part in parts):
-            if isinstance(settings, Settings) and started_as() is not None:
+        if isinstance(settings, Settings):
+            parts = [self.config.method, *settings.to_json().values()]
+            on_base = settings.base == "frozen"  # which a folder leaves out, and a run makes again
+            if not on_base and not any(isinstance(part, str) and ":" in part for part in parts):
                 return Learner.load(model, device=self.config.device, distributed="auto")
-            learner = load(model, device=self.config.device)
-            assert isinstance(learner, TaskLearner)
-            return learner
         with whole_folder(model):
             learner = new_learner(self.config, self.seed, self.stream, self.answers)
             return learner.restore(open_folder(model, kind=KIND))
@@ -162,8 +161,7 @@ class SeedTraining(Callback):
 
     def _note(self, number: int, line: dict[str, Any]) -> None:
         line = {"seed": self.seed, "training": self.name, "task_number": number, **line}
-        with one_at_a_time():
-            append_jsonl(self.out / "metrics.jsonl", line)
+        append_jsonl(self.out / "metrics.jsonl", line)
 
     def finish(self, number: int, seconds: float) -> None:
         """Evaluate all tasks learned so far, then store the row, then the model: that makes the task count.

@@ -10,15 +10,16 @@ learners as `MOST_LEARNERS`; then an interruption costs at most the task in prog
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import IBPWFError, InputError
-from ibpwf.lab.experiments.compare import finished
+from ibpwf.lab.experiments.compare import command_of, finished
+from ibpwf.lab.experiments.executors import Engine
 from ibpwf.lab.experiments.reproduction.experiment import (
     QUICK_NOTE,
     Conditions,
@@ -29,8 +30,9 @@ from ibpwf.lab.experiments.reproduction.experiment import (
     shortened_note,
 )
 from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.lab.experiments.run import Run, run, run_together
+from ibpwf.lab.experiments.run import Run, run, run_in_workers, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.learner import choose_device
 from ibpwf.storage.files import write_json
 from ibpwf.storage.folder import MANIFEST
@@ -56,7 +58,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        return "ibpwf " + shlex.join(self.config.command_line(self.folder))
+        return command_of(self.config, self.folder)
 
     @property
     def length(self) -> str:
@@ -123,6 +125,30 @@ def check_runs(jobs: Sequence[Job]) -> None:
             )
 
 
+def train_in_advance(
+    jobs: Sequence[Job],
+    engine: Engine,
+    watch: Callable[[str], RunCallback] = lambda name: RunCallback(),
+    ended: Callable[[str, IBPWFError | None], None] = lambda name, error: None,
+) -> dict[str, IBPWFError]:
+    """Train all jobs that have yet to run, at once in an engine's workers; those that failed, by name, with why."""
+    failed: dict[str, IBPWFError] = {}
+
+    def end(name: str, one: Run) -> None:
+        ended(name, one.error)
+        if one.error is not None:
+            failed[name] = one.error
+
+    runs = []
+    for job in jobs:
+        if job.finished() is None:
+            name = job.spec.name
+            runs.append(Run(job.config, job.folder, job.command, watch(name), partial(end, name)))
+    if runs:
+        run_in_workers(runs, engine=engine, resume=True)
+    return failed
+
+
 def finished_run(job: Job) -> FinishedRun:
     """Run a job unless it has been run."""
     result = job.finished() or run(job.config, job.folder, command=job.command, resume=True)
@@ -156,15 +182,16 @@ def reproduce(
     *,
     told: Told = lambda text: None,
     together: bool | None = None,
+    failures: Mapping[str, IBPWFError] | None = None,
 ) -> dict[str, Any]:
     """All runs of an experiment, its measure and its claims, written to `out/NAME/result.json`.
 
     In a table a run that fails is left out and named in the result; a figure needs all of them, so on a GPU they
-    train together (`together` says otherwise).
+    train together (`together` says otherwise). `failures` are runs that were tried in advance and not to be again.
     """
     if together is None:
         together = choose_device(asked.device).type == "cuda" and experiment.shows != "table"
-    runs, failed = _all_runs(experiment, asked, told, together)
+    runs, failed = _all_runs(experiment, asked, told, together, failures or {})
     told(f"{experiment.name}: measuring")
     own, budget = asked.out / experiment.name, asked.budget
     own.mkdir(parents=True, exist_ok=True)
@@ -198,7 +225,7 @@ def reproduce(
 
 
 def _all_runs(
-    experiment: Experiment, asked: Request, told: Told, together: bool
+    experiment: Experiment, asked: Request, told: Told, together: bool, failures: Mapping[str, IBPWFError]
 ) -> tuple[list[FinishedRun], list[dict[str, str]]]:
     """The runs of an experiment, run where they have not been, and those that failed."""
     jobs = jobs_of(experiment, asked)
@@ -211,6 +238,8 @@ def _all_runs(
     for number, job in enumerate(jobs, start=1):
         told(f"{experiment.name}: run {number} of {len(jobs)}: {job.spec.name}")
         try:
+            if job.spec.name in failures:
+                raise failures[job.spec.name]
             runs.append(finished_run(job))
         except IBPWFError as error:
             failed.append({"name": job.spec.name, "error": str(error)})
