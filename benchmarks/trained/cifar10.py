@@ -13,14 +13,26 @@ from ibpwf import Learner, Settings
 from ibpwf.lab import scenario
 from ibpwf.lab.data.catalog import CIFAR10
 from ibpwf.lab.data.tasks import Scenario
-from trained.images import LAYERS, NORMS, ROWS_ASKED, Progress, added, base_size, learner, percent, rows_of
+from trained.images import (
+    LAYERS,
+    NORMS,
+    ROWS_ASKED,
+    VALIDATION,
+    Progress,
+    added,
+    base_size,
+    learner,
+    percent,
+    rows_of,
+)
 
 __all__ = ["LAYERS", "NORMS", "SETTINGS", "measure"]
 
 SETTINGS = Settings(
     base="frozen",
     heads="per-task",
-    alpha=2.0,
+    alpha=3.0,
+    selection_rate=10.0,
     turns=4,
     mirror=True,
     augment="crop-flip",
@@ -39,7 +51,6 @@ SETTINGS = Settings(
     image_mean=CIFAR10.mean,
     image_std=CIFAR10.std,
 )
-VALIDATION = 0.1
 WEIGHTS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
 
 

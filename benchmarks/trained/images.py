@@ -21,6 +21,8 @@ NORMS = ("own", "statistics", "folded")
 into the convolutions, whose biases are then the task's own."""
 LATE_STAGES = ("backbone.net.levels.5", "backbone.net.levels.6", "backbone.net.levels.7")
 ROWS_ASKED = 2048
+VALIDATION = 0.1
+"""Share of the training images that are held out to choose settings by."""
 
 
 class Progress(Callback):
