@@ -7,6 +7,7 @@
 | cifar10       | Split CIFAR-10 from EfficientNet-Lite0: the task inferred, given, router and experts alone |
 | router        | the router alone, for several depths of the network and widths of a random projection |
 | lora          | time and memory of training a task beside LoRA of the same mean rank, on the same batches |
+| lora-accuracy | accuracy with the task given beside LoRA of fixed ranks, trained as long |
 | reuters       | 20 topics of news in 10 tasks from MiniLM-L6, beside regression on its features |
 
 --validation measures on training images that nothing was learnt from. The result file is rewritten after each seed,
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trained import cifar10, lora, reuters, router
+from trained import cifar10, lora, lora_accuracy, reuters, router
 
 from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.settings import parse_assignment
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[int, argparse.Namespace], dict[str, Any]]] = {
     "cifar10": cifar10.measure,
     "router": router.measure,
     "lora": lora.measure,
+    "lora-accuracy": lora_accuracy.measure,
     "reuters": reuters.measure,
 }
 
@@ -48,7 +50,9 @@ def arguments(given: list[str]) -> argparse.Namespace:
         part.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
         part.add_argument("--device", default="auto")
         part.add_argument("--out", type=Path)
-        if name == "cifar10":
+        if name == "lora-accuracy":
+            part.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16])
+        if name in ("cifar10", "lora-accuracy"):
             part.add_argument("--size", type=int, default=128, help="pixels across that the experts see")
             part.add_argument("--layers", choices=cifar10.LAYERS, default="pointwise")
             part.add_argument("--norms", choices=cifar10.NORMS, default="statistics")
