@@ -9,6 +9,7 @@
 | lora          | time and memory of training a task beside LoRA of the same mean rank, on the same batches |
 | lora-accuracy | accuracy with the task given beside LoRA of fixed ranks, trained as long |
 | reuters       | 20 topics of news in 10 tasks from MiniLM-L6, beside regression on its features |
+| sequence      | MNIST, Fashion-MNIST, CIFAR-10 (or Reuters) in one learner beside each task alone |
 
 --validation measures on training images that nothing was learnt from. The result file is rewritten after each seed,
 and a run that is started again with the same words goes on after the last seed in it.
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trained import cifar10, lora, lora_accuracy, reuters, router
+from trained import cifar10, lora, lora_accuracy, reuters, router, sequence
 
 from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.settings import parse_assignment
@@ -36,6 +37,7 @@ PARTS: dict[str, Callable[[int, argparse.Namespace], dict[str, Any]]] = {
     "lora": lora.measure,
     "lora-accuracy": lora_accuracy.measure,
     "reuters": reuters.measure,
+    "sequence": sequence.measure,
 }
 
 
@@ -52,7 +54,9 @@ def arguments(given: list[str]) -> argparse.Namespace:
         part.add_argument("--out", type=Path)
         if name == "lora-accuracy":
             part.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16])
-        if name in ("cifar10", "lora-accuracy"):
+        if name == "sequence":
+            part.add_argument("--of", choices=("images", "texts"), default="images")
+        if name in ("cifar10", "lora-accuracy", "sequence"):
             part.add_argument("--size", type=int, default=128, help="pixels across that the experts see")
             part.add_argument("--layers", choices=cifar10.LAYERS, default="pointwise")
             part.add_argument("--norms", choices=cifar10.NORMS, default="statistics")

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings, backbones, factorize
+from ibpwf.device import choose_device
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.data.texts import load_reuters
 from ibpwf.models import mlp
@@ -97,17 +98,17 @@ def _encoded(encoder: backbones.Backbone, pieces: Tensor) -> Tensor:
 
 
 def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
-    device = torch.device(asked.device if asked.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(asked.device)
     texts = read_texts(device)
     train, test = split(texts, seed, asked)
     settings = (FACTORS if asked.factors else EXPERTS).replace(**asked.changes)
     x = texts.pieces.float() if asked.factors else texts.features
-    made = _learner(settings, seed, str(device), asked.factors)
+    made = made_learner(settings, seed, str(device), factors=asked.factors)
     seconds, started = [], time.perf_counter()
     for task in range(TOPICS // OF_A_TASK):
         rows = train & (texts.topics // OF_A_TASK == task)
-        names = "/".join(texts.names[OF_A_TASK * task : OF_A_TASK * (task + 1)])
-        made.learn(x[rows].to(device), texts.topics[rows], name=names, callbacks=[Progress()] * asked.factors)
+        name, shown = task_name(texts, task), [Progress()] if asked.factors else []
+        made.learn(x[rows].to(device), texts.topics[rows], name=name, callbacks=shown)
         seconds.append(time.perf_counter() - started - sum(seconds))
     y = texts.topics[test]
     asked_rows = torch.split(x[test].to(device), 256)
@@ -130,6 +131,10 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def task_name(texts: Texts, task: int) -> str:
+    return "/".join(texts.names[OF_A_TASK * task : OF_A_TASK * (task + 1)])
+
+
 def split(texts: Texts, seed: int, asked: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """Which texts are learned from and measured with: those before and after April 7, 1987, or, to choose settings
     by, of the former alone a share of every topic drawn at random."""
@@ -148,7 +153,7 @@ def split(texts: Texts, seed: int, asked: argparse.Namespace) -> tuple[Tensor, T
     return train, test
 
 
-def _learner(settings: Settings, seed: int, device: str, factors: bool) -> Learner:
+def made_learner(settings: Settings, seed: int, device: str, *, factors: bool) -> Learner:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if not factors:
