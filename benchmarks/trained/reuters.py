@@ -36,9 +36,9 @@ EXPERTS = Settings(
     heads="per-task",
     inference="router",
     features="random",
-    random_features=4_000,
+    random_features=3_000,
     held_out=0.1,
-    weight_decay=1e-3,
+    init="anew",
 )
 FACTORS = Settings(
     base="frozen",
