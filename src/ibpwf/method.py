@@ -41,7 +41,7 @@ from ibpwf.storage.network_json import build, describe
 from ibpwf.training.linear import compared
 from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
 from ibpwf.training.objective import share_right
-from ibpwf.training.phase import Phase, make_optimizer
+from ibpwf.training.phase import Phase, learn_faster, make_optimizer
 from ibpwf.training.rows import Rows
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
 from ibpwf.training.stopping import tempered_loss
@@ -222,7 +222,12 @@ class IBPWF(AnsweringMethod):
         return self._training.trainable(posterior=phase.name == ELBO)
 
     def make_optimizer(self, phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        return make_optimizer(phase, parameters) if self.parts.optimizer is None else self.parts.optimizer(parameters)
+        if self.parts.optimizer is not None:
+            return self.parts.optimizer(parameters)
+        optimizer, times = make_optimizer(phase, parameters), self.settings.selection_rate
+        if phase.name == ELBO and times != 1:
+            learn_faster(optimizer, self._training.posterior.selection(), times)
+        return optimizer
 
     def generators(self) -> Sequence[torch.Generator]:
         noise = self._training.noise

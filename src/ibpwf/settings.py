@@ -258,6 +258,9 @@ class Settings(Factorization):
         "answered no better; epochs and finetune_epochs are then the most it takes. Without effect where there are "
         "fewer than 30 such rows, or batch normalization",
     )
+    selection_rate: Positive = Field(
+        1.0, description="how many times as fast as all else it is learned which factors a task takes (π̄, c and d)"
+    )
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="of the learning rate: constant, or half a cosine over each phase"
     )

@@ -12,6 +12,7 @@ from ibpwf.lazy import lazy_names
 if TYPE_CHECKING:
     from ibpwf.backbones.backbone import Backbone, ImageInput, TextInput
     from ibpwf.backbones.catalog import BACKBONES, TrainedNetwork
+    from ibpwf.backbones.classifier import PixelInput, image_classifier
     from ibpwf.backbones.loading import fetch, is_cached, load
     from ibpwf.backbones.local import load_timm, load_transformers
 
@@ -19,9 +20,11 @@ __all__ = [
     "BACKBONES",
     "Backbone",
     "ImageInput",
+    "PixelInput",
     "TextInput",
     "TrainedNetwork",
     "fetch",
+    "image_classifier",
     "is_cached",
     "load",
     "load_timm",
@@ -33,6 +36,7 @@ __getattr__ = lazy_names(
     {
         **dict.fromkeys(("Backbone", "ImageInput", "TextInput"), "ibpwf.backbones.backbone"),
         **dict.fromkeys(("BACKBONES", "TrainedNetwork"), "ibpwf.backbones.catalog"),
+        **dict.fromkeys(("PixelInput", "image_classifier"), "ibpwf.backbones.classifier"),
         **dict.fromkeys(("fetch", "is_cached", "load"), "ibpwf.backbones.loading"),
         **dict.fromkeys(("load_timm", "load_transformers"), "ibpwf.backbones.local"),
     },

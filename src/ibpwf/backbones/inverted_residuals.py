@@ -85,6 +85,7 @@ class ConvNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.same_padding = plan.same_padding and stride > 1
+        self.kernel, self.stride = kernel, stride  # a layer of peft's in the convolution's place does not know them
         padding = 0 if self.same_padding else kernel // 2
         groups = inputs if depthwise else 1
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
@@ -93,7 +94,7 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.same_padding:
-            x = pad_same(x, self.conv.kernel_size[0], self.conv.stride[0])
+            x = pad_same(x, self.kernel, self.stride)
         out: Tensor = self.norm(self.conv(x))
         return out if self.linear else F.relu6(out)
 

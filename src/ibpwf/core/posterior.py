@@ -125,6 +125,10 @@ class TaskPosterior(nn.Module):
         prior = StickPrior(self.prior_c, None if self._beta_prior else self.prior_d)
         return posterior_kl(Posterior(self.logit, self.log_c, self.log_d), prior, noise, self.mask, self.kl_terms)
 
+    def selection(self) -> list[nn.Parameter]:
+        """What says which factors are taken: all but their strengths."""
+        return [self.logit, self.log_c, self.log_d]
+
     def carry_over(self, old: TaskPosterior) -> None:
         """Take over the parameters of `old`, which has the same layers but fewer sticks, to the bit."""
         with torch.no_grad():

@@ -12,6 +12,9 @@ from torch import nn
 
 from ibpwf.core.reference import reference
 
+TIMES = "times"
+"""Where an optimizer's group of parameters says how many times the phase's learning rate is theirs."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -37,6 +40,15 @@ def make_optimizer(phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.op
         parameters, lr=phase.learning_rate, weight_decay=phase.weight_decay
     )
     return optimizer
+
+
+def learn_faster(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], times: float) -> None:
+    """Let an optimizer move some of its parameters with so many times the learning rate of the others."""
+    chosen = {id(parameter) for parameter in parameters}
+    (group,) = optimizer.param_groups
+    group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
+    rate = group["lr"] * times  # a tensor of its own where a recorded step reads it
+    optimizer.add_param_group({"params": list(parameters), "lr": rate, TIMES: times})
 
 
 def learning_rate_at(phase: Phase, epoch: int) -> float:

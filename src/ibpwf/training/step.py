@@ -12,7 +12,7 @@ from ibpwf.core.reference import reference
 from ibpwf.errors import InputError
 from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.objective import Objective
-from ibpwf.training.phase import Phase
+from ibpwf.training.phase import TIMES, Phase
 from ibpwf.training.rows import Rows
 
 
@@ -86,10 +86,11 @@ class Step:
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
+            own = rate * group.get(TIMES, 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(own)
             else:
-                group["lr"] = rate
+                group["lr"] = own
 
     def state(self) -> dict[str, Tensor]:
         """What goes into a checkpoint besides the method's own: the optimizer's state and the epoch's log."""

@@ -1,0 +1,108 @@
+"""Split CIFAR-10 from EfficientNet-Lite0 with the task given: factors chosen by the prior beside LoRA of fixed ranks.
+
+Both train for as many epochs, on images moved and mirrored alike, with the same optimizer, rate, schedule and batch
+size, and look at an image once. LoRA has an adapter and a head for every task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ibpwf import Settings
+from ibpwf.lab import scenario
+from ibpwf.lab.data.tasks import Task
+from ibpwf.training.augment import CropAndFlip
+from ibpwf.training.phase import Phase, learning_rate_at
+from trained import cifar10
+from trained.images import VALIDATION, Progress, added, base_size, factor_layers, learner, network, percent
+from trained.lora_layers import Batches, adapter_size, made_by, with_lora
+
+SETTINGS = cifar10.SETTINGS.replace(
+    turns=1, inference="gaussian", features="random", random_features=16, backbone_projection=0, held_out=0.0
+)
+ROWS = 500
+
+
+def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
+    settings = SETTINGS.replace(**asked.changes)
+    share = VALIDATION if asked.validation else 0.0
+    stream = scenario("split-cifar10", tasks=asked.tasks, examples=asked.examples, validation=share, seed=seed)
+    made, right = learner(settings, seed, asked), []
+    for task in stream:
+        made.learn(task.train.x.to(made.device), task.train.y, name=task.name, callbacks=[Progress()])
+        x, y = _tests(task, asked.validation, made.device)
+        labels = torch.cat([made.predict(part, task=task.name).labels for part in torch.split(x, ROWS)])
+        right.append(percent(labels == y))
+    base, sizes = base_size(made.model), added(made)
+    found: dict[str, Any] = {
+        "factors": sum(right) / len(right),
+        "factors, per cent of the base": sum(task["percent"] for task in sizes) / len(sizes),
+        "factors by task": right,
+        "ranks": [task["ranks"] for task in sizes],
+        "lora_by": made_by(),
+        "settings": settings.to_json(),
+    }
+    net = network(settings, asked.size, asked.norms)
+    for rank in asked.ranks:
+        ranks = dict.fromkeys(factor_layers(net, asked.layers), rank)
+        own = [lora_task(net, ranks, task, settings, (seed, asked.validation, made.device)) for task in stream]
+        head = 2 * (net.get_submodule("head").get_parameter("weight").shape[1] + 1)
+        found[f"LoRA {rank}"] = sum(own) / len(own)
+        found[f"LoRA {rank}, per cent of the base"] = 100 * (adapter_size(net, ranks) + head) / base
+        found[f"LoRA {rank} by task"] = own
+        print({name: value for name, value in found.items() if isinstance(value, float)}, flush=True)
+    return found
+
+
+def _tests(task: Task, validation: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    part = task.validation if validation else task.test
+    assert part is not None
+    return part.x.to(device), part.y.to(device)
+
+
+def lora_task(
+    net: nn.Module,
+    ranks: dict[str, int],
+    task: Task,
+    settings: Settings,
+    where: tuple[int, bool, torch.device],
+) -> float:
+    """Per cent of a task's tests that LoRA of these ranks, trained on it alone, answers rightly."""
+    seed, validation, device = where
+    torch.manual_seed(seed)
+    adapted = with_lora(net, ranks, "head").to(device).train()
+    x, y = task.train.x.to(device), (task.train.y == task.classes[1]).long().to(device)
+    moved = CropAndFlip(torch.Generator(device).manual_seed(seed))
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    rounded = x.is_cuda and settings.precision == "bfloat16"
+    optimizer = torch.optim.Adam(trained, lr=float(settings.learning_rate), fused=True)
+    epochs, started = int(settings.epochs) + int(settings.finetune_epochs), time.perf_counter()
+    phase = Phase("lora", epochs, int(settings.batch_size), float(settings.learning_rate), schedule=settings.schedule)
+    batches = Batches(x, y, min(phase.batch_size, len(y)), seed)
+    for epoch in range(epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(phase, epoch)
+        for order in batches.epoch():
+            given = x.index_select(0, order)
+            given = (moved(given) if settings.augment == "crop-flip" else given).contiguous(
+                memory_format=torch.channels_last
+            )
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16) if rounded else nullcontext():
+                loss = F.cross_entropy(adapted(given), y.index_select(0, order))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    tests, labels = _tests(task, validation, device)
+    adapted.eval()
+    with torch.no_grad():
+        answers = torch.cat([adapted(part).argmax(1) for part in torch.split(tests, ROWS)])
+    right = percent(torch.tensor(task.classes, device=device)[answers] == labels)
+    print(f"  LoRA {next(iter(ranks.values()))} {task.name}: {right:.2f} %, {time.perf_counter() - started:.1f} s")
+    return right

@@ -1,0 +1,196 @@
+"""Reuters-21578, the 20 commonest topics in 10 tasks of two: what MiniLM-L6 makes of a text, and tasks beside it.
+
+`ridge` is regression on the frozen features, over all topics; `experts` are small perceptrons on the same features
+beside a router on a random layer of them; with --factors each task is MiniLM itself with factors of its own, beside a
+router on a random projection of its features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ibpwf import Learner, Settings, backbones, factorize
+from ibpwf.device import choose_device
+from ibpwf.inference.router import RidgeRouter
+from ibpwf.lab.data.texts import load_reuters
+from ibpwf.models import mlp
+from trained.images import Progress, percent
+
+LENGTH = 128
+TOPICS, OF_A_TASK = 20, 2
+VALIDATION = 0.2
+HIDDEN = 64
+KEPT = Path("runs/reuters")
+"""Where the features of all texts are kept: to make them takes minutes on a CPU."""
+
+EXPERTS = Settings(
+    heads="per-task",
+    inference="router",
+    features="random",
+    random_features=5_000,
+    router_precision="float32",
+    expert_weight=0.05,  # of experts without turns; chosen on held-out texts
+    init="anew",
+)
+FACTORS = Settings(
+    base="frozen",
+    heads="per-task",
+    alpha=2.0,
+    selection_rate=10.0,
+    epochs=4,
+    finetune_epochs=4,
+    batch_size=32,
+    learning_rate=1e-3,
+    schedule="cosine",
+    precision="bfloat16",
+    inference="router",
+    features="backbone",
+    backbone="minilm-l6",
+    backbone_projection=4_000,
+    held_out=0.1,
+)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Word pieces N×LENGTH, features N×384 of mean square 1, topics, and which texts are to learn from."""
+
+    pieces: Tensor
+    features: Tensor
+    topics: Tensor
+    learned: Tensor
+    names: list[str]
+
+
+def read_texts(device: torch.device) -> Texts:
+    """All texts as numbers; what was made once is read again."""
+    articles = load_reuters(TOPICS)
+    digest = hashlib.sha256("\0".join(articles.texts).encode()).hexdigest()[:16]
+    kept = KEPT / f"minilm-l6-{LENGTH}-{digest}.safetensors"
+    if not kept.exists():
+        encoder = backbones.load("minilm-l6").to(device)
+        assert isinstance(encoder.input, backbones.TextInput)
+        pieces = encoder.input(articles.texts, length=LENGTH)
+        features = torch.empty(len(pieces), encoder.width)
+        order = (pieces != 0).sum(1).argsort()  # a batch is as long as its longest
+        for rows in torch.split(order, 64):
+            features[rows] = _encoded(encoder, pieces[rows].to(device)).cpu()
+        KEPT.mkdir(parents=True, exist_ok=True)
+        save_file({"pieces": pieces, "features": features}, kept)
+    made = load_file(kept)
+    features = made["features"] * made["features"].shape[1] ** 0.5  # of length 1 as they come
+    topics, learned = torch.tensor(articles.topics), torch.tensor(articles.learned)
+    return Texts(made["pieces"], features, topics, learned, articles.names)
+
+
+@torch.no_grad()
+def _encoded(encoder: backbones.Backbone, pieces: Tensor) -> Tensor:
+    longest = int((pieces != 0).sum(1).max())
+    return encoder.features(pieces[:, :longest])
+
+
+def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
+    device = choose_device(asked.device)
+    texts = read_texts(device)
+    train, test = split(texts, seed, asked)
+    settings = (FACTORS if asked.factors else EXPERTS).replace(**asked.changes)
+    x = texts.pieces.float() if asked.factors else texts.features
+    made = made_learner(settings, seed, str(device), factors=asked.factors)
+    seconds, started = [], time.perf_counter()
+    for task in range(TOPICS // OF_A_TASK):
+        rows = train & (texts.topics // OF_A_TASK == task)
+        name, shown = task_name(texts, task), [Progress()] if asked.factors else []
+        made.learn(x[rows].to(device), texts.topics[rows], name=name, callbacks=shown)
+        seconds.append(time.perf_counter() - started - sum(seconds))
+    y = texts.topics[test]
+    asked_rows = torch.split(x[test].to(device), 256)
+    inferred = torch.cat([made.predict(part).labels.cpu() for part in asked_rows])
+    tasks = torch.split(y // OF_A_TASK, 256)
+    both = zip(asked_rows, tasks, strict=True)
+    given = torch.cat([made.predict(part, task=of.tolist()).labels.cpu() for part, of in both])
+    alone = router_alone(made, asked_rows)
+    ridge = ridge_answers(texts, train, test)
+    found = {"class": inferred, "given": given, "router_alone": alone, "ridge": ridge}
+    return {
+        **{name: percent(labels == y) for name, labels in found.items()},
+        **{f"{name}, mean of topics": by_topic(labels, y) for name, labels in found.items()},
+        "above_ridge": percent(inferred == y) - percent(ridge == y),
+        "seconds_of_learning": sum(seconds),
+        "tests": len(y),
+        "rows": [int((train & (texts.topics == topic)).sum()) for topic in range(TOPICS)],
+        "names": texts.names,
+        "settings": settings.to_json(),
+    }
+
+
+def task_name(texts: Texts, task: int) -> str:
+    return "/".join(texts.names[OF_A_TASK * task : OF_A_TASK * (task + 1)])
+
+
+def split(texts: Texts, seed: int, asked: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """Which texts are learned from and measured with: those before and after April 7, 1987, or, to choose settings
+    by, of the former alone a share of every topic drawn at random."""
+    train, test = texts.learned.clone(), ~texts.learned
+    if asked.validation:
+        test = torch.zeros_like(train)
+        for topic in range(TOPICS):
+            rows = (texts.learned & (texts.topics == topic)).nonzero().flatten()
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1000 * seed + topic))
+            test[rows[order[: max(1, int(VALIDATION * len(rows)))]]] = True
+        train &= ~test
+    if asked.examples is not None:
+        for part in (train, test):
+            for topic in range(TOPICS):
+                part[(part & (texts.topics == topic)).nonzero().flatten()[asked.examples :]] = False
+    return train, test
+
+
+def made_learner(settings: Settings, seed: int, device: str, *, factors: bool) -> Learner:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if not factors:
+            return Learner(mlp(384, (HIDDEN,), OF_A_TASK), settings, seed=seed, device=device)
+        net = Encoded(backbones.load("minilm-l6")).requires_grad_(False)
+    names = [name for name, module in net.named_modules() if isinstance(module, nn.Linear) and name != "head"]
+    model = factorize(net, include=names, **settings.factorization)
+    return Learner(model, settings, seed=seed, device=device)
+
+
+class Encoded(nn.Module):
+    """The encoder and a head."""
+
+    def __init__(self, encoder: backbones.Backbone) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(encoder.width, OF_A_TASK)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.encoder(x)
+        out: Tensor = self.head(features * features.shape[1] ** 0.5)
+        return out
+
+
+def router_alone(made: Learner, rows: tuple[Tensor, ...]) -> Tensor:
+    other = made.fork()
+    other.settings = made.settings.replace(experts=0)
+    return torch.cat([other.predict(part).labels.cpu() for part in rows])
+
+
+def ridge_answers(texts: Texts, train: Tensor, test: Tensor) -> Tensor:
+    """Of regression on the frozen features as they are, over all topics at once, with the ridge a router takes."""
+    router = RidgeRouter()
+    router.learn(0, [(texts.features[train], texts.topics[train])], TOPICS)
+    return router.class_scores(texts.features[test]).argmax(1)
+
+
+def by_topic(labels: Tensor, y: Tensor) -> float:
+    """Mean over topics: the two largest are two thirds of all texts."""
+    return sum(percent((labels == y)[y == topic]) for topic in torch.unique(y)) / len(torch.unique(y))

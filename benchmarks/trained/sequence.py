@@ -1,0 +1,128 @@
+"""One sequence across data sets: is each task as good as learnt alone, and does any change afterwards?
+
+Images: Split MNIST, Fashion-MNIST and CIFAR-10, 15 tasks of two classes in one learner beside EfficientNet-Lite0, all
+as color images of 32×32 pixels from 0 to 1. Texts: 20 topics of Reuters in 10 tasks, small perceptrons on what
+MiniLM-L6 makes of them. The task is given. A task alone is learnt by a new learner with the same seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ibpwf import Learner
+from ibpwf.device import choose_device
+from ibpwf.lab import scenario
+from trained import lora_accuracy, reuters
+from trained.images import VALIDATION, Progress, added, learner, percent
+
+DATA_SETS = ("mnist", "fashion-mnist", "cifar10")
+SIDE = 32
+IMAGES = lora_accuracy.SETTINGS.replace(
+    augment="none", mirror=False, epochs=2, finetune_epochs=4, image_mean=(0.0,), image_std=(1.0,)
+)
+ROWS = 500
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
+    if asked.of == "images":
+        settings = IMAGES.replace(**asked.changes)
+        tasks = image_tasks(seed, asked)
+        found = compared(tasks, lambda: learner(settings, seed, asked))
+    else:
+        settings = reuters.EXPERTS.replace(**asked.changes)
+        device = choose_device(asked.device)
+        tasks = text_tasks(seed, asked, device)
+        found = compared(tasks, lambda: reuters.made_learner(settings, seed, str(device), factors=False))
+    return {**found, "of": asked.of, "settings": settings.to_json()}
+
+
+def compared(tasks: list[TaskRows], new: Callable[[], Learner]) -> dict[str, Any]:
+    """All tasks in one learner, and each in one of its own."""
+    together, before = new(), []
+    for task in tasks:
+        _learn(together, task)
+        before.append(logits_of(together, task))
+    rows, changed = [], 0
+    for number, task in enumerate(tasks):
+        after = logits_of(together, task)
+        changed += not torch.equal(after, before[number])
+        alone = new()
+        _learn(alone, task)
+        last, own = (right(found, task) for found in (after, logits_of(alone, task)))
+        first = right(before[number], task)
+        rows.append({"task": task.name, "together": last, "alone": own, "forgotten": first - last})
+        print(rows[-1], flush=True)
+    return {
+        "together": sum(row["together"] for row in rows) / len(rows),
+        "alone": sum(row["alone"] for row in rows) / len(rows),
+        "least_gain": min(row["together"] - row["alone"] for row in rows),
+        "most_forgotten": max(row["forgotten"] for row in rows),
+        "tasks_whose_logits_changed": changed,
+        "tasks": rows,
+        "added": added(together) if hasattr(together.model.net, "backbone") else None,
+    }
+
+
+def _learn(made: Learner, task: TaskRows) -> None:
+    x, y = task.train
+    made.learn(x.to(made.device), y, name=task.name, callbacks=[Progress()])
+
+
+def logits_of(made: Learner, task: TaskRows) -> Tensor:
+    parts = torch.split(task.test[0].to(made.device), ROWS)
+    return torch.cat([made.logits(part, task.name) for part in parts]).cpu()
+
+
+def right(logits: Tensor, task: TaskRows) -> float:
+    return percent(torch.unique(task.train[1])[logits.argmax(1)] == task.test[1])
+
+
+def image_tasks(seed: int, asked: argparse.Namespace) -> list[TaskRows]:
+    made = []
+    for name in DATA_SETS:
+        stream = scenario(
+            f"split-{name}",
+            tasks=asked.tasks,
+            examples=asked.examples,
+            validation=VALIDATION if asked.validation else 0.0,
+            seed=seed,
+            flatten=False,
+            normalize=False,
+        )
+        for task in stream:
+            part = task.validation if asked.validation else task.test
+            assert part is not None
+            train, test = ((_colored(rows.x), rows.y) for rows in (task.train, part))
+            made.append(TaskRows(f"{name} {task.name}", train, test))
+    return made
+
+
+def _colored(x: Tensor) -> Tensor:
+    """N×3×32×32, with a border of black around smaller images."""
+    border = (SIDE - x.shape[-1]) // 2
+    return F.pad(x, (border,) * 4).expand(-1, 3, -1, -1).contiguous()
+
+
+def text_tasks(seed: int, asked: argparse.Namespace, device: torch.device) -> list[TaskRows]:
+    texts = reuters.read_texts(device)
+    train, test = reuters.split(texts, seed, asked)
+    made = []
+    for task in range(asked.tasks or reuters.TOPICS // reuters.OF_A_TASK):
+        own = texts.topics // reuters.OF_A_TASK == task
+        parts = [(texts.features[rows & own], texts.topics[rows & own]) for rows in (train, test)]
+        made.append(TaskRows(reuters.task_name(texts, task), *parts))
+    return made

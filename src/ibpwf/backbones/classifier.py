@@ -1,0 +1,68 @@
+"""A trained network to learn tasks with: it takes images as the user has them, and ends in a layer of its own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, ImageInput
+from ibpwf.errors import InputError
+
+
+class PixelInput(nn.Module):
+    """Makes of images what a backbone takes, on the device where they are and batch by batch: small images are kept
+    and only those of a batch are ever large.
+
+    `mean` and `std` say how the images were made: (pixels from 0 to 1, less mean) / std, for all channels or for
+    each. `size` is what they are resized to; None: what the backbone was trained on.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        takes: ImageInput,
+        size: int | None = None,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+    ) -> None:
+        super().__init__()
+        self.size = size or takes.size
+        given_mean, given_std = (torch.tensor(values).expand(3) for values in (mean, std))
+        taken_mean, taken_std = torch.tensor(takes.mean), torch.tensor(takes.std)
+        # No state: what they are is said when the network is built.
+        self.register_buffer("scale", (PIXEL_LEVELS * given_std / taken_std).view(3, 1, 1), persistent=False)
+        shift = (PIXEL_LEVELS * given_mean - taken_mean) / taken_std
+        self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = x * self.scale + self.shift  # before they are large; gray ones get three channels by it
+        if tuple(images.shape[2:]) == (self.size, self.size):
+            return images
+        shrinks = min(images.shape[2:]) > self.size
+        side = (self.size, self.size)
+        return F.interpolate(images, side, mode="bilinear", antialias=shrinks, align_corners=False)
+
+
+def image_classifier(
+    backbone: Backbone,
+    classes: int,
+    *,
+    size: int | None = None,
+    image_mean: Sequence[float] = (0.0,),
+    image_std: Sequence[float] = (1.0,),
+) -> nn.Sequential:
+    """`pixels`, `backbone` and a dense `head`: a network for `Learner` or `factorize` that takes images of any size,
+    one channel or three, whose numbers are (pixels from 0 to 1, less `image_mean`) / `image_std`.
+
+    The backbone is taken as it is, not copied.
+    """
+    if not isinstance(backbone.input, ImageInput):
+        raise InputError(f"backbone '{backbone.name}' reads texts; give one that reads images.")
+    pixels = PixelInput(backbone.input, size, image_mean, image_std)
+    return nn.Sequential(OrderedDict(pixels=pixels, backbone=backbone, head=nn.Linear(backbone.width, classes)))

@@ -1,0 +1,61 @@
+"""A trained network as one to learn with: images go in as the user has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ibpwf.backbones as backbones
+from ibpwf import Learner, Settings
+from ibpwf.backbones.backbone import Backbone, TextInput
+from ibpwf.errors import InputError
+from tiny_backbone import INPUT, WIDTHS, TinyNetwork
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def tiny() -> Backbone:
+    torch.manual_seed(0)
+    return Backbone("tiny", "", TinyNetwork(), INPUT, WIDTHS)
+
+
+def images(side: int, channels: int = 3) -> torch.Tensor:
+    """Pixels from 0 to 255."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (5, channels, side, side), generator=generator).float()
+
+
+@pytest.mark.parametrize(("side", "channels"), [(4, 3), (8, 3), (20, 3), (6, 1)])
+def test_images_on_any_scale_become_what_the_backbone_makes_of_pixels(side: int, channels: int) -> None:
+    pixels = images(side, channels)
+    mean, std = (MEAN, STD) if channels == 3 else ((0.5,), (0.2,))
+    given = (pixels / 255 - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    made = backbones.PixelInput(INPUT, 12, mean, std)(given)
+    torch.testing.assert_close(made, INPUT(pixels, 12), rtol=1e-5, atol=1e-5)
+
+
+def test_the_classifier_is_the_backbone_and_a_dense_layer() -> None:
+    backbone = tiny()
+    net = backbones.image_classifier(backbone, 3, image_mean=MEAN, image_std=STD)
+    given = (images(20) / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    wanted = net.get_submodule("head")(backbone.features(INPUT(images(20))))
+    torch.testing.assert_close(net(given), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_tasks_are_learned_beside_it_and_old_ones_keep_their_bits() -> None:
+    net = backbones.image_classifier(tiny(), 2, size=16).requires_grad_(False)
+    settings = Settings(base="frozen", heads="per-task", epochs=2, finetune_epochs=1, batch_size=8)
+    learner = Learner(net, settings, device="cpu")
+    x, y = torch.rand(32, 3, 6, 6), torch.arange(32) % 2
+    learner.learn(x, y, name="first")
+    before = learner.logits(x, "first")
+    learner.learn(x.flip(-1), y, name="second")
+    assert torch.equal(learner.logits(x, "first"), before)
+    assert not any("pixels" in name for name in learner.model.tasks[0].own)  # a task keeps nothing of the input
+
+
+def test_a_text_encoder_reads_no_images() -> None:
+    text = Backbone("words", "", TinyNetwork(), TextInput(nn.Identity(), 8), WIDTHS)
+    with pytest.raises(InputError, match="'words' reads texts; give one that reads images"):
+        backbones.image_classifier(text, 2)
