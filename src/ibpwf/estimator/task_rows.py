@@ -92,7 +92,7 @@ class RowsInFile:
     def __init__(self, seen: Any, rows: StoredRows, *, anew: bool) -> None:
         self.x, self.first = rows, first_task(rows)
         validate_data(seen, rows[slice(0, 2)], dtype=NUMBERS, reset=anew)
-        self.names = label_array(np.array(rows.names, dtype=None if _plain(rows.names) else object))
+        self.names = label_array(list(rows.names))
         check_classification_targets(np.repeat(self.names, 3))  # of which it takes single ones for measurements
         counts = np.bincount(rows.codes, minlength=len(rows.names))
         self.present = np.unique(self.names[counts > 0])
@@ -180,8 +180,3 @@ def _check_batch(x: NDArray[np.float32], y: Any, shape: tuple[int, ...], what: s
         raise InputError(f"{what} has {len(x)} examples and labels of shape {np.shape(y)}; give one label for each.")
     if not np.isfinite(x).all():
         raise InputError(f"{what} holds NaN or infinite numbers; remove or replace them.")
-
-
-def _plain(names: Any) -> bool:
-    """Whether NumPy makes an array of labels without changing them: all of one type."""
-    return len({type(name) for name in names}) == 1 and not any(isinstance(name, str) for name in names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,9 +37,11 @@ def rows_given(
     if isinstance(x, ScratchExamples):
         if shape is not None and x.file.example != shape:
             raise InputError(f"examples have shape {x.file.example}, earlier tasks had {shape}; reshape them to fit.")
-        classes, local, counts = torch.unique(x.labels, return_inverse=True, return_counts=True)
-        stored = ScratchRows(x.file, local.int(), device)
-        return GivenRows(stored, _whole(classes), counts, packing)
+        given = x.labels.numpy()  # whose functions take less memory for so many
+        known = np.unique(given)
+        codes = torch.from_numpy(np.searchsorted(known, given).astype(np.int32))
+        stored = ScratchRows(x.file, codes, device)
+        return GivenRows(stored, _whole(torch.from_numpy(known)), torch.bincount(codes), packing)
     if isinstance(x, torch.utils.data.Dataset) or gives_batches(x, y):
         if y is not None:
             raise InputError(f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out.")

@@ -75,7 +75,7 @@ class ScratchRows(IndexedRows):
 
     def part(self, rows: Tensor) -> Rows:
         chosen = rows.nonzero().flatten()
-        places = (chosen if self.places is None else self.places[chosen]).to(torch.int64)
+        places = (chosen if self.places is None else self.places[chosen]).to(_narrowest(len(self.file)))
         weights = None if self.weights is None else self.weights[chosen]
         return ScratchRows(self.file, self.y[chosen], self.device, places, weights)
 
@@ -85,3 +85,7 @@ class ScratchRows(IndexedRows):
 
     def _on_device(self, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]], y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(x).to(self.device), y.long().to(self.device)
+
+
+def _narrowest(rows: int) -> torch.dtype:
+    return torch.int32 if rows < 1 << 31 else torch.int64
