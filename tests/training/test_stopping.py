@@ -206,6 +206,7 @@ def test_a_table_network_keeps_every_tasks_scale_and_comes_back_from_disk(tmp_pa
     from ibpwf.models import table_network
 
     settings = STOPPED.replace(epochs=5, finetune_epochs=2)
+    torch.manual_seed(0)
     learner = Learner(table_network(8, list(range(8)), [16], 2, bins=4), settings, seed=1)
     x, y = rows(noise=0.2)
     learner.learn(x, y, name="a")
