@@ -20,7 +20,7 @@ import ibpwf.accel.standins  # noqa: F401 (registers what is faster than the ref
 from ibpwf import method_state
 from ibpwf.core import in_progress
 from ibpwf.core.elbo import negative_elbo
-from ibpwf.core.encoding import FittedToTask
+from ibpwf.core.encoding import MOST_ROWS, FittedToTask
 from ibpwf.core.factorize import factorize
 from ibpwf.core.forgetting import forget_task
 from ibpwf.core.merging import check_head
@@ -163,7 +163,7 @@ class IBPWF(AnsweringMethod):
         self._old_version = None if before is None else self.model.ready(self.place(data.index))
         for module in network.modules():
             if isinstance(module, FittedToTask) and before is None:  # a new version reads as the old one does
-                module.fit(x for x, _ in self.rows_to_train(data).in_order())
+                module.fit(x for x, _ in self.rows_to_train(data).sample(MOST_ROWS, data.generator("sample")))
         rows = len(self.rows_to_train(data))
         self.network, self._phase, self._examples = network, ELBO, turns * rows
         plan = self._plan(rows)
@@ -309,7 +309,7 @@ class IBPWF(AnsweringMethod):
             new = replace(old, serial=data.serial, number=old.number + 1)
         else:
             if data.index == 0:
-                self.features.fit(rows.in_order(), len(rows), data.generator("random features"))
+                self._fit_features(data, rows)
             self.inference.learn(data.index, self._phi(rows), len(data.classes))
             serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
             new = Version(serial, data.classes, serial)
@@ -317,6 +317,12 @@ class IBPWF(AnsweringMethod):
         if self._held_out is not None and (not data.more or new.calibration is not None):
             self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
         self.network = self._held_out = self._old_version = None
+
+    def _fit_features(self, data: TaskData, rows: Rows) -> None:
+        """Those that look at some rows alone take them from all over."""
+        some = self.features.rows_to_fit
+        batches = rows.in_order() if some is None else rows.sample(some, data.generator("sample"))
+        self.features.fit(batches, len(rows), data.generator("random features"))
 
     def take_rows(self, task: int, rows: Rows) -> None:
         """Let task inference have more rows of a task, as if they had come with its first; its expert stays."""

@@ -85,9 +85,19 @@ class Standardizer:
 
     def __call__(self, x: Any) -> NDArray[np.float32]:
         """The examples on the first task's scale; a sparse matrix becomes dense."""
+        self.warn_of_another_scale(x)
+        return self.scaled(x)
+
+    def in_parts(self, x: Any) -> Iterator[NDArray[np.float32]]:
+        """The same, some rows at a time, of rows that are not in memory."""
+        self.warn_of_another_scale(x)
+        for start in range(0, x.shape[0], x.rows_at_once):
+            yield self.scaled(x[start : start + x.rows_at_once])
+
+    def scaled(self, x: Any) -> NDArray[np.float32]:
+        """The same without a word about the scale."""
         out = np.empty(x.shape, dtype=np.float32)
         start = 0
-        self._warn_of_another_scale(x)
         for part in _parts(x):
             with np.errstate(over="ignore"):
                 z = (part - self.mean) / self.scale
@@ -99,7 +109,7 @@ class Standardizer:
             start += len(part)
         return out
 
-    def _warn_of_another_scale(self, x: Any) -> None:
+    def warn_of_another_scale(self, x: Any) -> None:
         """Says so if the examples look as if they came in another unit: bytes after floats from 0 to 1, or the
         reverse."""
         reach = max(abs(self.low), abs(self.high))
@@ -141,7 +151,8 @@ def _units(largest: Numbers) -> Numbers:
 
 def _parts(x: Any) -> Iterator[Numbers]:
     """Some rows at a time, dense and in float64, so that a large or sparse x is never copied whole."""
-    for start in range(0, x.shape[0], ROWS_AT_ONCE):
-        part = x[start : start + ROWS_AT_ONCE]
+    step = min(ROWS_AT_ONCE, getattr(x, "rows_at_once", ROWS_AT_ONCE))
+    for start in range(0, x.shape[0], step):
+        part = x[start : start + step]
         dense = part.toarray() if hasattr(part, "toarray") else part
         yield np.asarray(dense, dtype=np.float64)

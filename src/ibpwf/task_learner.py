@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import operator
 import time
 import warnings
@@ -21,8 +20,8 @@ from ibpwf.concurrency import OneAtATime
 from ibpwf.core.packing import Packing, packing_of
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError
+from ibpwf.files.naming import names_files
 from ibpwf.inference.prediction import Prediction
-from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, near_chance
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
@@ -33,10 +32,11 @@ from ibpwf.storage.network_json import NeedsParts
 from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, at_most, buffer_rules, check_parts
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.fitting import check_fits, check_torch
-from ibpwf.training.linear import HeldOut
+from ibpwf.training.given import GivenRows, rows_given
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
-from ibpwf.training.rows import Batches, Rows, StreamedRows, TensorRows, gives_batches, weighted, with_labels
+from ibpwf.training.rows import Batches, IndexedRows, weighted
+from ibpwf.training.scratch_rows import ScratchExamples
 
 T = TypeVar("T")
 
@@ -61,16 +61,6 @@ def run_steps(steps: Generator[None, None, T]) -> T:
             except StopIteration as end:
                 found: T = end.value
                 return found
-
-
-def is_poor(held_out: HeldOut) -> bool:
-    """Whether a linear model answers held-out rows better by more than chance would have it: three standard errors,
-    and 2 points."""
-    if held_out.linear is None:
-        return False
-    shares = (held_out.linear / 100, held_out.accuracy / 100)
-    error = 100 * math.sqrt(sum(max(share * (1 - share), 0.01) for share in shares) / held_out.rows)
-    return held_out.linear - held_out.accuracy > max(2.0, 3 * error)
 
 
 class TaskLearner:
@@ -167,7 +157,7 @@ class TaskLearner:
                 "put the inputs on one scale.",
                 stacklevel=3,
             )
-        elif (found := task.held_out) is not None and is_poor(found):
+        elif (found := task.held_out) is not None and found.is_poor:
             warnings.warn(
                 f"task '{task.name}' is answered worse than by a linear model: {found.accuracy:.1f} % of "
                 f"{found.rows:,} rows held out, where a logistic regression has {found.linear:.1f} %. "
@@ -228,7 +218,7 @@ class TaskLearner:
         )
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         use, seconds = method.use(number), time.perf_counter() - started
-        counts = rows.class_weights() if isinstance(rows, TensorRows) else counts
+        counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
         guessing = 100 * float(counts.max() / counts.sum())
         now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing)
         self._learned = now.numbered([*known.tasks, task, *known.older])
@@ -256,28 +246,15 @@ class TaskLearner:
     def _take_packing(self, method: Method, packing: Packing | None) -> None:
         """Let a method that has learned nothing yet take inputs that are packed so."""
 
-    def _rows(self, x: Any, y: Data | None) -> tuple[Rows, tuple[int, ...], Tensor, Packing | None]:
-        """The task's rows, its classes in order, how many rows each has, and how inputs are packed."""
+    def _rows(self, x: Any, y: Data | None) -> GivenRows:
+        """What was given, as the task's rows."""
+        if names_files(x) and y is None:
+            from ibpwf.files.stored import numbered, read_stored
+
+            stored = read_stored(x)
+            x = ScratchExamples(stored.x, torch.from_numpy(numbered(stored)))
         packing, first = packing_of(self.method.template), self.input_shape is None
-        if isinstance(x, torch.utils.data.Dataset) or gives_batches(x, y):
-            if y is not None:
-                raise InputError(
-                    f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out."
-                )
-            find = self._find_packing if first else None
-            stream = StreamedRows(x, self.device, self.input_shape, packing, find)
-            return stream, stream.classes, torch.unique(stream.labels, return_counts=True)[1], stream.packing
-        if y is None and isinstance(x, Mapping):
-            x, y = with_labels(x)
-        if y is None:
-            raise InputError("y is missing; give one integer label per example.")
-        packing = self._find_packing(x, None) if first else packing
-        inputs = check_inputs(x, self.input_shape, packing=packing)
-        inputs = inputs.clone() if inputs.is_inference() else inputs  # of torch's inference mode: no gradients
-        labels = check_labels(y, len(inputs))
-        classes, local, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-        rows = TensorRows(inputs.to(self.device), local.to(self.device))
-        return rows, tuple(int(label) for label in classes), counts, packing
+        return rows_given(x, y, self.device, self.input_shape, packing, self._find_packing if first else None)
 
     def _identity(self, data: TaskData) -> Identity:
         """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""

@@ -27,9 +27,10 @@ def no_such_file(folder: Path) -> Path:
     return folder / "gone.csv"
 
 
-@BAD.file(r"is a folder; give one file in it, such as .*a\.csv, or a folder of images")
-def a_folder_of_tables(folder: Path) -> Path:
+@BAD.file(r"holds tables such as a\.csv and, beside them, notes\.txt; give one file, or a folder of nothing but")
+def a_folder_of_tables_and_other_things(folder: Path) -> Path:
     text(IRIS)(folder)
+    (folder / "notes.txt").write_text("mine")
     return folder
 
 

@@ -231,3 +231,60 @@ def test_a_plain_list_of_batches_is_learned_as_well() -> None:
     )
     info = learner.learn(list(zip(x.split(16), y.split(16), strict=True)), name="list")
     assert (info.examples, info.classes) == (64, (0, 1))
+
+
+# Sources that are not what they were
+
+
+class Shrinking:
+    """Gives a batch fewer in every pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.passes += 1
+        yield from zip(X.split(10)[: 8 - self.passes], Y.split(10)[: 8 - self.passes], strict=True)
+
+
+class Countless(IterableDataset[tuple[Tensor, Tensor]]):
+    """Examples of which torch does not know how many there are."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(X, Y, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            Shrinking(),
+            r"the Shrinking gave \d+ examples in a pass where the first one had 70; a task is read",
+        ),
+        (iter([(X, Y)]), r"the list_iterator gave 0 examples in a pass where the first one had 70"),
+        ([(X, Y), (X[:, :5], Y)], r"batch 1 of the list has examples of shape \(5,\), those before it have \(6,\)"),
+        (DataLoader(TensorDataset(X)), r"batch 0 of the DataLoader is not an \(x, y\) pair"),
+        (DataLoader(TensorDataset(X[:0], Y[:0])), "the DataLoader is empty; a task needs examples"),
+    ],
+    ids=["changes its length", "can be read once", "changes its shape", "has no labels", "gives nothing"],
+)
+def test_a_source_that_cannot_be_learned_from_is_refused_in_one_sentence(source: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        learned(source)
+
+
+@pytest.mark.parametrize("source", [Countless(), DataLoader(Countless(), batch_size=16)])
+def test_a_source_of_unknown_length_is_counted_in_its_first_pass(source: Any) -> None:
+    rows = StreamedRows(source, CPU, None)
+    assert len(rows) == 70
+    assert rows.steps(16) == len(list(rows.epoch(16, torch.Generator().manual_seed(0))))
+
+
+def test_a_sample_of_a_stream_comes_from_all_over() -> None:
+    long = [
+        (torch.arange(float(start), start + 100).view(-1, 1), torch.arange(100) % 2) for start in range(0, 9000, 100)
+    ]
+    rows = StreamedRows(long, CPU, None)
+    found = torch.cat([x for x, _ in rows.sample(2_000, torch.Generator().manual_seed(0))])
+    assert len(torch.unique(found)) == 2_000
+    assert abs(float(found.mean()) - 4_500) < 200

@@ -17,7 +17,8 @@ import typer
 from ibpwf.commands import own_data as own
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable, unknown
-from ibpwf.files.opening import check_there, few
+from ibpwf.files.naming import check_data
+from ibpwf.files.opening import few
 from ibpwf.limits import check_layer, check_rate
 from ibpwf.terminal import print_json, say
 from ibpwf.training.callbacks import Callback
@@ -88,6 +89,15 @@ def learn_command(
         bool, typer.Option("--resume", help="Go on with a task that was broken off, to the same bits.")
     ] = False,
     anew: Annotated[bool, typer.Option("--anew", help="Drop a task that was broken off and start again.")] = False,
+    on_disk: Annotated[
+        bool | None,
+        typer.Option(
+            "--on-disk/--in-memory",
+            help="Keep the rows in a scratch file (in TMPDIR, else /var/tmp) and a few batches of them in memory, to "
+            "the same bits; or hold them all in memory.",
+            show_default="on disk where they take more than 512 MB",
+        ),
+    ] = None,
     device: own.Device = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")] = False,
     recipe: Annotated[
@@ -162,7 +172,7 @@ def learn_command(
     """
     _check_more(more, task, dry_run=dry_run, force=force, resume=resume or anew)
     if not model.is_file():  # else the two were swapped, which is said below
-        check_there(data)
+        check_data(data)
     read = own.read_options(
         unknown=unknown,
         missing=missing,
@@ -203,6 +213,7 @@ def learn_command(
         with bar.shown, stopping(caught) as stop:
             read = replace(read, progress=bar.reading)
             how = LearnOptions(read, validate, checkpoint_minutes, resume, anew, device, [bar], stop, bar.say_recipe)
+            how = replace(how, on_disk=on_disk)
             if more is None:
                 learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
             else:

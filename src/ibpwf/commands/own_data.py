@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ibpwf.errors import InputError
+from ibpwf.files.naming import check_data
 from ibpwf.files.opening import check_there
 from ibpwf.files.options import ReadOptions
 
@@ -20,7 +21,8 @@ Data = Annotated[
     Path,
     typer.Argument(
         metavar="DATA",
-        help="A .csv, .tsv, .parquet, .npz or IDX file, an image, or a folder of images (with a folder per class).",
+        help="A .csv, .tsv, .parquet, .npz or IDX file, an image, a folder of images (with a folder per class), or "
+        "the shards of one table: a folder of them, or a pattern in quotes.",
     ),
 ]
 Label = Annotated[
@@ -89,7 +91,7 @@ def pixels(text: str | None) -> tuple[int, int] | None:
 def check_paths(model: Path, data: Path) -> None:
     """Says at once that a path was mistyped, before seconds are spent on importing torch."""
     check_there(model)
-    check_there(data)
+    check_data(data)
 
 
 def task_name(data: Path) -> str:

@@ -97,6 +97,25 @@ def _by_class(class_weight: ClassWeight, y: Any) -> Any:
     return np.array([float(weights.get(label, 1.0)) for label in y.tolist()])
 
 
+def class_weights(class_weight: ClassWeight, labels: Sequence[Any], counts: Any) -> Any:
+    """How often a row of each label comes, where there are so many of each; None where all count the same."""
+    if class_weight is None:
+        return None
+    try:
+        if class_weight == "balanced":
+            return counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1).astype(np.float64))
+        if not isinstance(class_weight, str):
+            weights = dict(class_weight)
+            return np.array([float(weights.get(label, 1.0)) for label in labels])
+    except (TypeError, ValueError):
+        pass
+    raise _strange_weights(class_weight)
+
+
+def _strange_weights(class_weight: ClassWeight) -> InputError:
+    return InputError(f"class_weight is {class_weight!r}; give 'balanced', or a mapping from labels to numbers.")
+
+
 def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
     """How often each row comes: by its class, times what is given for it; None where all count the same."""
     if class_weight is None and sample_weight is None:
@@ -113,9 +132,7 @@ def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
         try:
             weights = weights * _by_class(class_weight, y)
         except (TypeError, ValueError):
-            raise InputError(
-                f"class_weight is {class_weight!r}; give 'balanced', or a mapping from labels to numbers."
-            ) from None
+            raise _strange_weights(class_weight) from None
     return weights
 
 

@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from ibpwf.concurrency import OneAtATime, moment_of
@@ -22,14 +21,14 @@ from ibpwf.estimator.building import (
     make_learner,
     make_settings,
     plain_weights,
-    row_weights,
     settings_of_next_task,
     told_by_router,
 )
-from ibpwf.estimator.preparing import Preparation, as_rows
-from ibpwf.estimator.recipes import AUTO, FirstTask, Plan
+from ibpwf.estimator.preparing import Preparation
+from ibpwf.estimator.recipes import AUTO, Plan
 from ibpwf.estimator.storing import Columns, Face, read_classifier
 from ibpwf.estimator.streamed import Streamed
+from ibpwf.estimator.task_rows import first_task, task_rows
 from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
@@ -46,7 +45,6 @@ ROWS = "rows"
 """Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
 
 COLUMNS = ("n_features_in_", "feature_names_in_")
-NUMBERS = [np.float64, np.float32]
 
 
 class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -123,14 +121,17 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     def learn(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         task: str | None = None,
         *,
         sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
         """Learn the next task, under a name of its own ("task-1", "task-2", ... if none is given). A row of
-        `sample_weight` 2 comes twice as often as one of 1; `callbacks` as in `Learner.learn`."""
+        `sample_weight` 2 comes twice as often as one of 1; `callbacks` as in `Learner.learn`.
+
+        Without y, X may be rows that need not fit into memory: the path of a table or of a folder of images, a list
+        or a folder of a table's shards, a DataLoader or a Dataset. They are read once, into a scratch file."""
         how = {"sample_weight": sample_weight, "callbacks": callbacks}
         return self._learn(X, y, task, anew=not self._has_tasks(), **how)
 
@@ -230,33 +231,28 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, None]:
         seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
-        rows, image = as_rows(X)
-        X, y = validate_data(seen, rows, before_scikit_learn(y), accept_sparse="csr", dtype=NUMBERS, reset=anew)
-        plan = Plan.choose(self.recipe, FirstTask.of(X, image)) if anew else self._plan
-        y = label_array(y)
-        check_classification_targets(y)
-        present = np.unique(y)
+        rows = task_rows(seen, X, y, anew=anew)
+        plan = Plan.choose(self.recipe, rows.first) if anew else self._plan
         labels = known or (LabelBook() if anew else self._labels)
         if classes is not None:
             labels = labels.with_labels(label_array(classes, "classes"))
-        labels = labels.with_labels(y)
+        labels = labels.with_labels(rows.present)
         rate = self.false_alarm_rate
         check_rate(rate)
         learner = None if anew else self._next_learner()
         settings = self.make_settings(plan) if learner is None else learner.settings
-        standardizer = plan.recipe.prepare(X, plan.first, settings) if anew else self._standardizer
-        x, numbers = torch.from_numpy(standardizer(X)), torch.from_numpy(labels.numbers(y))
+        standardizer = plan.recipe.prepare(rows.x, plan.first, settings) if anew else self._standardizer
+        x, numbers = rows.numbered(standardizer, labels)
         if learner is None:
-            learner = self._new_learner(plan, settings, tuple(x.shape[1:]), len(present))
+            learner = self._new_learner(plan, settings, tuple(x.shape[1:]), len(rows.present))
         told_by_router(learner)
-        weights = row_weights(self.class_weight, sample_weight, y)
+        weights = rows.weights(self.class_weight, sample_weight)
         yield from learner.learn_steps(x, numbers, name=task, weights=weights, callbacks=callbacks)
         novelty = None
         if not told_by_router(learner):
             old = None if anew else self._novelty
             novelty = Novelty(gaussians(learner), rate) if old is None else old.fork(gaussians(learner), rate)
-            local = torch.unique(numbers, return_inverse=True)[1].to(learner.device)
-            novelty.calibrate(zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+            novelty.calibrate(rows.features(learner))
         parameters = self._plain_parameters(learner)
         self._become(seen, learner, standardizer, labels, novelty, _parameters=parameters, _plan=plan)
 
@@ -310,9 +306,8 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         return learner
 
     def plan_for(self, X: Any) -> Plan:
-        """What a first task of such examples, an array, is learned by."""
-        rows, image = as_rows(X)
-        return Plan.choose(self.recipe, FirstTask.of(rows, image))
+        """What a first task of such examples, an array or rows in a file, is learned by."""
+        return Plan.choose(self.recipe, first_task(X))
 
     @property
     def recipe_(self) -> str:

@@ -48,6 +48,9 @@ class Preparation(Protocol):
     def __call__(self, x: Any) -> Floats:
         """Inputs of the learner, one a row, of whatever shape it takes."""
 
+    def in_parts(self, x: Any) -> Iterator[Floats]:
+        """The same, some rows at a time, of rows that are not in memory."""
+
     def to_json(self) -> dict[str, Any]:
         """What `read_preparation` makes it of again; `kind` says which it is, of none a `Standardizer`."""
 
@@ -98,6 +101,10 @@ class PixelPreparation:
             out[rows] = (down @ pixels @ across.T if self.size != self.image[1:] else pixels).numpy()
         return out
 
+    def in_parts(self, x: Any) -> Iterator[Floats]:
+        for start in range(0, x.shape[0], x.rows_at_once):
+            yield self(x[start : start + x.rows_at_once])
+
     def to_json(self) -> dict[str, Any]:
         numbers = {"mean": self.mean, "scale": self.scale, "low": self.low, "high": self.high}
         return {"kind": "pixels", "image": list(self.image), "size": list(self.size), **numbers}
@@ -145,6 +152,10 @@ class BackbonePreparation:
 
     def __call__(self, x: Any) -> Floats:
         return self.standardizer(self.features(x))
+
+    def in_parts(self, x: Any) -> Iterator[Floats]:
+        for start in range(0, x.shape[0], x.rows_at_once):
+            yield self(x[start : start + x.rows_at_once])
 
     def features(self, x: Any) -> Floats:
         """What the network makes of images, each looked at once."""

@@ -31,9 +31,13 @@ SMALLEST_SIDE = 8
 """Of images that a small network of convolutions can read."""
 
 
+FIRST_ROWS = 100_000
+"""Rows of a table that say which of its columns hold many different numbers."""
+
+
 def has_many(column: Any) -> bool:
     """Whether a column, dense or sparse, holds many different numbers, or will."""
-    some = column[:100_000]
+    some = column[:FIRST_ROWS]
     return are_many(np.unique(some.toarray() if hasattr(some, "toarray") else some).tolist())
 
 

@@ -74,6 +74,11 @@ class Cells:
         """Which word each row has."""
         return self._encoded[1]
 
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many rows have each word."""
+        return np.bincount(self.codes, minlength=len(self.words))
+
     def row_of(self, word: int) -> int:
         return int(np.argmax(self.codes == word))
 
@@ -216,7 +221,7 @@ def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
             f"written; write them year first (2026-01-31), or name the column in {cells.options.naming('ignore')} to "
             f"leave it out, or in {cells.options.naming('categories')}",
         )
-    counts = np.bincount(cells.codes, minlength=len(meanings))
+    counts = cells.counts
     numeric = {at for at in filled if is_number(meanings[at])}
     cells_there = sum(counts[at] for at in filled if meanings[at])
     if 2 * sum(counts[at] for at in numeric) > cells_there:

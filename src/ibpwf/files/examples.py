@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,6 +103,12 @@ class Examples:
         y = None if self.y is None else [self.y[number] for number in numbers]
         return replace(self, x=self.x[chosen], y=y, origins=self.origins.rows(numbers))
 
+    def by_class(self) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
+        """Every label, sorted, with the numbers of its rows."""
+        y = np.array(self.y)
+        for label in np.unique(y):
+            yield label, np.flatnonzero(y == label)
+
     @property
     def inputs(self) -> Floats:
         """What a classifier is given: a row of numbers per example, or images, N×channels×height×width."""
@@ -118,20 +124,29 @@ class Examples:
         """Refuses examples from which nothing can be learnt: labels that are no classes, or a class with too few."""
         if self.y is None:
             raise DataError(f"{shown(self.path)} has no labels; learning needs a label for every example.")
-        counts = Counter(self.y)
-        if len(counts) > 20 and len(counts) > len(self) / 2:
-            column = "its labels" if self.layout.label is None else f"column {quoted(self.layout.label)}"
-            raise DataError(
-                f"{shown(self.path)}: {column} has {len(counts):,} different values in {len(self):,} examples; it "
-                "looks like a measurement or an identifier. Choose the column that holds the class."
-            )
-        rare = next((label for label in self.y if counts[label] < at_least), None)
-        if rare is not None:
-            have = f"{counts[rare]} example" + "s" * (counts[rare] != 1)
-            raise DataError(
-                f"{self.where(self.y.index(rare))}: class {quoted(rare)} has {have}; learning needs at least "
-                f"{at_least} of each class. Add more, or remove that class."
-            )
+        y = self.y
+        check_counts(Counter(y), self.path, self.layout.label, lambda rare: str(self.where(y.index(rare))), at_least)
+
+
+def check_counts(
+    counts: Mapping[str, int], path: str, column: str | None, where: Callable[[str], str], at_least: int = 2
+) -> None:
+    """Refuse labels, in the order in which they come, from which nothing can be learnt; `where` is a label's first
+    row."""
+    rows = sum(counts.values())
+    if len(counts) > 20 and len(counts) > rows / 2:
+        named = "its labels" if column is None else f"column {quoted(column)}"
+        raise DataError(
+            f"{shown(path)}: {named} has {len(counts):,} different values in {rows:,} examples; it looks like a "
+            "measurement or an identifier. Choose the column that holds the class."
+        )
+    rare = next((label for label in counts if counts[label] < at_least), None)
+    if rare is not None:
+        have = f"{counts[rare]} example" + "s" * (counts[rare] != 1)
+        raise DataError(
+            f"{where(rare)}: class {quoted(rare)} has {have}; learning needs at least {at_least} of each class. Add "
+            "more, or remove that class."
+        )
 
 
 def in_order(labels: Iterable[str]) -> list[str]:

@@ -5,9 +5,11 @@ Nothing outside the folder is read: links that lead out of it, and links to fold
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,27 @@ def image_batches(folder: Path, options: ReadOptions, rows: int) -> Iterator[Exa
     for start in range(0, len(files), rows):
         here = slice(start, start + rows)
         yield _read(folder, files[here], None if y is None else y[here], options)
+
+
+def images_in_batches(
+    folder: Path, options: ReadOptions, at_once: Callable[[tuple[int, ...]], int]
+) -> Iterator[Examples]:
+    """The same of a folder that may be the first: its first image says what the others are like, and `at_once` how
+    many of that shape are read together."""
+    files, y = _images(folder, options)
+    layout = options.like or _read(folder, files[:1], None, options).layout
+    rows, like = at_once(layout.shape), replace(options, like=layout)
+    for start in range(0, len(files), rows):
+        here = slice(start, start + rows)
+        yield _read(folder, files[here], None if y is None else y[here], like)
+        if options.progress is not None:
+            options.progress("reading", min(start + rows, len(files)), len(files))
+
+
+def bytes_of_images(folder: Path, options: ReadOptions) -> int:
+    """What the images of a folder take in memory."""
+    files, _ = _images(folder, options)
+    return 4 * len(files) * math.prod(_read(folder, files[:1], None, options).layout.shape)
 
 
 def _images(folder: Path, options: ReadOptions) -> tuple[list[Path], list[str] | None]:

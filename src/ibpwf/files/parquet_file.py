@@ -33,9 +33,13 @@ class ParquetFile:
         self.names = [name.strip() for name in self._schema.names]
         check_columns(path, len(self.names))
 
+    @property
+    def rows(self) -> int:
+        return int(self._file.metadata.num_rows)
+
     def parts(self, wanted: Sequence[int], rows: int | None = None) -> Iterator[Any]:
         """The columns with these numbers, all rows or so many at a time."""
-        total = int(self._file.metadata.num_rows)
+        total = self.rows
         if not total:
             raise DataError(f"{shown(self.path)} has no rows; give at least one example.")
         check_room(self.path, (rows or total, len(wanted)))

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from ibpwf.errors import DataError, InputError, unknown
 from ibpwf.files.examples import Examples
+from ibpwf.files.naming import PARQUET, TABLES, TEXTS, Paths, check_path, table_files
 from ibpwf.files.opening import check_there, shown, unreadable
 from ibpwf.files.options import ReadOptions
 
 if TYPE_CHECKING:
     from ibpwf.files.table import Table
 
-_TABLES = (".csv", ".tsv", ".tab")
-_PARQUET = (".parquet", ".pq")
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _SHEETS = (".xlsx", ".xls", ".ods")
 _KNOWN = ".csv, .tsv, .parquet, .npz, an image, an IDX file (…-images-idx3-ubyte), or a folder of images"
 
 
-def read_examples(path: str | os.PathLike[str], options: ReadOptions | None = None, **changed: Any) -> Examples:
-    """The examples in a table (.csv, .tsv, .parquet), an .npz file, an IDX file, an image or a folder of images.
+def read_examples(path: Paths, options: ReadOptions | None = None, **changed: Any) -> Examples:
+    """The examples in a table (.csv, .tsv, .parquet), an .npz file, an IDX file, an image or a folder of images. A
+    list, a pattern or a folder of tables names the shards of one.
 
     `options` say how; each can also be given by its name: `read_examples("a.csv", label="species")`.
 
@@ -34,7 +34,12 @@ def read_examples(path: str | os.PathLike[str], options: ReadOptions | None = No
 
     What is wrong with a file is a `DataError` or `InputError` of one sentence that names file and row.
     """
-    place, how = _checked(path, options, changed)
+    shards, how = table_files(path), _checked(options, changed)
+    if shards is not None and len(shards) > 1:
+        from ibpwf.files.stored import read_stored
+
+        return read_stored(path, how).in_memory()
+    place = only_path(shards or path)
     try:
         return _read(place, how)
     except OSError as error:
@@ -43,46 +48,45 @@ def read_examples(path: str | os.PathLike[str], options: ReadOptions | None = No
         raise DataError(f"{shown(place)} does not fit into memory; split it into smaller files.") from None
 
 
-def read_batches(
-    path: str | os.PathLike[str], rows: int, options: ReadOptions | None = None, **changed: Any
-) -> Iterator[Examples]:
+def read_batches(path: Paths, rows: int, options: ReadOptions | None = None, **changed: Any) -> Iterator[Examples]:
     """The same examples as `read_examples` gives, `rows` at a time, of a file that is `like` an earlier one: a table
     or a folder of images may be larger than memory. A fault is named when it is met, after the batches before it."""
-    place, how = _checked(path, options, changed)
+    how = _checked(options, changed)
     if how.like is None:
         raise InputError("like is None; give the layout of the first file, which is read whole.")
-    try:
-        yield from _batches(place, how, rows)
-    except OSError as error:
-        raise unreadable(place, error) from error
-    except MemoryError:
-        raise DataError(f"{shown(place)} does not fit into memory; split it into smaller files.") from None
+    for place in table_files(path) or [only_path(path)]:
+        try:
+            yield from _batches(place, how, rows)
+        except OSError as error:
+            raise unreadable(place, error) from error
+        except MemoryError:
+            raise DataError(f"{shown(place)} does not fit into memory; split it into smaller files.") from None
 
 
-def _checked(
-    path: str | os.PathLike[str], options: ReadOptions | None, changed: dict[str, Any]
-) -> tuple[Path, ReadOptions]:
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"path is {text!r}; give the path of a file or folder.")
+def only_path(given: Paths) -> Path:
+    """The one path of what is no table in shards."""
+    return check_path(given[0] if isinstance(given, (list, tuple)) else given)
+
+
+def _checked(options: ReadOptions | None, changed: dict[str, Any]) -> ReadOptions:
     known = [option.name for option in fields(ReadOptions)]
     for name in changed:
         if name not in known:
             raise unknown("argument", name, known)
-    return Path(text), replace(options or ReadOptions(), **changed)
+    return replace(options or ReadOptions(), **changed)
 
 
 # Each format is imported when it is met: a table needs no archive reader, an image no pyarrow.
 
 
-def _table(path: Path, options: ReadOptions) -> Table | None:
+def table_in(path: Path, options: ReadOptions) -> Table | None:
     """The table in a file, if it is one by its name."""
     suffix = path.suffix.lower()
-    if suffix in _TABLES:
+    if suffix in TEXTS:
         from ibpwf.files.csv_file import CsvFile
 
         return CsvFile(path)
-    if suffix in _PARQUET:
+    if suffix in PARQUET:
         from ibpwf.files.parquet_file import ParquetFile
 
         return ParquetFile(path, options.naming)
@@ -99,7 +103,7 @@ def _batches(path: Path, options: ReadOptions, rows: int) -> Iterator[Examples]:
             yield from image_batches(path, options, rows)
             return
     elif not is_idx(path.name) and path.exists():
-        table = _table(path, options)
+        table = table_in(path, options)
         if table is not None:
             from ibpwf.files.table import table_batches
 
@@ -109,7 +113,7 @@ def _batches(path: Path, options: ReadOptions, rows: int) -> Iterator[Examples]:
 
 
 def _is_data(name: str) -> bool:
-    return Path(name).suffix.lower() in (*_TABLES, *_PARQUET, ".npz")
+    return Path(name).suffix.lower() in (*TABLES, ".npz")
 
 
 def _read(path: Path, options: ReadOptions) -> Examples:
@@ -122,7 +126,7 @@ def _read(path: Path, options: ReadOptions) -> Examples:
 
     if is_idx(name):
         return read_idx(path, options)
-    table = _table(path, options)
+    table = table_in(path, options)
     if table is not None:
         from ibpwf.files.table import read_table
 

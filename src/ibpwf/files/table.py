@@ -13,7 +13,7 @@ import numpy as np
 from ibpwf.errors import DataError, InputError
 from ibpwf.files.columns import Cells, column_of, encode, read_together
 from ibpwf.files.examples import Examples, Floats, Origins
-from ibpwf.files.layout import Layout
+from ibpwf.files.layout import Column, Layout
 from ibpwf.files.opening import check_room, listed, quoted, shown
 from ibpwf.files.options import ReadOptions
 from ibpwf.files.texts import ENCODER, encode_texts, text_column
@@ -41,7 +41,7 @@ class Table(Protocol):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """Which columns of a file are there, and which of them are read: the features, then the label if it is wanted."""
 
     label: str | None
@@ -50,7 +50,7 @@ class _Plan:
     read: list[str]
 
 
-def _plan(table: Table, options: ReadOptions) -> _Plan:
+def plan_of(table: Table, options: ReadOptions) -> Plan:
     options.expect("table", table.path)
     _check_names(table, options)
     file, like = shown(table.path), options.like
@@ -75,18 +75,18 @@ def _plan(table: Table, options: ReadOptions) -> _Plan:
         raise InputError(f"{options.naming('encoder')} was given without {options.naming('text')}; name the column.")
     if not features:
         raise DataError(f"{file} has no column besides its label; add the features to learn from.")
-    return _Plan(label, ignored, features, [*features, label] if label and options.wants_labels else features)
+    return Plan(label, ignored, features, [*features, label] if label and options.wants_labels else features)
 
 
-def _parts(table: Table, plan: _Plan, rows: int | None = None) -> Iterator[Any]:
+def parts_of(table: Table, plan: Plan, rows: int | None = None) -> Iterator[Any]:
     places = {name: place for place, name in enumerate(table.names)}
     return table.parts([places[name] for name in plan.read], rows)
 
 
-def _counted(table: Table, plan: _Plan) -> Iterator[Any]:
+def _counted(table: Table, plan: Plan) -> Iterator[Any]:
     """All rows, as long as they are not too many for memory."""
     rows = 0
-    for part in _parts(table, plan):
+    for part in parts_of(table, plan):
         rows += part.num_rows
         check_room(table.path, (rows, len(plan.features)))
         yield part
@@ -96,9 +96,9 @@ def read_table(table: Table, options: ReadOptions) -> Examples:
     """The examples in a table: a row each, in the order of the file."""
     import pyarrow
 
-    plan = _plan(table, options)
+    plan = plan_of(table, options)
     whole = pyarrow.concat_tables(_counted(table, plan))
-    cells = _cells(table, whole, 0, plan, options)
+    cells = cells_of(table, whole, 0, plan, options)
     layout = options.like
     if layout is None:
         columns = tuple(
@@ -107,16 +107,21 @@ def read_table(table: Table, options: ReadOptions) -> Examples:
             else column_of(cells[name], name in options.categories)
             for name in plan.features
         )
-        layout = Layout(
-            "table",
-            (sum(len(column.feature_names) for column in columns),),
-            columns,
-            plan.label,
-            tuple(name for name in table.names if name in plan.ignored),
-            missing=options.missing or "error",
-            unknown=options.unknown or "error",
-        )
+        layout = new_layout(table, columns, plan, options)
     return _examples(table, cells, layout, plan, options)
+
+
+def new_layout(table: Table, columns: tuple[Column, ...], plan: Plan, options: ReadOptions) -> Layout:
+    """The layout of a first file, whose means are still to be found."""
+    return Layout(
+        "table",
+        (sum(len(column.feature_names) for column in columns),),
+        columns,
+        plan.label,
+        tuple(name for name in table.names if name in plan.ignored),
+        missing=options.missing or "error",
+        unknown=options.unknown or "error",
+    )
 
 
 def table_batches(table: Table, options: ReadOptions, rows: int) -> Iterator[Examples]:
@@ -124,19 +129,19 @@ def table_batches(table: Table, options: ReadOptions, rows: int) -> Iterator[Exa
     import pyarrow
 
     assert options.like is not None
-    plan = _plan(table, options)
+    plan = plan_of(table, options)
     waiting, start = None, 0
-    for part in _parts(table, plan, rows):
+    for part in parts_of(table, plan, rows):
         waiting = part if waiting is None else pyarrow.concat_tables([waiting, part])
         while waiting.num_rows >= rows:
-            cells = _cells(table, waiting.slice(0, rows), start, plan, options)
+            cells = cells_of(table, waiting.slice(0, rows), start, plan, options)
             yield _examples(table, cells, options.like, plan, options)
             waiting, start = waiting.slice(rows), start + rows
     if waiting is not None and waiting.num_rows:
-        yield _examples(table, _cells(table, waiting, start, plan, options), options.like, plan, options)
+        yield _examples(table, cells_of(table, waiting, start, plan, options), options.like, plan, options)
 
 
-def _cells(table: Table, values: Any, start: int, plan: _Plan, options: ReadOptions) -> dict[str, Cells]:
+def cells_of(table: Table, values: Any, start: int, plan: Plan, options: ReadOptions) -> dict[str, Cells]:
     """The columns that were read, by their names; `start` is the number of the first row."""
     origins = table.origins(range(start, start + values.num_rows))
     columns = zip(plan.read, values.columns, strict=True)
@@ -146,7 +151,7 @@ def _cells(table: Table, values: Any, start: int, plan: _Plan, options: ReadOpti
     return cells
 
 
-def _examples(table: Table, cells: dict[str, Cells], layout: Layout, plan: _Plan, options: ReadOptions) -> Examples:
+def _examples(table: Table, cells: dict[str, Cells], layout: Layout, plan: Plan, options: ReadOptions) -> Examples:
     """What the columns hold, as numbers; the means of a first file are added to its layout."""
     path, origins = table.path, cells[plan.read[0]].origins
     y = cells[plan.label].labels() if plan.label in cells else None
@@ -173,14 +178,18 @@ def _examples(table: Table, cells: dict[str, Cells], layout: Layout, plan: _Plan
 def _means(x: Floats, layout: Layout, path: Path, options: ReadOptions) -> tuple[float, ...]:
     """The mean of every feature, of the rows that have it."""
     there = ~np.isnan(x)
-    counts = there.sum(0)
+    return means_of(np.where(there, x, 0).sum(0, dtype=np.float64), there.sum(0), layout, path, options)
+
+
+def means_of(sums: Any, counts: Any, layout: Layout, path: Path, options: ReadOptions) -> tuple[float, ...]:
+    """The same, of sums and of how many rows have each feature."""
     if not counts.all():
         names = layout.feature_names or ()
         name = names[int(np.flatnonzero(counts == 0)[0])]
         raise DataError(
             f"{shown(path)}: column {quoted(name)} has no value at all; name it in {options.naming('ignore')}."
         )
-    means: list[float] = (np.where(there, x, 0).sum(0, dtype=np.float64) / counts).astype(np.float32).tolist()
+    means: list[float] = (sums / counts).astype(np.float32).tolist()
     return tuple(means)
 
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ibpwf.errors import InputError, StoreError
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.files import Examples, Layout, ReadOptions, read_batches
@@ -45,12 +42,6 @@ def classes_of(classifier: ContinualClassifier, task: str) -> list[str]:
 def read_like_before(classifier: ContinualClassifier, data: Path, options: ReadOptions) -> Iterator[Examples]:
     """The examples of a file that is like those learnt, some at a time."""
     return read_batches(data, ROWS_AT_ONCE, replace(options, like=layout_of(classifier)))
-
-
-def predicted(classifier: ContinualClassifier, examples: Examples, task: str | None) -> NDArray[Any]:
-    """The label of every example."""
-    parts = [classifier.predict(part.inputs, task) for part in examples.batches(ROWS_AT_ONCE)]
-    return np.concatenate(parts)
 
 
 def answer_rows(

@@ -18,7 +18,8 @@ from ibpwf.estimator.recipes import Recipe
 from ibpwf.files import Examples, ReadOptions, read_examples
 from ibpwf.files.opening import shown
 from ibpwf.files.options import Naming
-from ibpwf.own_data.answering import classes_of, layout_of, load_classifier, predicted
+from ibpwf.files.stored import StoredRows, is_large, read_stored
+from ibpwf.own_data.answering import ROWS_AT_ONCE, classes_of, layout_of, load_classifier
 from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
 from ibpwf.training.callbacks import Callback
@@ -39,6 +40,7 @@ class LearnOptions:
     callbacks: Sequence[Callback] = ()  # who is told
     stop: Callable[[], bool] | None = None
     started: Callable[[Recipe], None] | None = None  # told by what a new model learns, before it does
+    on_disk: bool | None = None  # rows in a scratch file instead of in memory; None: where they are many
 
     @property
     def naming(self) -> Naming:
@@ -50,6 +52,11 @@ class LearnOptions:
             return self
         group.stop = self.stop or group.stop
         return replace(self, stop=lambda: group.stopping)
+
+    def rows_of(self, data: Path, read: ReadOptions) -> Examples | StoredRows:
+        """The rows to learn from, in memory unless they are many, or as was asked for."""
+        on_disk = is_large(data, read) if self.on_disk is None else self.on_disk
+        return read_stored(data, read) if on_disk else read_examples(data, read)
 
     def check(self) -> None:
         say = self.naming
@@ -84,6 +91,13 @@ class LearnedTask:
     recipe: str = "plain"
     already: bool = False
     beside: HeldOut | None = None  # rows that the recipe itself kept apart, beside two simple ways to answer them
+
+
+FileRows = Examples | StoredRows
+"""A file's examples, in memory or not."""
+
+MOST_MEASURED = 50_000
+"""Rows of a file that is not in memory by which accuracy is measured where none are held out."""
 
 
 def learn_file(
@@ -123,11 +137,12 @@ def _learn_file(
             check_unfinished(model, task, serial, options)
             if read.takes_unknown:  # in this file, so in those to come
                 classifier.extra_ = {**classifier.extra_, "layout": replace(layout, unknown="zeros").to_json()}
-            return _learn(model, classifier, read_examples(data, read), task, options)
-    examples = read_examples(data, options.read)
+            return _learn(model, classifier, options.rows_of(data, read), task, options)
+    examples = options.rows_of(data, options.read)
     classifier = ContinualClassifier(**{**parameters, "device": options.device})
-    plan = classifier.plan_for(examples.inputs)
+    plan = classifier.plan_for(examples if isinstance(examples, StoredRows) else examples.inputs)
     classifier.make_settings(plan)  # a wrong setting is named before the folder is made
+    assert examples.layout is not None
     classifier.extra_ = {"layout": examples.layout.to_json()}  # what later files must be like is saved with it
     examples.check_learnable()
     with _made(model):
@@ -140,22 +155,23 @@ def _learn_file(
 
 
 def _learn(
-    model: Path, classifier: ContinualClassifier, examples: Examples, task: str, options: LearnOptions
+    model: Path, classifier: ContinualClassifier, examples: FileRows, task: str, options: LearnOptions
 ) -> LearnedTask:
     examples.check_learnable()
     train, test = (examples, examples) if options.validate is None else held_out(examples, options)
+    if options.validate is None and isinstance(test, StoredRows):
+        test = test.sample(MOST_MEASURED)
     with resuming(options):
         classifier.learn(
-            train.inputs,
-            np.array(train.y),
+            train if isinstance(train, StoredRows) else train.inputs,
+            None if isinstance(train, StoredRows) else np.array(train.y),
             task=task,
             callbacks=[
                 *options.callbacks,
                 Checkpoint(model, every=options.checkpoint_minutes, resume=options.resume, stop=options.stop),
             ],
         )
-    truth = np.array(test.y)
-    given, inferred = (100.0 * float(np.mean(predicted(classifier, test, which) == truth)) for which in (task, None))
+    given, inferred = (share_right(classifier, test, which) for which in (task, None))
     classifier.learner_.note_accuracy(task, given)
     noted = {**classifier.extra_.get(ROWS, {}), task: examples.digest()}
     classifier.extra_ = {**classifier.extra_, ROWS: noted}
@@ -179,16 +195,23 @@ def resuming(options: LearnOptions) -> Iterator[None]:
         raise type(error)(error.problem, remedy=remedy) from error
 
 
-def held_out(examples: Examples, options: LearnOptions) -> tuple[Examples, Examples]:
+def share_right(classifier: ContinualClassifier, examples: FileRows, task: str | None) -> float:
+    """Per cent of examples that are answered rightly."""
+    right = sum(
+        int(np.sum(classifier.predict(part.inputs, task) == np.array(part.y)))
+        for part in examples.batches(ROWS_AT_ONCE)
+    )
+    return 100.0 * (right / len(examples))
+
+
+def held_out(examples: FileRows, options: LearnOptions) -> tuple[FileRows, FileRows]:
     """The examples to learn from and those to measure on: the same share of every class, at least one, the same every
     time. Both keep the order of the file."""
     share = options.validate
     assert share is not None
-    y = np.array(examples.y)
     chance = np.random.default_rng(0)
-    out = np.zeros(len(y), dtype=bool)
-    for label in np.unique(y):
-        rows = np.flatnonzero(y == label)
+    out = np.zeros(len(examples), dtype=bool)
+    for label, rows in examples.by_class():
         count = max(1, round(share * len(rows)))
         if len(rows) - count < 2:
             raise DataError(
@@ -206,10 +229,10 @@ def _already(classifier: ContinualClassifier, task: str, data: Path, options: Le
         raise InputError(f"a task named '{task}' has been learnt already; {another}.")
     info = classifier.learner_.info(task)
     classes = classes_of(classifier, task)
-    examples = read_examples(data, options.read)
+    examples = options.rows_of(data, options.read)
     noted = classifier.extra_.get(ROWS, {}).get(task)
     if noted is None:  # by a version that kept no digest: as far as can be told
-        same = set(examples.y or ()) == set(classes) and len(examples) >= info.examples
+        same = set(examples.classes) == set(classes) and len(examples) >= info.examples
     else:
         same = examples.digest() == noted
     if not same:

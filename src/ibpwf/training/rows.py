@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch import Generator, Tensor
 from ibpwf.core.packing import LABELS, Packing
 from ibpwf.errors import InputError
 from ibpwf.inputs import check_inputs, check_labels
+
+T = TypeVar("T")
 
 ROWS_AT_ONCE = 4096
 """Rows that are looked at together where no gradient is taken."""
@@ -46,8 +48,8 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def steps(self, batch_size: int) -> int | None:
-        """Mini-batches in an epoch, where that is known beforehand."""
+    def steps(self, batch_size: int) -> int:
+        """Mini-batches in an epoch."""
 
     def epoch(self, batch_size: int, shuffle: Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass for training; all that is random in it comes from `shuffle`."""
@@ -61,21 +63,28 @@ class Rows(Protocol):
     def tensors(self) -> tuple[Tensor, Tensor]:
         """All rows at once, for methods that need them so."""
 
+    def sample(self, most: int, draw: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """At least `most` rows, or all: for quantiles and the like. Of rows that are not in memory they are drawn at
+        random, since a file may well be sorted; of tensors they are the first."""
+
+    def labels_in_order(self) -> Tensor:
+        """The label of every row."""
+
     def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
         """Two parts, the second with that share of every class, drawn at random, and no more than `most` rows; None
         where that cannot be, or has none."""
 
 
-class TensorRows:
-    """Examples that lie on the training device. An epoch is a shuffled order, a batch a gather by index.
+class IndexedRows:
+    """Examples that can be had by their numbers. An epoch is a shuffled order.
 
     With `weights`, on the CPU, rows come as often as these say, one drawn independently of the other: what is learned
     is on average what it would be if the loss of each row counted so much, and no step has a rare row of a thousand
     times the loss of others.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
-        self.x, self.y, self.weights = x, y, weights
+    y: Tensor
+    weights: Tensor | None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -99,6 +108,30 @@ class TensorRows:
         drawn = torch.rand(count * size, generator=shuffle, dtype=torch.float64) * reached[-1]
         return torch.searchsorted(reached, drawn, right=True).clamp(max=len(self) - 1).view(count, size)
 
+    def labels_in_order(self) -> Tensor:
+        return self.y
+
+    def with_weights(self, weights: Tensor) -> Rows:
+        """The same rows, each to come as often as its weight says."""
+        raise NotImplementedError
+
+    def part(self, rows: Tensor) -> Rows:
+        """Those of the rows that are marked."""
+        raise NotImplementedError
+
+    def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
+        chosen = drawn_rows(self.y, share, most, shuffle).to(self.y.device)
+        if not chosen.any():
+            return None
+        return self.part(~chosen), self.part(chosen)
+
+
+class TensorRows(IndexedRows):
+    """Examples that lie on the training device. A batch is a gather by index."""
+
+    def __init__(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
+        self.x, self.y, self.weights = x, y, weights
+
     def epoch(self, batch_size: int, shuffle: Generator) -> Iterator[tuple[Tensor, Tensor]]:
         for rows in self.order(batch_size, shuffle).to(self.x.device):
             yield self.x.index_select(0, rows), self.y.index_select(0, rows)
@@ -106,26 +139,26 @@ class TensorRows:
     def in_order(self, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(torch.split(self.x, batch_size), torch.split(self.y, batch_size), strict=True)
 
+    def sample(self, most: int, draw: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.in_order()
+
     def identity(self) -> dict[str, Tensor]:
         return {"x": self.x, "y": self.y} | ({} if self.weights is None else {"weights": self.weights})
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         return self.x, self.y
 
-    def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
-        chosen = drawn_rows(self.y, share, most, shuffle).to(self.y.device)
-        if not chosen.any():
-            return None
-        return self._part(~chosen), self._part(chosen)
+    def with_weights(self, weights: Tensor) -> Rows:
+        return TensorRows(self.x, self.y, weights)
 
-    def _part(self, rows: Tensor) -> TensorRows:
+    def part(self, rows: Tensor) -> Rows:
         weights = None if self.weights is None else self.weights[rows.cpu()]
         return TensorRows(self.x[rows], self.y[rows], weights)
 
 
 def weighted(rows: Rows, weights: Any) -> Rows:
     """The same rows, each to come as often as its weight says."""
-    if not isinstance(rows, TensorRows):
+    if not isinstance(rows, IndexedRows):
         raise InputError(
             "weights were given beside a Dataset or batches, which decide themselves which rows come how often; give "
             "x and y as arrays, or leave weights out."
@@ -140,7 +173,7 @@ def weighted(rows: Rows, weights: Any) -> Rows:
         )
     if not bool(torch.isfinite(found).all()) or float(found.min()) < 0 or not float(found.sum()) > 0:
         raise InputError("weights holds negative numbers, NaN, infinity, or zeros alone; give numbers from 0.")
-    return TensorRows(rows.x, rows.y, found)
+    return rows.with_weights(found)
 
 
 def drawn_rows(labels: Tensor, share: float, most: int, shuffle: Generator) -> Tensor:
@@ -176,30 +209,33 @@ class StreamedRows:
         self.packing, self._find_packing = packing, find_packing
         self._single = _gives_examples(source)
         self.numbers: Mapping[int, int] = {}
+        self.labels = torch.zeros(0, dtype=torch.long)
         labels = [y for _, y in self.in_order()]
         self._find_packing = None
         if not labels:
             raise InputError(f"the {type(source).__name__} is empty; a task needs examples.")
-        self.labels = torch.cat(labels)
+        self.labels, self._count = torch.cat(labels), len(labels)
         self.classes = tuple(int(label) for label in torch.unique(self.labels))
         self.numbers = {label: number for number, label in enumerate(self.classes)}
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def steps(self, batch_size: int) -> int | None:
+    def steps(self, batch_size: int) -> int:
         if self._single:
             return max(len(self) // batch_size, 1)
-        return len(self.source) if hasattr(self.source, "__len__") else None
+        return self._count
 
     def epoch(self, batch_size: int, shuffle: Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """In the order that tensors would have, where there is a choice."""
         order = torch.randperm(len(self), generator=shuffle)
+        whole = len(self) < batch_size or not self._single
+        expected = len(self) if whole else self.steps(batch_size) * batch_size
         seed = int((order[:8] * torch.tensor([8191**place % 1000003 for place in range(len(order[:8]))])).sum())
-        return self._drawn(self._batches(batch_size, order), seed)
+        return with_own_random_numbers(self._read(batches_of(self.source, batch_size, order), expected), seed)
 
     def in_order(self, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._drawn(self._batches(batch_size), 0)
+        return with_own_random_numbers(self._read(batches_of(self.source, batch_size), len(self)), 0)
 
     def identity(self) -> dict[str, Tensor]:
         """Labels alone: what random transforms make of an example is never the same."""
@@ -208,6 +244,23 @@ class StreamedRows:
     def tensors(self) -> tuple[Tensor, Tensor]:
         parts = list(self.in_order())
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def sample(self, most: int, draw: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        if len(self) <= most:
+            yield from self.in_order()
+            return
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        chosen[torch.randperm(len(self), generator=draw)[:most]] = True
+        start = 0
+        for x, y in self.in_order():
+            here = chosen[start : start + len(y)].to(y.device)
+            start += len(y)
+            if here.any():
+                yield x[here], y[here]
+
+    def labels_in_order(self) -> Tensor:
+        """Of the first pass; later ones may have another order."""
+        return torch.tensor([self.numbers[label] for label in self.labels.tolist()], device=self.device)
 
     def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
         """Of a Dataset whose items can be had by number; of others nobody can say which rows come when."""
@@ -223,31 +276,17 @@ class StreamedRows:
             part.labels = self.labels[rows]
         return first, second
 
-    def _drawn(self, batches: Iterator[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Transforms that draw from torch's random numbers draw the same ones for the same seed, and leave the
-        caller's alone."""
-        reader = self._read(batches)
-        outside = torch.get_rng_state()
-        torch.manual_seed(seed)
-        while True:
-            try:
-                found = next(reader, None)
-                mine = torch.get_rng_state()
-            finally:
-                torch.set_rng_state(outside)
-            if found is None:
-                return
-            yield found
-            outside = torch.get_rng_state()
-            torch.set_rng_state(mine)
-
-    def _read(self, batches: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches checked, on the device, with labels as numbers of classes once these are known."""
+    def _read(self, batches: Iterator[Any], expected: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches checked, on the device, with labels as numbers of classes once these are known, and so many rows
+        `expected`; in the first pass, 0."""
+        rows, name = 0, type(self.source).__name__
         for number, batch in enumerate(batches):
-            inputs, labels = _parted(batch, f"batch {number} of the {type(self.source).__name__}")
+            inputs, labels = _parted(batch, f"batch {number} of the {name}")
+            self._check_shape(inputs, number, name)
             x = self._inputs(inputs)
             self.shape = tuple(x.shape[1:])
             y = check_labels(labels, len(x))
+            rows += len(y)
             if self.numbers:
                 new = [label for label in y.tolist() if label not in self.numbers]
                 if new:
@@ -257,6 +296,21 @@ class StreamedRows:
                     )
                 y = torch.tensor([self.numbers[label] for label in y.tolist()])
             yield x.to(self.device), y.to(self.device)
+        if expected and rows != expected:
+            raise InputError(
+                f"the {name} gave {rows:,} examples in a pass where the first one had {expected:,}; a task is read "
+                "several times, so every pass must have as many. Give a DataLoader, a list, or an object whose "
+                "__iter__ begins anew."
+            )
+
+    def _check_shape(self, inputs: Any, number: int, name: str) -> None:
+        """Refuse a batch that is not like the ones before it."""
+        shape = tuple(getattr(inputs, "shape", ()))[1:]
+        if number and shape and self.packing is None and self.shape is not None and shape != self.shape:
+            raise InputError(
+                f"batch {number} of the {name} has examples of shape {shape}, those before it have {self.shape}; "
+                "give examples of one shape."
+            )
 
     def _inputs(self, given: Any) -> Tensor:
         """A batch of inputs as one tensor; named ones of single examples are put together here, at one length."""
@@ -267,23 +321,48 @@ class StreamedRows:
         shape = None if self.packing is not None else self.shape
         return torch.cat([check_inputs(part, shape, packing=self.packing) for part in parts])
 
-    def _batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Any]:
-        """Of a Dataset in the given order, or as its items come; of ready-made batches as they are."""
-        source = self.source
-        if not self._single:
-            yield from source
+
+def batches_of(source: Any, batch_size: int, order: Tensor | None = None) -> Iterator[Any]:
+    """Of a Dataset in the given order, or as its items come; of ready-made batches as they are."""
+    if not _gives_examples(source):
+        yield from source
+        return
+    if not _by_number(source):
+        items = iter(source)
+    else:
+        places = range(len(source)) if order is None else order.tolist()
+        items = (source[place] for place in places)
+    started = False
+    while rows := list(islice(items, batch_size)):
+        # In training a rest smaller than a batch is left out, unless it is all there is.
+        if order is None or not started or len(rows) == batch_size:
+            yield _collated(rows)
+        started = True
+
+
+def read_batches(source: Any, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Any, Any]]:
+    """Inputs and labels of a Dataset or of ready-made batches, as they come, in one pass."""
+    batches, name = batches_of(source, batch_size), type(source).__name__
+    pairs = (_parted(batch, f"batch {number} of the {name}") for number, batch in enumerate(batches))
+    return with_own_random_numbers(pairs, 0)
+
+
+def with_own_random_numbers(reader: Iterator[T], seed: int) -> Iterator[T]:
+    """Transforms that draw from torch's random numbers draw the same ones for the same seed, and leave the caller's
+    alone."""
+    outside = torch.get_rng_state()
+    torch.manual_seed(seed)
+    while True:
+        try:
+            found = next(reader, None)
+            mine = torch.get_rng_state()
+        finally:
+            torch.set_rng_state(outside)
+        if found is None:
             return
-        if not _by_number(source):
-            items = iter(source)
-        else:
-            places = range(len(source)) if order is None else order.tolist()
-            items = (source[place] for place in places)
-        started = False
-        while rows := list(islice(items, batch_size)):
-            # In training a rest smaller than a batch is left out, unless it is all there is.
-            if order is None or not started or len(rows) == batch_size:
-                yield _collated(rows)
-            started = True
+        yield found
+        outside = torch.get_rng_state()
+        torch.set_rng_state(mine)
 
 
 class Examples(list[Mapping[str, Any]]):

@@ -9,7 +9,7 @@ on 500 such features tell forest covers (covertype, three tasks) apart better th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ def weighted(encoding: TableEncoding, x: Tensor) -> Tensor:
 
 class QuantileFeatures(RandomFeatures):
     """A random layer on encoded numbers. `width` is its number of units; None: by the first task's rows."""
+
+    rows_to_fit: ClassVar[int | None] = MOST_ROWS
 
     def __init__(self, width: int | None = None) -> None:
         super().__init__(width)

@@ -1,0 +1,172 @@
+"""A table that is larger than what one wants to hold in memory: learnt, answered and measured on the command line.
+
+    python benchmarks/big_table.py                              # 5,810,120 rows
+    python benchmarks/big_table.py --rows 581012 --out DIR      # a tenth of them, to see that it runs
+    python benchmarks/big_table.py --shards 8                   # in several files
+
+Covertype ten times, its measurements with a little noise, as Parquet; every hundredth row is kept out of it as a
+test. `ibpwf learn`, `predict` and `evaluate` each run in a process of their own, whose largest resident memory is
+recorded. Beside it stand a tenth of the rows, learnt in memory and from a scratch file, on the same test rows; up to
+100,000 rows both come to the same bits. The result goes to docs/results/scaling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ibpwf.lab.data.tables import load_table
+from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.storage.files import write_json
+
+Array = NDArray[Any]
+
+OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
+ROWS, TIMES = 5_810_120, 10
+NOISE = 0.01
+"""Of a measurement's standard deviation."""
+MEASUREMENTS = 10
+"""Columns that hold many numbers; the others are yes or no."""
+ROW_GROUP = 65_536
+TEST_EVERY = 100
+
+
+def parts(x: Array, y: Array, rows: int, seed: int) -> Iterator[tuple[Array, Array]]:
+    """The table over and over in random orders, each time with other noise, some rows at a time."""
+    rng, spread, left = np.random.default_rng(seed), x[:, :MEASUREMENTS].std(0), rows
+    while left > 0:
+        order = rng.permutation(len(y))[:left]
+        left -= len(order)
+        for start in range(0, len(order), ROW_GROUP):
+            some = order[start : start + ROW_GROUP]
+            numbers = x[some].astype(np.float32)
+            numbers[:, :MEASUREMENTS] += NOISE * spread * rng.standard_normal((len(some), MEASUREMENTS))
+            yield numbers, y[some]
+
+
+def write_tables(folder: Path, rows: int, shards: int, source: str | None) -> None:
+    """big (a file, or a folder of shards), tenth.parquet and test.parquet."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    x, y = load_table("covertype", source=source)
+    names = [f"f{number}" for number in range(x.shape[1])]
+    columns = [pyarrow.field(name, pyarrow.float32()) for name in names]
+    schema = pyarrow.schema([*columns, pyarrow.field("label", pyarrow.int32())])
+    (folder / "big").mkdir()
+    big = [ParquetWriter(folder / "big" / f"part-{number:02}.parquet", schema) for number in range(shards)]
+    tenth, test = (ParquetWriter(folder / f"{name}.parquet", schema) for name in ("tenth", "test"))
+    done = 0
+    for number, (some, labels) in enumerate(parts(x, y, rows, seed=0)):
+        held = np.arange(done, done + len(labels)) % TEST_EVERY == 0
+        first = ~held & (np.arange(done, done + len(labels)) < rows // TIMES)
+        done += len(labels)
+        for writer, chosen in ((big[number % shards], ~held), (tenth, first), (test, held)):
+            if chosen.any():
+                values = [*some[chosen].T, labels[chosen].astype(np.int32)]
+                writer.write_table(pyarrow.table([pyarrow.array(v) for v in values], schema=schema), ROW_GROUP)
+    for writer in (*big, tenth, test):
+        writer.close()
+
+
+def measured(command: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run a command of `ibpwf` in a process that is the only child of another, so that its memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_run, (list(command), folder))
+
+
+def _run(command: list[str], folder: Path) -> dict[str, Any]:
+    started = time.perf_counter()
+    words = [sys.executable, "-m", "ibpwf", *command]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = {
+        "command": " ".join(["ibpwf", *command]),
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "peak_rss_gb": used.ru_maxrss * 1024 / 1e9,  # Linux counts in KiB
+    }
+    print(json.dumps(found), flush=True)
+    return {**found, "out": done.stdout}
+
+
+def model_digest(folder: Path) -> str:
+    """Of all tensors of a model."""
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def evaluated(found: dict[str, Any]) -> dict[str, Any]:
+    scores = json.loads(found.pop("out"))
+    return {**found, "rows": scores["rows"], "accuracy": scores["accuracy"], "novel": scores["novel"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--shards", type=int, default=1, help="files that the table is written in")
+    parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as of ibpwf learn")
+    parser.add_argument("--out", type=Path, default=OUT)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as place:
+        folder = Path(place)
+        write_tables(folder, asked.rows, asked.shards, asked.source)
+        table_bytes = sum(path.stat().st_size for path in (folder / "big").iterdir())
+        settings = [word for one in asked.set for word in ("--set", one)]
+        common = ("--task", "cover", "--device", "cpu", *settings)
+        steps: dict[str, Any] = {}
+        steps["learn"] = measured(("learn", "model", "big", *common, "--on-disk"), folder)
+        steps["predict"] = measured(("predict", "model", "big", "-o", "answers.parquet", "--device", "cpu"), folder)
+        steps["evaluate"] = measured(("evaluate", "model", "big", "--json", "-", "--device", "cpu"), folder)
+        steps["test"] = measured(("evaluate", "model", "test.parquet", "--json", "-", "--device", "cpu"), folder)
+        for name, where in (("tenth in memory", "--in-memory"), ("tenth on disk", "--on-disk")):
+            model = name.replace(" ", "-")
+            steps[f"learn {name}"] = measured(("learn", model, "tenth.parquet", *common, where), folder)
+            tested = ("evaluate", model, "test.parquet", "--json", "-", "--device", "cpu")
+            steps[f"test of {name}"] = measured(tested, folder)
+        same = model_digest(folder / "tenth-in-memory") == model_digest(folder / "tenth-on-disk")
+    tests = ("test", "test of tenth in memory", "test of tenth on disk")
+    for name in ("evaluate", *tests):
+        steps[name] = evaluated(steps[name])
+    whole, tenth, stored = (steps[name]["accuracy"]["task_given"] for name in tests)
+    record = {
+        "name": "big-table",
+        "what": (__doc__ or "").splitlines()[0],
+        "command": " ".join(["python", "benchmarks/big_table.py", *sys.argv[1:]]),
+        "commit": commit(),
+        "environment": {**environment(), "cores": os.cpu_count()},
+        "summary": {
+            "rows": asked.rows,
+            "parquet_bytes": table_bytes,
+            "peak_rss_gb": {name: steps[name]["peak_rss_gb"] for name in ("learn", "predict", "evaluate")},
+            "accuracy": whole,
+            "accuracy_of_a_tenth_in_memory": tenth,
+            "accuracy_of_a_tenth_on_disk": stored,
+            "tenth_on_disk_has_the_same_bits": same,
+        },
+        "steps": {name: {key: value for key, value in step.items() if key != "out"} for name, step in steps.items()},
+    }
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write_json(asked.out / "big-table.json", record)
+    print(json.dumps(record["summary"], indent=2), flush=True)
+
+
+if __name__ == "__main__":
+    main()
