@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,14 @@ def check_same(given: Any, **options: Any) -> None:
 )
 def test_a_table_of_text_is_the_same_as_read_whole(content: str, options: dict[str, Any], tmp_path: Path) -> None:
     check_same(write(tmp_path / "a.csv", content), **options)
+
+
+@pytest.mark.parametrize("words", [50, 2_000])
+def test_dates_are_the_same_as_read_whole(words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ibpwf.files.scanning.MOST_WORDS", words)
+    first = datetime.datetime(2026, 1, 1)
+    rows = (f"{first + row * datetime.timedelta(hours=31)},{row},{'uv'[row % 2]}" for row in range(300))
+    check_same(write(tmp_path / "a.csv", "when,n,y\n" + "\n".join(rows) + "\n"))
 
 
 def test_a_parquet_table_is_the_same_as_read_whole(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class SeenColumn:
             self.often[word] = self.often.get(word, 0) + count
         self.countless = len(self.often) > MOST_WORDS
         if self.countless and not self.numeric:
-            self.column()  # names the column that has too many
+            self.found = self.column()  # dates, or a column that has too many words and is named
 
     def column(self) -> Column:
         if self.found is not None:
