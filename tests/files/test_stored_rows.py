@@ -87,6 +87,8 @@ def test_a_parquet_table_is_the_same_as_read_whole(tmp_path: Path) -> None:
 def test_images_and_arrays_are_the_same_as_read_whole(tmp_path: Path) -> None:
     check_same(two_classes(tmp_path / "images"))
     check_same(idx_pair(tmp_path / "idx"))
+    check_same(tmp_path / "idx")
+    assert not is_large(tmp_path / "idx", ReadOptions())
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(20, 3)), y=np.arange(20) % 2)
     check_same(tmp_path / "a.npz")
 

@@ -95,14 +95,13 @@ def table_in(path: Path, options: ReadOptions) -> Table | None:
 
 def _batches(path: Path, options: ReadOptions, rows: int) -> Iterator[Examples]:
     from ibpwf.files.idx_file import is_idx
-    from ibpwf.files.image_folder import image_batches, is_junk
 
-    if path.is_dir():
-        names = [name for name in os.listdir(path) if not is_junk(name)]
-        if not any(is_idx(name) or _is_data(name) for name in names):
-            yield from image_batches(path, options, rows)
-            return
-    elif not is_idx(path.name) and path.exists():
+    if is_image_folder(path):
+        from ibpwf.files.image_folder import image_batches
+
+        yield from image_batches(path, options, rows)
+        return
+    if not path.is_dir() and not is_idx(path.name) and path.exists():
         table = table_in(path, options)
         if table is not None:
             from ibpwf.files.table import table_batches
@@ -110,6 +109,17 @@ def _batches(path: Path, options: ReadOptions, rows: int) -> Iterator[Examples]:
             yield from table_batches(table, options, rows)
             return
     yield from _read(path, options).batches(rows)
+
+
+def is_image_folder(path: Path) -> bool:
+    """Whether a path is a folder that holds neither IDX files nor arrays nor tables."""
+    from ibpwf.files.idx_file import is_idx
+    from ibpwf.files.image_folder import is_junk
+
+    if not path.is_dir():
+        return False
+    names = [name for name in os.listdir(path) if not is_junk(name)]
+    return not any(is_idx(name) or _is_data(name) for name in names)
 
 
 def _is_data(name: str) -> bool:

@@ -22,7 +22,7 @@ from ibpwf.files.layout import Layout
 from ibpwf.files.naming import PARQUET, Paths, table_files
 from ibpwf.files.opening import shown, unreadable
 from ibpwf.files.options import ReadOptions
-from ibpwf.files.reading import only_path, read_examples, table_in
+from ibpwf.files.reading import is_image_folder, only_path, read_examples, table_in
 from ibpwf.files.scanning import NUMBERS_AT_ONCE, ROWS_AT_ONCE, WordOrigins, first_layout
 from ibpwf.files.table import Table, means_of, table_batches
 from ibpwf.storage.scratch import Array, ScratchFile
@@ -192,7 +192,7 @@ def read_stored(path: Paths, options: ReadOptions | None = None) -> StoredRows:
     try:
         if shards is not None:
             return _stored_table([_table(one, how) for one in shards], place if len(shards) == 1 else path, how)
-        if place.is_dir():
+        if is_image_folder(place):
             from ibpwf.files.image_folder import images_in_batches
 
             return _stored_images(place, images_in_batches(place, how, _images_at_once))
@@ -245,11 +245,14 @@ def is_large(path: Paths, options: ReadOptions) -> bool:
     shards = table_files(path)
     if shards is None:
         place = only_path(path)
-        if not place.is_dir():
+        if not is_image_folder(place):
             return False
         from ibpwf.files.image_folder import bytes_of_images
 
-        return bytes_of_images(place, options) > LARGE
+        try:
+            return bytes_of_images(place, options) > LARGE
+        except OSError as error:
+            raise unreadable(place, error) from error
     return sum(map(_bytes_of, shards)) > LARGE
 
 
