@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
-.PHONY: help env docs run test lint types pytest test-slow test-faults test-zoo bench results report clean
+.PHONY: help env docs run test lint types pytest test-slow test-faults test-zoo bench bench-scale results report clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-faults  kills, damage, interrupts, threads, bad input, by the thousand"
 	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
 	@echo "make bench      speed and memory as ratios, into docs/results/bench"
+	@echo "make bench-scale  how cost grows with tasks, classes, rows and parameters, into docs/results/scaling"
 	@echo "make results    rewrite the result tables, figures and the report page from docs/results"
 	@echo "make report     the figures and the page alone"
 	@echo "make docs       rewrite docs/cli.md and docs/settings.md from the program"
@@ -60,6 +61,11 @@ test-zoo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/ibpwf bench --profile --out docs/results/bench
+
+bench-scale: $(STAMP)
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/big_table.py
+	$(BIN)/python -m tools.scaling_page docs
 
 results: $(STAMP)
 	$(BIN)/python -m tools.results_page docs README.md

@@ -1,0 +1,267 @@
+"""How cost grows with tasks, classes, rows and parameters: time, memory and bytes of the folder at growing sizes.
+
+    python benchmarks/scaling.py                        # all four: 1,000 tasks, 10,000 classes, 10⁷ rows, 10⁸ weights
+    python benchmarks/scaling.py tasks --sizes 10 100   # one of them, as far as that
+    python benchmarks/scaling.py --small                # a tenth of everything
+
+Every size is measured in a process of its own, whose peak memory is recorded; tasks are learned one after the other
+in a single process and looked at on the way. Times are medians of several. `docs/results/scaling/NAME.json` gets
+what was found after each size; `python -m tools.scaling_page docs` makes docs/scaling.md of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ibpwf import ContinualClassifier, Learner, Settings
+from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.models import mlp
+from ibpwf.storage.files import write_json
+
+OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
+TIMES = 5
+ASKED = 200
+"""Rows that are asked about at once."""
+
+
+def seconds(act: Callable[[], object], times: int = TIMES) -> float:
+    """The median time of an act, after one that is not counted."""
+    act()
+    took = []
+    for _ in range(times):
+        started = time.perf_counter()
+        act()
+        took.append(time.perf_counter() - started)
+    return statistics.median(took)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def stored(learner: Learner, x: Tensor) -> dict[str, float]:
+    """The folder, and how long it takes until one that was just read has answered for its first task."""
+    with tempfile.TemporaryDirectory() as there:
+        folder = Path(there) / "model"
+        learner.save(folder)
+
+        def load() -> None:
+            Learner.load(folder, device="cpu").predict(x[:1], task=0)
+
+        return {"folder_bytes": folder_bytes(folder), "load_seconds": seconds(load, 3)}
+
+
+def permuted_digits(task: int) -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(task))
+    return torch.tensor(digits.data, dtype=torch.float32)[:600, order] / 16, torch.tensor(digits.target)[:600]
+
+
+def tasks(sizes: list[int]) -> Iterator[dict[str, Any]]:
+    """Digits of scikit-learn, their pixels permuted otherwise for every task, 600 rows each."""
+    settings = Settings(
+        alpha=16.0, epochs=2, finetune_epochs=1, batch_size=32, learning_rate=0.01, random_features=128
+    )
+    torch.manual_seed(0)
+    learner = Learner(mlp(64, [64, 64], 10), settings, seed=0, device="cpu")
+    recent: list[float] = []
+    for task in range(max(sizes)):
+        x, y = permuted_digits(task)
+        started = time.perf_counter()
+        learner.learn(x, y)
+        recent = [*recent, time.perf_counter() - started][-10:]
+        if task + 1 in sizes:
+            own = x[:ASKED]
+            yield {
+                "size": task + 1,
+                "learn_seconds": statistics.median(recent),
+                "given_seconds": seconds(lambda own=own, task=task: learner.predict(own, task=task)),  # type: ignore[misc]
+                "inferred_seconds": seconds(lambda own=own: learner.predict(own)),  # type: ignore[misc]
+                "accuracy": 100 * float((learner.predict(own, task=task).labels == y[:ASKED]).double().mean()),
+                **stored(learner, x),
+            }
+
+
+def classes(sizes: list[int]) -> Iterator[dict[str, Any]]:
+    """Classes that are points of 64 numbers with noise, 100 classes a task and 20 rows each, beside a router."""
+    (most,) = sizes
+    each = min(100, most)
+    settings = Settings(
+        epochs=3,
+        finetune_epochs=1,
+        batch_size=100,
+        heads="per-task",
+        inference="router",
+        features="random",
+        random_features=500,
+        router_precision="float32",
+    )
+    torch.manual_seed(0)
+    learner = Learner(mlp(64, [128], each), settings, seed=0, device="cpu")
+    g = torch.Generator().manual_seed(1)
+    recent: list[float] = []
+    for task in range(most // each):
+        y = torch.arange(each).repeat(20)
+        centers = torch.randn(each, 64, generator=g)
+        x = centers[y] + 0.5 * torch.randn(len(y), 64, generator=g)
+        started = time.perf_counter()
+        learner.learn(x, y + task * each)
+        recent = [*recent, time.perf_counter() - started][-10:]
+    found = learner.predict(x[:ASKED]).labels
+    yield {
+        "size": most,
+        "learn_seconds": statistics.median(recent),
+        "given_seconds": seconds(lambda: learner.predict(x[:ASKED], task=task)),
+        "inferred_seconds": seconds(lambda: learner.predict(x[:ASKED])),
+        "accuracy": 100 * float((found == y[:ASKED] + task * each).double().mean()),
+        **stored(learner, x),
+    }
+
+
+def rows(sizes: list[int]) -> Iterator[dict[str, Any]]:
+    """One task of 16 columns in a Parquet file, learned from disk in one pass and one more, and asked from disk."""
+    import pyarrow
+    import pyarrow.parquet
+
+    (most,) = sizes
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=16).astype(np.float32)
+    with tempfile.TemporaryDirectory() as there:
+        path = Path(there) / "rows.parquet"
+        names = [f"c{column}" for column in range(16)]
+        writer = None
+        for start in range(0, most, 100_000):
+            x = rng.normal(size=(min(100_000, most - start), 16)).astype(np.float32)
+            y = np.where(x @ weights > 0, "yes", "no")
+            table = pyarrow.table({**dict(zip(names, x.T, strict=True)), "label": y})
+            writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+        assert writer is not None
+        writer.close()
+        model = ContinualClassifier(epochs=1, batch_size=1_000, settings={"finetune_epochs": 1}, random_state=0)
+        started = time.perf_counter()
+        model.learn(path)
+        learned = time.perf_counter() - started
+        folder = Path(there) / "model"
+        model.save(folder)
+        yield {
+            "size": most,
+            "learn_seconds": learned,
+            "given_seconds": seconds(lambda: model.predict(x[:ASKED], task=0)),
+            "inferred_seconds": seconds(lambda: model.predict(x[:ASKED])),
+            "accuracy": 100 * float((model.predict(x[:10_000]) == y[:10_000]).mean()),
+            "file_bytes": path.stat().st_size,
+            "folder_bytes": folder_bytes(folder),
+        }
+
+
+def parameters(sizes: list[int]) -> Iterator[dict[str, Any]]:
+    """A task beside a frozen perceptron of so many weights, four hidden layers of one width."""
+    (most,) = sizes
+    width = max(8, round((most / 3) ** 0.5))
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(64, width), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Linear(width, 10))
+    settings = Settings(
+        base="frozen",
+        alpha=4.0,
+        learning_rate=0.01,
+        epochs=4,
+        finetune_epochs=4,
+        batch_size=32,
+        random_features=128,
+    )
+    learner = Learner(network, settings, seed=0, device="cpu")
+    x, y = permuted_digits(0)
+    learner.learn(x, y)
+    second, other = permuted_digits(1)
+    started = time.perf_counter()
+    learner.learn(second, other)
+    learned = time.perf_counter() - started
+    with tempfile.TemporaryDirectory() as there:
+        learner.save(Path(there) / "model")
+        yield {
+            "size": sum(parameter.numel() for parameter in network.parameters()),
+            "learn_seconds": learned,
+            "given_seconds": seconds(lambda: learner.predict(x[:ASKED], task=0)),
+            "inferred_seconds": seconds(lambda: learner.predict(x[:ASKED])),
+            "accuracy": 100 * float((learner.predict(x, task=0).labels == y).double().mean()),
+            "folder_bytes": folder_bytes(Path(there) / "model"),
+        }
+
+
+AXES: dict[str, tuple[Callable[[list[int]], Iterator[dict[str, Any]]], tuple[int, ...]]] = {
+    "tasks": (tasks, (1, 10, 30, 100, 300, 1_000)),
+    "classes": (classes, (100, 300, 1_000, 3_000, 10_000)),
+    "rows": (rows, (10_000, 100_000, 1_000_000, 10_000_000)),
+    "parameters": (parameters, (100_000, 1_000_000, 10_000_000, 100_000_000)),
+}
+
+
+def measured_apart(name: str, sizes: list[int]) -> Iterator[dict[str, Any]]:
+    """The lines that a process of its own prints."""
+    command = [sys.executable, __file__, name, "--child", "--sizes", *map(str, sizes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+    if child.returncode:
+        raise SystemExit(f"measuring {name} at {sizes} ended with {child.returncode}")
+
+
+def main(given: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("axes", nargs="*", default=list(AXES), choices=[*AXES, []])
+    parser.add_argument("--sizes", nargs="+", type=int)
+    parser.add_argument("--small", action="store_true", help="sizes up to a tenth of the largest")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args(given)
+    if asked.child:
+        for row in AXES[asked.axes[0]][0](asked.sizes):
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            sys.stdout.write(json.dumps({**row, "peak_bytes": peak}) + "\n")
+            sys.stdout.flush()
+        return
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for name in asked.axes:
+        sizes = asked.sizes or [size for size in AXES[name][1] if not asked.small or size <= AXES[name][1][-1] // 10]
+        made = {
+            "schema": 1,
+            "axis": name,
+            "what": (AXES[name][0].__doc__ or "").strip(),
+            "command": "python benchmarks/scaling.py " + " ".join(given),
+            "commit": commit(),
+            "environment": environment("cpu"),
+        }
+        found: list[dict[str, Any]] = []
+        for together in [sizes] if name == "tasks" else [[size] for size in sizes]:
+            for row in measured_apart(name, together):
+                found.append(row)
+                write_json(asked.out / f"{name}.json", {**made, "rows": found})
+                shown = {key: round(value, 4) for key, value in row.items()}
+                sys.stdout.write(f"{name}: {shown}\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,39 @@
+"""The page of how cost grows, from result files made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ibpwf.storage.files import write_json
+from tools import scaling_page
+
+
+def test_the_exponent_is_that_of_the_power_law_at_large_sizes() -> None:
+    sizes = [1, 10, 100, 300, 1_000]
+    assert scaling_page.exponent(sizes, [7.0, 9.0, *(2 * s**1.5 for s in sizes[2:])]) == pytest.approx(1.5)
+    assert scaling_page.exponent([10], [1.0]) is None
+
+
+def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -> None:
+    times = {"learn_seconds": 0.5, "given_seconds": 2e-3, "inferred_seconds": 1.0, "load_seconds": 1.0}
+    rows = [
+        {"size": n, **times, "folder_bytes": n * 5e6, "peak_bytes": 4e8, "accuracy": 96.1} for n in (1, 100, 1_000)
+    ]
+    has = {"machine": "x86_64", "threads": 2, "cores": 2, "torch": "2.13", "python": "3.11"}
+    made = {"axis": "tasks", "what": "Small ones.", "command": "python b.py", "commit": "abc", "environment": has}
+    results = tmp_path / "results" / "scaling"
+    results.mkdir(parents=True)
+    write_json(results / "tasks.json", {**made, "rows": rows})
+    assert scaling_page.main([str(tmp_path)]) == 0
+    text = (tmp_path / "scaling.md").read_text(encoding="utf-8")
+    assert "| 1,000 | 0.5 | 2 | 1,000 | 1,000 | 5,000 | 400 | 96.1 |" in text
+    assert "| exponent | 0.00 | 0.00 | 0.00 | 0.00 | 1.00 | 0.00 |  |" in text
+    assert "| folder | 5,000,000 MB |" in text
+    assert "## Rows" not in text
+
+
+def test_without_measurements_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scaling_page.main([str(tmp_path)]) == 2
+    assert "run benchmarks/scaling.py first" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""docs/scaling.md, from the result files of benchmarks/scaling.py.
+
+`python -m tools.scaling_page docs`. Beside every column stands the exponent b of cost ≈ a·size^b, fitted by least
+squares of the logarithms to the sizes from a tenth of the largest on: what holds where it gets large.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ibpwf.storage.files import read_json, write_text
+
+COLUMNS = {
+    "learn_seconds": ("learning a task", "s"),
+    "given_seconds": ("200 rows, task given", "ms"),
+    "inferred_seconds": ("200 rows, task inferred", "ms"),
+    "load_seconds": ("read, first answer", "ms"),
+    "folder_bytes": ("folder", "MB"),
+    "peak_bytes": ("peak memory", "MB"),
+    "accuracy": ("right", "%"),
+}
+SCALES = {"s": 1.0, "ms": 1e3, "MB": 1e-6, "%": 1.0}
+REASONS = {
+    "tasks": """A task is learned beside the factors that are there, most of which it reuses: what grows is the number
+of factors that it chooses among, and with it the posterior. With the task given, its own factors alone are
+multiplied, so the number of tasks does not matter. To infer it, every task's Gaussian is looked at, in blocks that
+are dropped as soon as they cannot win. The folder has one part a task; reading it reads the manifest, and a task's
+part when it is first asked.""",
+    "classes": """Experts are of their own task's size, so a task costs what it costs. The router's regression has one
+column a class; its sums are those of its features, D²/2 numbers whatever the number of classes, and a mean per
+class.""",
+    "rows": """Every row is read, written to a scratch file and passed twice, so time is proportional to rows. Memory
+is that of some batches, and of what is remembered of each row (its class and its place in the order of an epoch). The
+model does not know how many rows there were.""",
+    "parameters": """The base is multiplied in every step and is not stored again; a task's factors are as long as a
+layer is wide, which is the square root of its weights.""",
+}
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
+    """Of the power law through the sizes from a tenth of the largest on; None with fewer than two."""
+    late = [(s, v) for s, v in zip(sizes, values, strict=True) if s * 10.5 >= max(sizes) and v > 0]
+    if len({s for s, _ in late}) < 2:
+        return None
+    x, y = ([math.log(pair[at]) for pair in late] for at in (0, 1))
+    return statistics.linear_regression(x, y).slope
+
+
+def number(value: float, unit: str) -> str:
+    scaled = value * SCALES[unit]
+    return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.3g}"
+
+
+def section(made: dict[str, Any]) -> list[str]:
+    rows, has = made["rows"], made["environment"]
+    keys = [key for key in COLUMNS if all(key in row for row in rows)]
+    lines = [f"## {made['axis'].capitalize()}", "", made["what"], ""]
+    lines.append(f"| {made['axis']} | " + " | ".join("{}, {}".format(*COLUMNS[key]) for key in keys) + " |")
+    lines.append("|" + "---:|" * (1 + len(keys)))
+    for row in rows:
+        cells = [number(row[key], COLUMNS[key][1]) for key in keys]
+        lines.append(f"| {row['size']:,} | " + " | ".join(cells) + " |")
+    sizes = [row["size"] for row in rows]
+    fits = [None if key == "accuracy" else exponent(sizes, [row[key] for row in rows]) for key in keys]
+    lines.append("| exponent | " + " | ".join("" if fit is None else f"{fit:.2f}" for fit in fits) + " |")
+    lines += ["", REASONS[made["axis"]].replace("\n", " "), ""]
+    lines.append(
+        f"`{made['command'].strip()}`, commit {str(made['commit'])[:12]}, {has['machine']}, {has['threads']} of "
+        f"{has['cores']} cores, torch {has['torch']}, Python {has['python']}."
+    )
+    return [*lines, ""]
+
+
+def outlook(made: dict[str, Any]) -> list[str]:
+    """What the last tasks' numbers and their exponents mean for a million, said as the extrapolation that it is."""
+    rows = made["rows"]
+    last, sizes = rows[-1], [row["size"] for row in rows]
+    lines = ["## A million tasks", ""]
+    lines.append(f"Not measured: the numbers for {last['size']:,} tasks, carried on with the exponents above.")
+    lines += ["", "| | at a million |", "|---|---:|"]
+    for key in ("learn_seconds", "given_seconds", "inferred_seconds", "load_seconds", "folder_bytes"):
+        fit = exponent(sizes, [row[key] for row in rows])
+        words, unit = COLUMNS[key]
+        if fit is not None:
+            lines.append(f"| {words} | {number(last[key] * (1_000_000 / last['size']) ** fit, unit)} {unit} |")
+    return [*lines, ""]
+
+
+def page(results: Path) -> str:
+    lines = [
+        "# How cost grows",
+        "",
+        "Made by `python -m tools.scaling_page docs` from [results/scaling](results/scaling). A size has a process "
+        "of its own, tasks excepted, which are learned one after the other; times are medians on a machine that is "
+        "not ours alone, so an exponent is good to about 0.1.",
+        "",
+    ]
+    there = {name: read_json(results / f"{name}.json") for name in REASONS if (results / f"{name}.json").is_file()}
+    for made in there.values():
+        lines += section(made)
+    if "tasks" in there:
+        lines += outlook(there["tasks"])
+    return "\n".join(lines)
+
+
+def main(given: Sequence[str]) -> int:
+    docs = Path(given[0])
+    if not (docs / "results" / "scaling").is_dir():
+        sys.stderr.write(f"error: {docs / 'results' / 'scaling'} is not there; run benchmarks/scaling.py first.\n")
+        return 2
+    write_text(docs / "scaling.md", page(docs / "results" / "scaling"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
