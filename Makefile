@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_OUT ?= runs/split-mnist
 
+# Many tests start a Python of their own, which takes seconds longer where nothing keeps what was compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help env docs run test lint types pytest test-slow test-faults test-zoo bench bench-scale results report clean
 
 help:

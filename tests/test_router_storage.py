@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ibpwf import Learner
 from ibpwf.errors import InputError
+from ibpwf.inference.fusion import expert_weight
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.training.checkpoint import Checkpoint
 from router_tasks import (
@@ -97,7 +98,7 @@ def test_a_forgotten_task_leaves_nothing_in_the_router_nor_among_the_weights(
     assert router.columns() == [len(labels) for labels in others]
     assert torch.equal(router.class_scores(learner.method.features(X)), never.class_scores(method.features(X)))
     assert calibrations(learner) == kept
-    alpha, beta = kept[-1].router, np.average([one.experts for one in kept], weights=[one.classes for one in kept])
+    alpha, beta = kept[-1].router, expert_weight(kept)
     joint = alpha * router_scores(learner) + beta * expert_scores(learner)
     found = learner.predict(X, marginal=True)
     np.testing.assert_allclose(found.probabilities.numpy(), special.softmax(joint, axis=1), atol=1e-6)

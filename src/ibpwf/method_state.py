@@ -178,8 +178,9 @@ def _calibration(method: IBPWF, entry: FactorTask, version: Version) -> Calibrat
     for name, table, count in (("limits", found.limits, wanted), ("nearness", found.nearness, measured)):
         if len(table or ()) != count:
             raise NotWhole(f"task {entry.serial} has {len(table or ())} {name} in its calibration, not {count}")
-    if found.losses is not None and len(found.losses) != (len(GRID) if wanted else 0):
-        raise NotWhole(f"task {entry.serial} has {len(found.losses)} losses in its calibration, not {len(GRID)}")
+    remembered = len(GRID) if wanted else 0
+    if found.losses is not None and len(found.losses) != remembered:
+        raise NotWhole(f"task {entry.serial} has {len(found.losses)} losses in its calibration, not {remembered}")
     before = method.versions.added(version)
     known = sum(len(one.classes) for one in before.newest if one.origin <= version.origin)
     forgotten = entry.serial + 1 - before.tasks  # or serials of other versions

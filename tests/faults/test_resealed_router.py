@@ -160,6 +160,7 @@ def test_a_calibration_of_a_router_beside_gaussians_is_refused(tmp_path: Path) -
         "limits": None,
         "alone": None,
         "nearness": None,
+        "losses": None,
     }
     whole = {
         "alone": 1.0,
@@ -169,6 +170,8 @@ def test_a_calibration_of_a_router_beside_gaussians_is_refused(tmp_path: Path) -
         "limits": [float(place) for place in range(9)],
     }
     assert "9 limits in its calibration, not 0" in refused(folder, calibration(**whole), tmp_path / "model")
+    losses = calibration(losses=[0.0] * 11)
+    assert "11 losses in its calibration, not 0" in refused(folder, losses, tmp_path / "model")
 
 
 def test_a_folder_from_before_there_were_calibrations_has_none(together: Folder, tmp_path: Path) -> None:

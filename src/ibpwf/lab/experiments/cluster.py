@@ -11,7 +11,6 @@ import importlib.util
 import ipaddress
 import json
 import logging
-import pickle
 import secrets
 import socket
 import threading
@@ -126,7 +125,7 @@ class Cluster:
             count = len(client.nthreads())
             self.say(f"{self.address}: {count} worker{'s' * (count != 1)}" + (", waiting for one" * (not count)))
             topic = f"ibpwf-{secrets.token_hex(8)}"
-            client.subscribe_topic(topic, lambda event: told(pickle.loads(event[1])))
+            client.subscribe_topic(topic, lambda event: told(event[1]))
             executor = _Jobs(client, topic)
             try:
                 yield executor
@@ -236,4 +235,4 @@ def _log(topic: str, message: Any) -> None:
     state = worker.state.tasks.get(worker.get_current_task())
     if state is None or state.state == "cancelled":
         raise Dropped
-    worker.log_event(topic, pickle.dumps(message))
+    worker.log_event(topic, message)

@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from ibpwf.lab.experiments.seed_training import RunCallback, SeedTraining
 from ibpwf.learner import choose_device
 from ibpwf.storage.files import append_jsonl, decode_tensors, read_bytes, read_jsonl, write_json
 from ibpwf.storage.folder import MANIFEST, FileEntry, open_folder, save_folder
+from ibpwf.training.callbacks import EpochEnd
 from ibpwf.training.phase import Phase, make_optimizer
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def train_in_workers(runs: Sequence[Run], engine: Engine) -> None:
         place, number, name, what = message
         one, training = behind[place]
         if number == len(training.rows):  # not from a worker that was thought to be lost
-            getattr(one.watch, name)(training.name, *what)
+            seen = [EpochEnd(**fields) for fields in what] if name == "epoch_end" else what
+            getattr(one.watch, name)(training.name, *seen)
 
     chains = [_tasks_of(place, one, training, going) for place, (one, training) in enumerate(behind)]
     try:
@@ -198,7 +200,7 @@ def _stream(config: RunConfig, seed: int) -> Scenario:
 
 
 class _TellTheRun(RunCallback):
-    """In a worker: everything is seen where the run is."""
+    """In a worker: everything is seen where the run is, told in numbers and text alone."""
 
     def __init__(self, job: TaskJob) -> None:
         self.job = job
@@ -216,8 +218,8 @@ class _TellTheRun(RunCallback):
     def step_end(self, *what: Any) -> None:
         self._tell("step_end", *what)
 
-    def epoch_end(self, *what: Any) -> None:
-        self._tell("epoch_end", *what)
+    def epoch_end(self, training: str, epoch: EpochEnd) -> None:
+        self._tell("epoch_end", training, asdict(epoch))
 
 
 @contextlib.contextmanager
