@@ -258,9 +258,7 @@ class Settings(Factorization):
         "answered no better; epochs and finetune_epochs are then the most it takes. Without effect where there are "
         "fewer than 30 such rows, or batch normalization",
     )
-    selection_rate: Positive = Field(
-        1.0, description="how many times as fast as all else it is learned which factors a task takes (π̄, c and d)"
-    )
+    selection_rate: Positive = Field(1.0, description="how many times as fast as all else π̄, c and d are learned")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="of the learning rate: constant, or half a cosine over each phase"
     )
@@ -408,12 +406,9 @@ class Settings(Factorization):
     )
 
     def check(self) -> None:
-        require(
-            self.shrinkage == 0 or self.inference != "shared-gaussian",
-            "shrinkage",
-            self.shrinkage,
-            "with inference=shared-gaussian all have one covariance already; leave it at 0",
-        )
+        known = self.shrinkage == 0 or self.inference != "shared-gaussian"
+        why = "with inference=shared-gaussian all have one covariance already; leave it at 0"
+        require(known, "shrinkage", self.shrinkage, why)
         mean, std = self.image_mean, self.image_std
         alike = mean == std == "auto" if "auto" in (mean, std) else len(mean) == len(std) in (1, 3)
         require(alike, "image_mean", mean, f"image_std is {std}: give both, one number or three each, or neither")
