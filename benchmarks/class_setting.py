@@ -52,6 +52,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("scenario")
     parser.add_argument("--preset", default="best")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds from this one on")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--network")
     parser.add_argument("--order")
@@ -157,9 +158,10 @@ def main(given: list[str]) -> None:
     command = "python benchmarks/class_setting.py " + " ".join(given)
     there = asked.out / "parts.json"
     seeds: list[dict[str, Any]] = read_json(there)["seeds"] if asked.resume and there.exists() else []
-    for seed in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU
-        one = Run(first.replace(seeds=tuple(range(seed + 1))), asked.out, command)
-        (result,) = run_together([one], resume=bool(seed), overwrite=not seed)
+    for done in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU
+        seed = asked.first_seed + done
+        one = Run(first.replace(seeds=tuple(range(asked.first_seed, seed + 1))), asked.out, command)
+        (result,) = run_together([one], resume=bool(done), overwrite=not done)
         seeds.append({"seed": seed, **parts_of_run(one)})
         del one
         made = {"command": command, "commit": commit(), "environment": environment(asked.device), "seeds": seeds}

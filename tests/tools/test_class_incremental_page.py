@@ -36,13 +36,14 @@ def test_a_cell_says_what_its_file_says_and_a_missing_one_stays_empty(tmp_path: 
     page = with_tables(f"before\n{BEGIN}\nstale\n{END}\nafter", tmp_path)
     assert page.startswith("before\n")
     assert page.endswith("\nafter")
-    assert "| router alone | 98.46 ± 0.05 (99.90, ECE 0.6) |" in page
+    assert "| router alone, small | 98.46 ± 0.05 (99.90, ECE 0.6) |" in page
     assert (
-        "- router alone, split-mnist: `ibpwf run split-mnist --method router`, 2 seeds, cpu, commit 0123456789ab"
+        "- router alone, small, split-mnist: `ibpwf run split-mnist --method router`, 2 seeds, cpu, commit 0123456789ab"
         in page
     )
     assert "stale" not in page
     assert "split-cifar10" not in page
     assert "| router alone | 1.50 | 1.00 | 1.0 |" in page
     assert "| split-mnist, 1 task learned, images of the others | 90.5 | 50.0 | 4.0 |" in page
-    assert "largest score of all: 91.50. `python x`" in page
+    assert "| router alone, as in preset best | – | 1.50 ± 0.71 |" in page
+    assert "| turned experts alone, largest score | – | 91.50 ± 0.71 |" in page
