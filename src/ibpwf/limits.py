@@ -10,6 +10,8 @@ MOST_WEIGHTS = 1 << 29
 MOST_FEATURES = 20_000
 """Of φ: the covariance of so many takes 3.2 GB."""
 
+MOST_PATCH_SIZES = 4
+
 MOST_DRAWS = 10_000
 MOST_DRAWN_NUMBERS = 1 << 32
 """Weights of all posterior draws together: 16 GiB."""
@@ -35,6 +37,15 @@ def check_features(count: int) -> None:
             f"tasks would be inferred from {count:,} features, whose covariance takes {8 * count**2 / 1e9:,.0f} GB; "
             f"at most {MOST_FEATURES:,} can be used. Choose a narrower layer, or features='random'."
         )
+
+
+def check_patch_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Refuses no size at all, more than anybody needs, and one given twice."""
+    if not 1 <= len(sizes) <= MOST_PATCH_SIZES or len({*sizes}) < len(sizes):
+        raise InputError(
+            f"patch_sizes is {list(sizes)}; give one to {MOST_PATCH_SIZES} different sizes, such as [5, 8]."
+        )
+    return sizes
 
 
 def check_draws(draws: int, weights: int = 0, name: str = "draws") -> None:

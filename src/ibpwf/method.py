@@ -51,7 +51,7 @@ ELBO, FINETUNE = "elbo", "finetune"
 BUILT_WITH = (
     *Factorization.model_fields,
     *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
-    *("patch_filters", "patch_grid", "patch_epsilon", "image_shape"),
+    *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon", "image_shape"),
     *("backbone", "backbone_depths", "backbone_size", "backbone_projection", "image_mean", "image_std"),
     *("router_ridge", "router_precision", "keep_sums_per_task"),
 )

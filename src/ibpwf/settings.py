@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 import math
-import types
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ibpwf.errors import InputError, unknown
-from ibpwf.limits import MOST_FEATURES
+from ibpwf.limits import MOST_FEATURES, check_patch_sizes
+from ibpwf.settings_words import in_range, spell
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -21,6 +21,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Auto = Literal["auto"]
+PatchSizes = Annotated[tuple[Annotated[int, Field(ge=2, le=32)], ...], AfterValidator(check_patch_sizes)]
 
 
 class FrozenSettings(BaseModel):
@@ -75,10 +76,10 @@ class FrozenSettings(BaseModel):
         mine = [one for one in found if str(one["loc"][0]) == name]
         for one in mine:
             if one["type"] in _RANGES:
-                raise InputError(f"{name} is {one['input']}; {_in_range(cls, name)}.") from None
+                raise InputError(f"{name} is {one['input']}; {in_range(cls, name)}.") from None
         given = next((one["input"] for one in mine if len(one["loc"]) == 1), None)
         value = given if given is not None else _given(mine)
-        raise InputError(f"{name} is {value!r}; expected {_spell(cls.model_fields[name].annotation)}.") from None
+        raise InputError(f"{name} is {value!r}; expected {spell(cls.model_fields[name].annotation)}.") from None
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -99,58 +100,6 @@ def _given(errors: list[Any]) -> object:
     """What was handed in for a field of several kinds: the widest of the inputs its kinds complain about."""
     inputs = [one["input"] for one in sorted(errors, key=lambda one: len(one["loc"]))]
     return next((value for value in inputs if isinstance(value, (dict, tuple))), inputs[0])
-
-
-def _limits(annotation: Any) -> list[Any]:
-    """The `Field` limits anywhere inside an annotation."""
-    found = []
-    if typing.get_origin(annotation) is Annotated:
-        found += [m for part in annotation.__metadata__ for m in getattr(part, "metadata", [])]
-    for inner in typing.get_args(annotation):
-        found += _limits(inner)
-    return found
-
-
-def _in_range(settings: type[BaseModel], name: str) -> str:
-    """What a number must be, in words."""
-    field = settings.model_fields[name]
-    limits = [*field.metadata, *_limits(field.annotation)]
-    low, high = (
-        next(((getattr(m, key), key) for m in limits for key in keys if hasattr(m, key)), (None, ""))
-        for keys in (("gt", "ge"), ("lt", "le"))
-    )
-    if low == (0, "gt") and high == (1, "lt"):
-        return "it is a probability strictly between 0 and 1"
-    if low == (0, "gt") and high == (1, "le"):
-        return "give more than 0 and at most 1"
-    if low == (0, "ge") and high == (1, "le"):
-        return "it is a share from 0 to 1"
-    none = ", or none" if type(None) in typing.get_args(field.annotation) else ""
-    if high[0] is not None:
-        least = "it must be above" if low[1] == "gt" else "give at least"
-        return f"{least} {low[0]:,} and at most {high[0]:,}{none}"
-    if low == (0, "ge"):
-        return "it cannot be negative"
-    if low[1] == "gt":
-        return f"it must be above {low[0]}{none}"
-    return f"give at least {low[0]}{none}"
-
-
-def _spell(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    if origin is Annotated:
-        return _spell(typing.get_args(hint)[0])
-    if origin is Literal:
-        return " or ".join(repr(option) for option in typing.get_args(hint))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_spell(option) for option in typing.get_args(hint))
-    if origin is dict:
-        return "a mapping from layer patterns to numbers"
-    if origin is tuple:
-        inner = typing.get_args(hint)
-        return f"a list of {'' if ... in inner else f'{len(inner)}, each '}{_spell(inner[0])}"
-    names = {type(None): "none", float: "a number", int: "a whole number", str: "text", bool: "true or false"}
-    return names.get(hint, str(hint))
 
 
 def require(ok: bool, field: str, value: object, remedy: str) -> None:
@@ -317,6 +266,11 @@ class Settings(Factorization):
         description="how many patches images are compared with: a number, or a size by features, about 1,600, 6,400, "
         "16,000 or 48,000 of them; a router then stores 10 MB, 164 MB, 1 GB or 9 GB, and half of it with "
         "router_precision=float32",
+    )
+    patch_sizes: PatchSizes = Field(
+        (6,),
+        description="pixels across the patches, one to four sizes such as [5, 8], each with its even share of the "
+        "filters and a whitening of its own",
     )
     patch_grid: Count | Auto = Field(
         "auto",

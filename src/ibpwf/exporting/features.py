@@ -38,8 +38,8 @@ class _RandomPhi(nn.Module):
 
 
 class _PatchPhi(nn.Module):
-    """Whitened patches are a convolution, their cosines with the filters a product. Of large images and many filters
-    responses are made and averaged for some lines of places after others."""
+    """Patches of one size. Whitened they are a convolution, their cosines with the filters a product. Of large
+    images and many filters responses are made and averaged for some lines of places after others."""
 
     def __init__(self, features: PatchFeatures) -> None:
         super().__init__()
@@ -77,6 +77,15 @@ class _PatchPhi(nn.Module):
         return (total.flatten(1) - self.get_buffer("mean")) / self.get_buffer("deviation")
 
 
+class _SideBySide(nn.Module):
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], 1)
+
+
 class _LayerPhi(nn.Module):
     """The output of a layer of an `nn.Sequential`, averaged over space for a convolution."""
 
@@ -99,7 +108,8 @@ def phi_of(method: IBPWF) -> nn.Module:
     if isinstance(features, RandomFeatures):
         return _RandomPhi(features)
     if isinstance(features, PatchFeatures):
-        return _PatchPhi(features)
+        parts = [_PatchPhi(one) for one in features.alone()]
+        return parts[0] if len(parts) == 1 else _SideBySide(parts)
     if not isinstance(features, LayerFeatures):
         raise InputError(
             f"tasks are inferred from {type(features).__name__}, which cannot be put into one graph; export one task "

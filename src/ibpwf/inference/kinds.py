@@ -51,6 +51,7 @@ FEATURES: dict[str, Callable[..., Features]] = {
     "quantiles": lambda settings: QuantileFeatures(_width(settings)),
     "patches": lambda settings: PatchFeatures(
         settings.patch_filters,
+        patch=settings.patch_sizes,
         grid=settings.patch_grid,
         epsilon=settings.patch_epsilon,
         mirror=settings.mirror,

@@ -5,15 +5,17 @@
 p is every patch of the image, A takes away its mean and whitens it, and f_k are K random patches of the first task,
 so nothing is trained (after Coates and Ng, "Learning feature representations with k-means", 2012). There is one
 feature for each sign, each cell of a g×g grid and each filter: D = 2g²K. Whatever is affine in all pixels alike, such
-as 0 to 1 or 0 to 255, gives the same φ.
+as 0 to 1 or 0 to 255, gives the same φ. Patches of several sizes have an A, filters and features for each size, and φ
+is all of them in a row.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -44,19 +46,46 @@ NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**28}
 """How many responses are held at a time: what fits a processor's cache, and 1 GB of a GPU."""
 
 
+TENSORS = ("whitening", "filters", "mean", "deviation")
+
+
 @dataclass(frozen=True)
 class _Fitted:
-    """What the first task has fixed. `whitening` n×n and `filters` K×n are of the patches, `mean` and `deviation` of
-    the features."""
+    """What the first task has fixed of patches of one size. `whitening` n×n and `filters` K×n are of the patches,
+    `mean` and `deviation` of the features, which are averaged over g×g `cells`."""
 
+    patch: int
+    cells: int
     whitening: Tensor
     filters: Tensor
     mean: Tensor
     deviation: Tensor
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in TENSORS}
+
+    def standardized(self, x: Tensor, threshold: float) -> Tensor:
+        """φ of images, of this size of patches alone."""
+        height, width = (size - self.patch + 1 for size in x.shape[2:])
+        pooling = pooling_matrix(height, width, self.cells).to(self.filters)
+        count, filters = len(self.filters), self.filters.T.contiguous()
+        at_once = max(1, NUMBERS_AT_ONCE.get(x.device.type, 2**21) // (height * width * count))
+        phi = filters.new_empty(len(x), 2, len(pooling), count)
+        for start in range(0, len(x), at_once):
+            images = x[start : start + at_once].float()
+            directions = _windows(images, self.patch).reshape(-1, len(filters)) @ self.whitening
+            directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True).clamp_(min=BLANK)
+            response = F.softshrink(directions @ filters, threshold).view(len(images), -1, count)
+            both = pooling @ response  # of which the one sign is less the other
+            phi[start : start + at_once, 0] = pooling @ response.clamp_(min=0)
+            phi[start : start + at_once, 1] = phi[start : start + at_once, 0] - both
+        return phi.flatten(1).sub_(self.mean).div_(self.deviation)
+
 
 class PatchFeatures(Features):
-    """`filters` is their number K, or a size. `grid` is g; "auto": 4 for images of one channel (digits, clothes:
+    """`filters` is their number K, or a size of φ. `patch` is how many pixels a patch is across; of several such
+    sizes each has its even share of the filters. `grid` is g; "auto": 4 for images of one channel (digits, clothes:
     where a stroke is tells much), 2 for color, and never more than there are patches in a row. `epsilon` is added to
     the patches' variances, relative to their mean, before whitening. With `mirror` an image and its mirror image are
     two rows to learn from, and an answer is about both: for photographs, not for digits. `shape` says of rows that
@@ -66,7 +95,7 @@ class PatchFeatures(Features):
         self,
         filters: int | Size = "small",
         *,
-        patch: int = 6,
+        patch: int | Sequence[int] = 6,
         grid: int | Literal["auto"] = "auto",
         threshold: float = 0.05,
         epsilon: float = 0.1,
@@ -75,19 +104,34 @@ class PatchFeatures(Features):
     ) -> None:
         if isinstance(filters, str) and filters not in SIZES:
             raise unknown("size of patch features", filters, SIZES)
-        self.filters, self.patch, self.grid = filters, patch, grid
+        self.patches = (patch,) if isinstance(patch, int) else tuple(patch)
+        if not self.patches or min(self.patches) < 1 or len({*self.patches}) < len(self.patches):
+            raise InputError(f"patches are {patch} pixels across; give one size or several different ones.")
+        if isinstance(filters, int) and filters < len(self.patches):
+            raise InputError(
+                f"patch_filters is {filters}, but patches have {len(self.patches)} sizes; give at least one to each."
+            )
+        self.filters, self.grid = filters, grid
         self.threshold, self.epsilon, self.mirror = threshold, epsilon, mirror
         self.shape = shape
         self.image: tuple[int, ...] = ()
-        self._fitted: _Fitted | None = None
+        self._fitted: tuple[_Fitted, ...] = ()
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         """`generator` is one of the CPU's, so that filters do not depend on the device. A random part of the images
-        is used where all would be more than 268 MB."""
+        is used where all would be more than 268 MB. Each size of patches has the filters it would have alone."""
         self.image = ()
         images = self._kept(batches, rows, generator)
         self.image = tuple(images.shape[1:])
-        patches = self._random_patches(images, generator)
+        drawn = generator.get_state()
+        fitted = []
+        for patch, count in zip(self.patches, self._counts(), strict=True):
+            generator.set_state(drawn)
+            fitted.append(self._fitted_to(images, patch, count, generator))
+        self._fitted = tuple(fitted)
+
+    def _fitted_to(self, images: Tensor, patch: int, count: int, generator: torch.Generator) -> _Fitted:
+        patches = _random_patches(images, patch, generator)
         spread = float(images.max() - images.min())
         whitening = whitening_of(patches * (LEVELS / spread if spread else 1.0), self.epsilon)
         whitening = (whitening * (LEVELS / spread if spread else 1.0)).to(images)
@@ -96,10 +140,10 @@ class PatchFeatures(Features):
         usable = torch.nonzero(length > BLANK).flatten().cpu()
         if not len(usable):
             raise InputError("features is 'patches', but the first task's images are blank; set features='random'.")
-        chosen = usable[torch.randperm(len(usable), generator=generator)[: self._count()]].to(images.device)
+        chosen = usable[torch.randperm(len(usable), generator=generator)[:count]].to(images.device)
         filters = directions[chosen] / length[chosen].unsqueeze(1)
-        self._fitted = _Fitted(whitening, filters, torch.zeros(()), torch.ones(()))
-        self._standardize(images)
+        found = _Fitted(patch, self._cells(patch), whitening, filters, torch.zeros(()), torch.ones(()))
+        return self._with_moments(found, images)
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ in float32; with `mirror`, the mean of an image's and of its mirror image's. Scores linear in φ are then
@@ -109,9 +153,18 @@ class PatchFeatures(Features):
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
         """φ of all rows, once for each way an image is looked at."""
-        x = self._images(x)
-        for images in (x, x.flip(-1)) if self.mirror else (x,):
-            yield self._standardized(images)
+        for images in self._looks(self._images(x)):
+            parts = [fitted.standardized(images, self.threshold) for fitted in self._fitted]
+            yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def alone(self) -> list[Self]:
+        """The features of each size of patches by itself; φ is all of theirs in a row."""
+        parts = []
+        for fitted in self._fitted:
+            one = copy.copy(self)
+            one.patches, one.filters, one._fitted = (fitted.patch,), len(fitted.filters), (fitted,)
+            parts.append(one)
+        return parts
 
     def check(self, x: Tensor) -> None:
         self._images(x)
@@ -126,45 +179,70 @@ class PatchFeatures(Features):
                 "features is 'patches', which reads images (rows × channels × height × width), but a row is "
                 f"{given}; give images, say in image_shape what images such rows are, or set features='random'."
             )
-        if min(x.shape[2:]) < self.patch:
+        if min(x.shape[2:]) < (largest := max(self.patches)):
             raise InputError(
-                f"features is 'patches' of {self.patch} × {self.patch} pixels, but an image is {given}; give larger "
-                "images or smaller patches, or set features='random'."
+                f"features is 'patches' of {largest} × {largest} pixels, but an image is {given}; give larger images "
+                "or smaller patches, or set features='random'."
             )
         if self.image and tuple(x.shape[1:]) != self.image:
             learnt = " × ".join(str(size) for size in self.image)
             raise InputError(f"an image is {given}, but the first task's were {learnt}; give images of that size.")
         return x
 
+    def _looks(self, images: Tensor) -> tuple[Tensor, ...]:
+        return (images, images.flip(-1)) if self.mirror else (images,)
+
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.state()[1].values())
 
     def state(self) -> State:
-        if self._fitted is None:
+        """Tensors of one size have their plain names, those of several the size before it, such as `8.filters`."""
+        if not self._fitted:
             return {}, {}
-        content = {"image": list(self.image), "patch": self.patch, "grid": self.grid, "mirror": self.mirror}
-        tensors = {field.name: getattr(self._fitted, field.name) for field in fields(_Fitted)}
-        content |= {"threshold": self.threshold, "filters": len(self._fitted.filters), "shape": self.shape}
+        several = len(self._fitted) > 1
+        content: dict[str, Any] = {
+            "image": list(self.image),
+            "patch": list(self.patches) if several else self.patches[0],
+            "grid": self.grid,
+            "mirror": self.mirror,
+            "threshold": self.threshold,
+            "filters": sum(len(fitted.filters) for fitted in self._fitted),
+            "shape": self.shape,
+        }
+        tensors = {
+            (f"{fitted.patch}.{name}" if several else name): tensor
+            for fitted in self._fitted
+            for name, tensor in fitted.tensors.items()
+        }
         return content, tensors
 
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if content:
             self.image = tuple(content["image"])
-            self.patch, self.grid, self.filters = content["patch"], content["grid"], content["filters"]
+            self.patches = _stored_sizes(content["patch"])
+            self.grid, self.filters = content["grid"], content["filters"]
             self.threshold, self.mirror = content["threshold"], content["mirror"]
             self.shape = None if content["shape"] is None else tuple(content["shape"])
-            self._check_stored(tensors)
-            self._fitted = _Fitted(**tensors)
+            prefixes = {patch: f"{patch}." if len(self.patches) > 1 else "" for patch in self.patches}
+            self._check_stored(prefixes, tensors)
+            self._fitted = tuple(
+                _Fitted(patch, self._cells(patch), **{name: tensors[prefix + name] for name in TENSORS})
+                for patch, prefix in prefixes.items()
+            )
 
-    def _check_stored(self, tensors: Mapping[str, Tensor]) -> None:
+    def _check_stored(self, prefixes: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
         """Refuse what does not have a number for each of its products, or would divide by 0."""
-        size, filters = self.image[0] * self.patch**2, len(tensors["filters"])
-        width = 2 * self._cells() ** 2 * filters
-        shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
-        check_part("features", tensors, {name: Expected(shape) for name, shape in shapes.items()})
-        if not float(tensors["deviation"].min()) >= 1e-6:
-            raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
+        expected = {}
+        for patch, prefix in prefixes.items():
+            size, filters = self.image[0] * patch**2, len(tensors[f"{prefix}filters"])
+            width = 2 * self._cells(patch) ** 2 * filters
+            shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
+            expected |= {prefix + name: Expected(shape) for name, shape in shapes.items()}
+        check_part("features", tensors, expected)
+        for name in (f"{prefix}deviation" for prefix in prefixes.values()):
+            if not float(tensors[name].min()) >= 1e-6:
+                raise NotWhole(f"tensor '{name}' of part 'features' is not above 0")
         if type(self.mirror) is not bool or not 0 <= self.threshold < 1:
             raise NotWhole(f"patch features have mirror={self.mirror!r} and threshold={self.threshold!r}")
 
@@ -185,31 +263,24 @@ class PatchFeatures(Features):
             raise InputError("no images to take patches from.")
         return torch.cat(kept)
 
-    def _random_patches(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Patches from anywhere, a row each; all of them where they are few."""
-        windows = images.unfold(2, self.patch, 1).unfold(3, self.patch, 1).movedim(1, 3)
-        places = windows.shape[:3]
-        every = places.numel()
-        drawn = torch.arange(every) if every <= PATCHES else torch.randint(every, (PATCHES,), generator=generator)
-        which = torch.unravel_index(drawn.to(images.device), places)
-        return windows[which].flatten(1)
-
-    def _cells(self) -> int:
-        """g for images of this size."""
+    def _cells(self, patch: int) -> int:
+        """g for images of this size and patches of that."""
         wanted = (4 if self.image[0] == 1 else 2) if self.grid == "auto" else self.grid
-        return min(wanted, *(size - self.patch + 1 for size in self.image[1:]))
+        return min(wanted, *(size - patch + 1 for size in self.image[1:]))
 
-    def _count(self) -> int:
-        """K for images of this size."""
-        if isinstance(self.filters, str):
-            return SIZES[self.filters] // (2 * self._cells() ** 2)
-        return self.filters
+    def _counts(self) -> list[int]:
+        """How many of the K filters are of each size of patches, for images of this size. The first sizes have one
+        more where it does not come out even."""
+        sizes, filters = len(self.patches), self.filters
+        if isinstance(filters, str):
+            filters = sizes * SIZES[filters] // sum(2 * self._cells(patch) ** 2 for patch in self.patches)
+        return [filters // sizes + (number < filters % sizes) for number in range(sizes)]
 
-    def _standardize(self, images: Tensor) -> None:
-        assert self._fitted is not None
+    def _with_moments(self, fitted: _Fitted, images: Tensor) -> _Fitted:
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
         for rows in torch.split(images, 1024):
-            for phi in self.views(rows):
+            for look in self._looks(rows):
+                phi = fitted.standardized(look, self.threshold)
                 count += len(phi)
                 phi = phi.double()
                 total, squares = phi.sum(0) + total.to(phi), phi.square().sum(0) + squares.to(phi)
@@ -217,26 +288,29 @@ class PatchFeatures(Features):
         variance = (squares / count - mean.square()).clamp(min=0)
         # A feature that never moves gives the rounding errors of its constant: they must not be made large.
         deviation = (variance + 1e-10).sqrt()
-        self._fitted = _Fitted(self._fitted.whitening, self._fitted.filters, mean.float(), deviation.float())
+        return replace(fitted, mean=mean.float(), deviation=deviation.float())
 
-    def _standardized(self, x: Tensor) -> Tensor:
-        fitted = self._fitted
-        assert fitted is not None
-        height, width = (size - self.patch + 1 for size in x.shape[2:])
-        pooling = pooling_matrix(height, width, self._cells()).to(fitted.filters)
-        count, filters = len(fitted.filters), fitted.filters.T.contiguous()
-        at_once = max(1, NUMBERS_AT_ONCE.get(x.device.type, 2**21) // (height * width * count))
-        phi = filters.new_empty(len(x), 2, len(pooling), count)
-        for start in range(0, len(x), at_once):
-            images = x[start : start + at_once].float()
-            windows = images.unfold(2, self.patch, 1).unfold(3, self.patch, 1).movedim(1, 3)
-            directions = windows.reshape(-1, len(filters)) @ fitted.whitening
-            directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True).clamp_(min=BLANK)
-            response = F.softshrink(directions @ filters, self.threshold).view(len(images), -1, count)
-            both = pooling @ response  # of which the one sign is less the other
-            phi[start : start + at_once, 0] = pooling @ response.clamp_(min=0)
-            phi[start : start + at_once, 1] = phi[start : start + at_once, 0] - both
-        return phi.flatten(1).sub_(fitted.mean).div_(fitted.deviation)
+
+def _stored_sizes(patch: Any) -> tuple[int, ...]:
+    sizes = tuple(patch) if isinstance(patch, list) and len(patch) > 1 else (patch,)
+    if any(type(size) is not int or size < 1 for size in sizes) or len({*sizes}) < len(sizes):
+        raise NotWhole(f"patch features are of patches of {patch!r} pixels")
+    return sizes
+
+
+def _windows(images: Tensor, patch: int) -> Tensor:
+    """Every patch: images × rows × columns × channels × its rows × its columns."""
+    return images.unfold(2, patch, 1).unfold(3, patch, 1).movedim(1, 3)
+
+
+def _random_patches(images: Tensor, patch: int, generator: torch.Generator) -> Tensor:
+    """Patches from anywhere, a row each; all of them where they are few."""
+    windows = _windows(images, patch)
+    places = windows.shape[:3]
+    every = places.numel()
+    drawn = torch.arange(every) if every <= PATCHES else torch.randint(every, (PATCHES,), generator=generator)
+    which = torch.unravel_index(drawn.to(images.device), places)
+    return windows[which].flatten(1)
 
 
 def whitening_of(patches: Tensor, epsilon: float) -> Tensor:

@@ -23,14 +23,12 @@ from ibpwf.inference.ridge_sums import Precision
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.methods.dense import Problem, class_prediction, total_bytes
 from ibpwf.limits import MOST_FEATURES
-from ibpwf.settings import Auto, Count, FrozenSettings, Positive, Settings
+from ibpwf.settings import Auto, Count, FrozenSettings, PatchSizes, Positive, Settings
 from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase
 
 ROWS_AT_ONCE = 1024
-SMALLEST_IMAGE = 6
-"""Pixels across a patch."""
 
 
 def _as_in_ibpwf(name: str) -> Any:
@@ -46,6 +44,7 @@ class RouterSettings(FrozenSettings):
     )
     random_features: Annotated[int, Field(ge=1, le=MOST_FEATURES)] | Auto = _as_in_ibpwf("random_features")
     patch_filters: Count | Size = _as_in_ibpwf("patch_filters")
+    patch_sizes: PatchSizes = _as_in_ibpwf("patch_sizes")
     patch_grid: Count | Auto = _as_in_ibpwf("patch_grid")
     patch_epsilon: Positive = _as_in_ibpwf("patch_epsilon")
     mirror: bool = Field(
@@ -82,7 +81,7 @@ class Router(Method):
 
     def _make_features(self) -> Features:
         s, given, image = self.settings, self.problem.input_shape, self.problem.image_shape
-        fits = len(given) == 3 and min(given[1:]) >= SMALLEST_IMAGE
+        fits = len(given) == 3 and min(given[1:]) >= max(s.patch_sizes)
         if s.features == "random" or (s.features == "auto" and not fits):
             return RandomFeatures(None if s.random_features == "auto" else s.random_features)
         if image is None:
@@ -91,7 +90,12 @@ class Router(Method):
                 f"but examples have shape {given}; set features=random."
             )
         return PatchFeatures(
-            s.patch_filters, grid=s.patch_grid, epsilon=s.patch_epsilon, mirror=s.mirror, shape=image
+            s.patch_filters,
+            patch=s.patch_sizes,
+            grid=s.patch_grid,
+            epsilon=s.patch_epsilon,
+            mirror=s.mirror,
+            shape=image,
         )
 
     @property
