@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from ibpwf import Settings
 from ibpwf.errors import InputError
+from ibpwf.lab.methods.router import RouterSettings
 from ibpwf.settings import parse_assignment
 
 POSITIVE = ("alpha", "strength_std", "learning_rate", "temperature", "ridge")
@@ -158,3 +159,19 @@ def test_an_assignment_on_the_command_line_is_read_as_json_or_else_as_text(
 def test_what_is_no_assignment_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InputError, match=r"is not a setting; write --set name=value, such as --set alpha=300"):
         parse_assignment(text)
+
+
+@pytest.mark.parametrize("settings", [Settings, RouterSettings])
+def test_patches_have_one_to_four_different_sizes(settings: type[Settings] | type[RouterSettings]) -> None:
+    assert settings().patch_sizes == (6,)
+    assert settings.from_json(settings(patch_sizes=[5, 8]).to_json()).patch_sizes == (5, 8)
+    for wrong, message in (
+        ([], r"patch_sizes is \[\]; give one to 4 different sizes, such as \[5, 8\]\."),
+        ([5, 5], r"patch_sizes is \[5, 5\]; give one to 4 different sizes"),
+        ([2, 3, 4, 5, 6], "give one to 4 different sizes"),
+        ([5, 1], r"patch_sizes is 1; give at least 2 and at most 32\."),
+        ([33], r"patch_sizes is 33; give at least 2 and at most 32\."),
+        (6, "patch_sizes is 6; expected a list of a whole number"),
+    ):
+        with pytest.raises(InputError, match=message):
+            settings(patch_sizes=wrong)

@@ -6,7 +6,8 @@ import sys
 
 from pydantic.fields import FieldInfo
 
-from ibpwf.settings import Factorization, Settings, _limits, _spell
+from ibpwf.settings import Factorization, Settings
+from ibpwf.settings_words import limits_of, spell
 from ibpwf.storage.files import write_text
 
 HEAD = """\
@@ -24,14 +25,16 @@ SIGNS = {"gt": "above {:g}", "ge": "at least {:g}", "lt": "below {:g}", "le": "a
 
 def kind(field: FieldInfo) -> str:
     """What a value must be, and between which limits."""
-    found = [*field.metadata, *_limits(field.annotation)]
+    found = [*field.metadata, *limits_of(field.annotation)]
     limits = [text.format(getattr(one, sign)) for one in found for sign, text in SIGNS.items() if hasattr(one, sign)]
-    return ", ".join([_spell(field.annotation), *dict.fromkeys(limits)])
+    return ", ".join([spell(field.annotation), *dict.fromkeys(limits)])
 
 
 def default(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, tuple):  # as it is given on the command line
+        return str(list(value))
     return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

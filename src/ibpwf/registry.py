@@ -3,6 +3,9 @@
 A name stands for one of ours, for what an installed package has registered as an entry point, or, written as
 `module:Name`, for anything that can be imported. A model folder is data: what it names is looked up among the first
 two only, so that opening one never imports a module of its choosing.
+
+`NAME+WORD` is a method that another one makes of NAME: WORD is an entry point of the group `ibpwf.method_wrappers`, a
+function of the method's class and the whole name.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 from ibpwf.errors import InputError, unknown
 
 METHODS, INFERENCE, FEATURES, SCENARIOS = "ibpwf.methods", "ibpwf.inference", "ibpwf.features", "ibpwf.scenarios"
+WRAPPERS = "ibpwf.method_wrappers"
 KINDS = {METHODS: "method", INFERENCE: "inference", FEATURES: "features", SCENARIOS: "scenario"}
 
 
@@ -32,9 +36,21 @@ def find(group: str, name: str, known: Mapping[str, Any], *, imports: bool = Tru
     for entry in entry_points(group=group):
         if entry.name == name:
             return _loaded(entry)
+    inner, wrapper = unwrapped(group, name)
+    if wrapper is not None:
+        return _loaded(wrapper)(find(group, inner, known, imports=imports), name)
     if imports and ":" in name:
         return _imported(KINDS[group], name)
     raise unknown(KINDS[group], name, names(group, known))
+
+
+def unwrapped(group: str, name: str) -> tuple[str, EntryPoint | None]:
+    """The name of the method within `NAME+WORD`, and what WORD stands for; the name itself where it is no such."""
+    inner, _, word = name.rpartition("+")
+    for entry in entry_points(group=WRAPPERS) if group == METHODS and inner else ():
+        if entry.name == word:
+            return inner, entry
+    return name, None
 
 
 def _loaded(entry: EntryPoint) -> Any:

@@ -9,20 +9,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel
 
 
-def _limits(annotation: Any) -> list[Any]:
+def limits_of(annotation: Any) -> list[Any]:
     """The `Field` limits anywhere inside an annotation."""
     found = []
     if typing.get_origin(annotation) is Annotated:
         found += [m for part in annotation.__metadata__ for m in getattr(part, "metadata", [])]
     for inner in typing.get_args(annotation):
-        found += _limits(inner)
+        found += limits_of(inner)
     return found
 
 
 def in_range(settings: type[BaseModel], name: str) -> str:
     """What a number must be, in words."""
     field = settings.model_fields[name]
-    limits = [*field.metadata, *_limits(field.annotation)]
+    limits = [*field.metadata, *limits_of(field.annotation)]
     low, high = (
         next(((getattr(m, key), key) for m in limits for key in keys if hasattr(m, key)), (None, ""))
         for keys in (("gt", "ge"), ("lt", "le"))

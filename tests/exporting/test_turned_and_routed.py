@@ -256,19 +256,30 @@ def test_a_router_of_flat_rows_is_exported_with_the_images_that_they_are() -> No
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12)], ids=str)
 @pytest.mark.parametrize("responses", [1, 2**18])
+@pytest.mark.parametrize("patch", [6, (3, 5)], ids=str)
 def test_patch_features_are_the_same_in_a_graph_line_by_line_or_at_once(
-    mirror: bool, shape: tuple[int, int, int], responses: int, monkeypatch: pytest.MonkeyPatch
+    mirror: bool,
+    shape: tuple[int, int, int],
+    responses: int,
+    patch: int | tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exported_features, "RESPONSES", responses)
     x = torch.rand(20, *shape, generator=torch.Generator().manual_seed(0))
     x[:5, :, :, :7] = 0.5  # with blank patches
-    features = PatchFeatures(9, mirror=mirror, shape=shape)
+    features = PatchFeatures(9, patch=patch, mirror=mirror, shape=shape)
     features.fit([(x, torch.zeros(20))], 20, torch.Generator().manual_seed(1))
     learner = taught()
     learner.method.features = features
     with torch.no_grad():
         for rows in (x, x.flatten(1)):
             close(phi_of(learner.method)(rows), features(rows), 1e-4)
+
+
+def test_a_graph_answers_by_patches_of_several_sizes() -> None:
+    learner = taught(patch_sizes=(3, 5))
+    for found, own in zip(graph_answers(learner, X), by_label(learner), strict=True):
+        close(found, own)
 
 
 # What cannot be

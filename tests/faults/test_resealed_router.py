@@ -357,6 +357,39 @@ def test_patch_features_that_do_not_fit_together_are_refused(of_patches: Folder,
     refused(of_patches, PATCHES[evil], tmp_path / "model")
 
 
+@pytest.fixture(scope="module")
+def of_two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    path = tmp_path_factory.mktemp("sizes") / "model"
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+    settings = SETTINGS.replace(features="patches", patch_filters=2, patch_sizes=(3, 5), patch_grid=2)
+    learner = Learner(net, settings, device="cpu")
+    images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    learner.learn(images, torch.arange(40) % 2)
+    learner.save(path)
+    return Folder.read(path)
+
+
+SIZES: dict[str, Change] = {
+    **{f"no {name}": lambda f, name=name: f.parts["features"].pop(name) for name in ("3.filters", "5.mean")},
+    "a whitening of the other size": lambda f: f.parts["features"].update(
+        {"5.whitening": f.parts["features"]["3.whitening"]}
+    ),
+    "a deviation of nothing": tensor("features", "5.deviation", one_number(0.0)),
+    "a tensor without its size": lambda f: f.parts["features"].update(filters=f.parts["features"]["3.filters"]),
+    **{
+        f"patch of {value!r}": features(patch=value)
+        for value in (3, [3], [3, 3], [3, 5, 5], [3, 6], [3, 5.0], [3, "5"], [3, None], [3, -5], [3, 10**9], [[3], 5])
+    },
+}
+
+
+@pytest.mark.parametrize("evil", SIZES)
+def test_patch_features_of_several_sizes_that_do_not_fit_together_are_refused(
+    of_two_sizes: Folder, tmp_path: Path, evil: str
+) -> None:
+    refused(of_two_sizes, SIZES[evil], tmp_path / "model")
+
+
 @pytest.mark.parametrize("times", [10, pytest.param(400, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("kind", ["together", "each"])
 def test_changed_at_random_it_is_refused_or_answers_in_numbers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ibpwf import factorize
+from ibpwf import Learner, Settings, factorize, load
 from ibpwf.errors import InputError
 from ibpwf.inference.features import patches as module
 from ibpwf.inference.features.patches import PatchFeatures, pooling_matrix
+from ibpwf.lab.data.tasks import Scenario
 from ibpwf.models import mlp
 
 
@@ -225,3 +227,117 @@ def test_cells_are_those_of_torchs_adaptive_pooling() -> None:
     x = torch.randn(2, 1, 23, 17, dtype=torch.float64)
     expected = torch.nn.functional.adaptive_avg_pool2d(x, 4).flatten(1)
     torch.testing.assert_close(x.flatten(1) @ pooling_matrix(23, 17, 4).double().T, expected, rtol=1e-5, atol=1e-6)
+
+
+# Several sizes
+
+
+def drawn_filters(x: Tensor, patch: int, count: int, whitening: Tensor, seed: int = 0) -> Tensor:
+    """Which patches become filters: the draws of a folder of before there were several sizes, made once more."""
+    generator = torch.Generator().manual_seed(seed)
+    torch.randperm(len(x), generator=generator)  # which images are kept
+    every = torch.nn.functional.unfold(x, patch).transpose(1, 2).flatten(0, 1)
+    directions = every @ whitening
+    length = directions.norm(dim=1)
+    usable = torch.nonzero(length > 0.05).flatten()
+    chosen = usable[torch.randperm(len(usable), generator=generator)[:count]]
+    return directions[chosen] / length[chosen, None]
+
+
+@pytest.mark.parametrize("patch", [6, (6,), [6]])
+def test_one_size_is_drawn_and_stored_as_ever(patch: Any) -> None:
+    x = images(30, 1, 12, 12)
+    features = fitted(x, filters=5, patch=patch, seed=3)
+    content, tensors = features.state()
+    assert json.dumps(content) == (
+        '{"image": [1, 12, 12], "patch": 6, "grid": "auto", "mirror": false, "threshold": 0.05, "filters": 5, '
+        '"shape": null}'
+    )
+    assert list(tensors) == ["whitening", "filters", "mean", "deviation"]
+    torch.testing.assert_close(tensors["filters"], drawn_filters(x, 6, 5, tensors["whitening"], seed=3))
+    assert torch.equal(features(x), fitted(x, filters=5, seed=3)(x))
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("few", [False, True])
+def test_several_sizes_give_what_each_gives_alone(mirror: bool, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if few:
+        monkeypatch.setattr(module, "KEPT_NUMBERS", 20 * 300)
+        monkeypatch.setattr(module, "PATCHES", 500)
+    x = images(30, 3, 10, 10)
+    features = fitted(x, filters=11, patch=(7, 3, 5), mirror=mirror)
+    alone = [fitted(x, filters=k, patch=p, mirror=mirror) for p, k in ((7, 4), (3, 4), (5, 3))]
+    assert torch.equal(features(x), torch.cat([one(x) for one in alone], 1))
+    for views in zip(features.views(x), *(one.views(x) for one in alone), strict=True):
+        assert torch.equal(views[0], torch.cat(views[1:], 1))
+    for one, part in zip(alone, features.alone(), strict=True):
+        assert torch.equal(one(x), part(x))
+        assert one.state()[0] == part.state()[0]
+
+
+def test_several_sizes_saved_and_loaded_are_the_same_to_the_bit() -> None:
+    x = images(20, 1, 12, 12)
+    features = fitted(x, filters=7, patch=(3, 5))
+    content, tensors = features.state()
+    assert content["patch"] == [3, 5]
+    assert content["filters"] == 7
+    assert list(tensors) == [f"{size}.{name}" for size in (3, 5) for name in module.TENSORS]
+    again = PatchFeatures()
+    again.load_state(json.loads(json.dumps(content)), tensors)
+    assert torch.equal(again(x), features(x))
+    assert again.bytes == features.bytes == 4 * (81 + 4 * 9 + 25**2 + 3 * 25 + 2 * 32 * 7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch", "features"),
+    [
+        ((1, 28, 28), (5, 8), 1600),
+        ((3, 32, 32), (4, 6, 9), 1600),
+        ((1, 8, 8), (5, 7), 2 * (16 * 40 + 4 * 40)),  # four patches in a row, and two
+    ],
+)
+def test_a_size_is_a_number_of_features_of_all_patches(
+    shape: tuple[int, ...], patch: tuple[int, ...], features: int
+) -> None:
+    x = images(100, *shape)
+    assert fitted(x, patch=patch)(x[:2]).shape == (2, features)
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="of 9 × 9 pixels, but an image is 1 × 8 × 8"):
+        fitted(images(5, 1, 8, 8), patch=(3, 9))
+    with pytest.raises(InputError, match="patch_filters is 1, but patches have 2 sizes; give at least one to each"):
+        PatchFeatures(1, patch=(3, 5))
+    for wrong in ((), (3, 3), 0):
+        with pytest.raises(InputError, match="give one size or several different ones"):
+            PatchFeatures(patch=wrong)
+
+
+def test_features_that_are_fitted_leave_the_copy_they_were_made_of_as_it_was() -> None:
+    x, other = images(20, 1, 12, 12), images(20, 1, 12, 12, seed=1)
+    features = fitted(x, filters=6, patch=(3, 5))
+    before = features(x)
+    features.fork(factorize(mlp(2, [2], 2))).fit([(other, torch.zeros(20))], 20, torch.Generator().manual_seed(1))
+    assert torch.equal(features(x), before)
+
+
+def test_a_learner_tells_digits_apart_by_patches_of_two_sizes(digits: Scenario, tmp_path: Path) -> None:
+    settings = Settings(
+        alpha=6.0,
+        epochs=2,
+        finetune_epochs=1,
+        features="patches",
+        inference="router",
+        patch_filters=24,
+        patch_sizes=(3, 5),
+        image_shape=(1, 8, 8),
+    )
+    learner = Learner(mlp(64, [16], 10), settings, device="cpu")
+    for task in digits:
+        learner.learn(task.train.x, task.train.y)
+    right = [float((learner.predict(task.test.x).task == n).float().mean()) for n, task in enumerate(digits)]
+    assert min(right) > 0.8
+    learner.save(tmp_path / "model")
+    again, x = load(tmp_path / "model"), digits[0].test.x
+    assert again.settings.patch_sizes == (3, 5)
+    assert torch.equal(again.predict(x).probabilities, learner.predict(x).probabilities)

@@ -38,8 +38,8 @@ def test_a_cell_says_what_its_file_says_and_a_missing_one_stays_empty(tmp_path: 
     assert page.endswith("\nafter")
     assert "| router alone, small | 98.46 ± 0.05 (99.90, ECE 0.6) |" in page
     assert (
-        "- router alone, small, split-mnist: `ibpwf run split-mnist --method router`, 2 seeds, cpu, commit 0123456789ab"
-        in page
+        "- router alone, small, split-mnist: `ibpwf run split-mnist --method router`, "
+        "2 seeds, cpu, commit 0123456789ab" in page
     )
     assert "stale" not in page
     assert "split-cifar10" not in page

@@ -108,8 +108,8 @@ def phi_of(method: IBPWF) -> nn.Module:
     if isinstance(features, RandomFeatures):
         return _RandomPhi(features)
     if isinstance(features, PatchFeatures):
-        parts = [_PatchPhi(one) for one in features.alone()]
-        return parts[0] if len(parts) == 1 else _SideBySide(parts)
+        sizes = [_PatchPhi(one) for one in features.alone()]
+        return sizes[0] if len(sizes) == 1 else _SideBySide(sizes)
     if not isinstance(features, LayerFeatures):
         raise InputError(
             f"tasks are inferred from {type(features).__name__}, which cannot be put into one graph; export one task "

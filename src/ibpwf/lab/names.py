@@ -35,6 +35,8 @@ def check_scenario(name: str) -> None:
 
 
 def check_method(name: str) -> None:
+    while name != (inner := registry.unwrapped(registry.METHODS, name)[0]):
+        name = inner
     _check(registry.METHODS, name, METHODS)
 
 

@@ -119,6 +119,14 @@ def test_images_have_patches_and_anything_else_random_features(
     assert type(Router(Problem(shape, 10, "task"), RouterSettings(features=features)).features) is kind
 
 
+def test_patches_of_several_sizes_need_images_as_large_as_the_largest() -> None:
+    settings = RouterSettings(patch_sizes=(3, 9))
+    assert type(Router(Problem((3, 8, 8), 10, "task"), settings).features) is RandomFeatures
+    features = Router(Problem((3, 9, 9), 10, "task"), settings).features
+    assert isinstance(features, PatchFeatures)
+    assert features.patches == (3, 9)
+
+
 def test_our_scenarios_say_which_images_their_rows_are_and_which_may_be_mirrored() -> None:
     found = {
         name: preset(name, "paper", "router").make_settings("router")

@@ -233,7 +233,7 @@ class PatchFeatures(Features):
 
     def _check_stored(self, prefixes: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
         """Refuse what does not have a number for each of its products, or would divide by 0."""
-        expected = {}
+        expected: dict[str, Expected] = {}
         for patch, prefix in prefixes.items():
             size, filters = self.image[0] * patch**2, len(tensors[f"{prefix}filters"])
             width = 2 * self._cells(patch) ** 2 * filters

@@ -87,6 +87,11 @@ def settings_type(method: str) -> type[FrozenSettings]:
     return Settings if found is IBPWF else found.settings_type
 
 
+def _inner(method: str) -> str:
+    """The method within `NAME+turns`, whose settings it has."""
+    return registry.unwrapped(registry.METHODS, method)[0]
+
+
 @cache
 def example_shape(scenario: str) -> tuple[int, ...]:
     """The shape of an example, flat where images are gray; a scenario from outside is made for it."""
@@ -99,7 +104,7 @@ def example_shape(scenario: str) -> tuple[int, ...]:
 def _trains(method: str, scenario: str) -> str:
     """The network that a method which builds its own needs for the examples of a scenario."""
     if scenario in BY_SCENARIO:
-        network: str = baseline_settings(method, scenario, "paper").changes.get("network", "mlp")
+        network: str = baseline_settings(_inner(method), scenario, "paper").changes.get("network", "mlp")
         return network
     return "resnet20" if len(example_shape(scenario)) == 3 else "mlp"
 
@@ -107,7 +112,7 @@ def _trains(method: str, scenario: str) -> str:
 def supports(method: str, scenario: str) -> bool:
     """Whether a method has a network for the examples of a scenario; one from outside must see to that itself."""
     found = method_named(method)
-    if found is IBPWF or method not in methods():
+    if found is IBPWF or _inner(method) not in methods():
         return True
     return _trains(method, scenario) in getattr(found, "networks", ("mlp",))
 
@@ -127,7 +132,7 @@ def preset(scenario: str, name: str, method: str = "ibpwf") -> Preset:
     if name == NO_PRESET:
         network = {"network": "resnet20"} if _trains(method, scenario) == "resnet20" else {}
         return Preset({}, network, f"none for {scenario}, so the default settings of {method}")
-    found = baseline_settings(method, scenario, name)
+    found = baseline_settings(_inner(method), scenario, name)
     return Preset({}, found.changes, found.note, found.changes_for)
 
 

@@ -1,7 +1,7 @@
 """Every method by name: IBP-WF, the baselines of this folder, what installed packages register, `module:Name`.
 
 A module in this folder that defines a `Method` with a `name` is found by itself. A package brings methods of its own
-as entry points of the group `ibpwf.methods`.
+as entry points of the group `ibpwf.methods`. `NAME+turns` is a method that also learns how images were turned.
 """
 
 from __future__ import annotations
