@@ -26,6 +26,7 @@ ROWS = {
     EXPERTS: PARTS,
     "a network per task with turns, largest score": "class-incremental/{}-separate-turns.json",
     "router and turned experts (preset best)": "class-incremental/{}-best.json",
+    "the same, patches of 6 pixels alone, the mean of the tasks' weights": "class-incremental/{}-one-size.json",
     "the same, another order of classes for each seed": "class-incremental/{}-orders.json",
 }
 ELSEWHERE = {  # measured for other pages
