@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from trained import cifar10, lora, lora_accuracy, reuters, router, sequence
 
 from ibpwf.lab.experiments.result import commit, environment
@@ -51,6 +52,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
         part.add_argument("--validation", action="store_true", help="measure on held-out training examples")
         part.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
         part.add_argument("--device", default="auto")
+        part.add_argument("--tuned", action="store_true", help="let cuDNN try which of its ways is the fastest")
         part.add_argument("--out", type=Path)
         if name == "lora-accuracy":
             part.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16])
@@ -85,6 +87,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main(given: list[str]) -> None:
     asked = arguments(given)
+    torch.backends.cudnn.benchmark = asked.tuned
     command = "python benchmarks/trained_networks.py " + " ".join(given)
     runs: list[dict[str, Any]] = []
     measured = {name: value for name, value in vars(asked).items() if name not in ("seeds", "out", "set")}

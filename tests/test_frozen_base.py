@@ -123,6 +123,19 @@ def test_the_optimizer_moves_the_tasks_own_numbers_alone() -> None:
     assert all(tuple(weight.shape) not in shapes for weight in model.base_weights().values())
 
 
+def test_a_task_in_training_has_no_copy_of_the_base_nor_keeps_one_for_its_recorded_steps() -> None:
+    learner = taught(tasks=1, heads="per-task")
+    model = learner.model
+    network = model.start_task(3, torch.Generator().manual_seed(0))
+    for name, layer in network.factor_layers.items():
+        assert layer.base is not None
+        assert layer.base.data_ptr() == model.base_weights()[model.weights[name].parameter].data_ptr()
+        assert not layer.base.requires_grad
+    learner.method.network = network
+    shapes = [tuple(buffer.shape) for buffer in learner.method.buffers()]
+    assert all(tuple(weight.shape) not in shapes for weight in model.base_weights().values())
+
+
 def test_posterior_draws_are_the_base_and_the_factors_drawn() -> None:
     learner = taught()
     model, generator = learner.model, torch.Generator().manual_seed(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -26,7 +25,7 @@ from ibpwf.core.pretrained import (
     version_vectors,
     without_locked,
 )
-from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
+from ibpwf.core.weights import Weight, copied, load_tensors, replace_module, resized
 
 if TYPE_CHECKING:
     from ibpwf.core.model import FactorModel
@@ -70,7 +69,7 @@ class TaskNetwork(nn.Module):
         self._on_base = model.base == "frozen"
         self._layer_names = list(model.layers)
         self._fixed = model.fixed_tensors()
-        net = copy.deepcopy(model.net).train()
+        net = copied(model.net, model.base_weights()).train()
         if model.init == "pretrained" and model.tasks:
             _continue_from(net, model.tasks[-1].own, model.head if model.heads == "per-task" else None)
         model.thawed(net)
