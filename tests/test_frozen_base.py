@@ -136,6 +136,25 @@ def test_a_task_in_training_has_no_copy_of_the_base_nor_keeps_one_for_its_record
     assert all(tuple(weight.shape) not in shapes for weight in model.base_weights().values())
 
 
+def test_a_later_task_finds_new_factors_as_likely_as_the_first_did() -> None:
+    first = factorize(trained("mlp"), base="frozen").start_task(3, torch.Generator().manual_seed(0))
+    likely = [int((first.posterior.vectors(row).logit >= 0).sum()) for row in range(len(first.factor_layers))]
+    model = taught(selection_rate=1.0).model
+    network = model.start_task(3, torch.Generator().manual_seed(0))
+    for row, layer in enumerate(network.factor_layers.values()):
+        vectors = network.posterior.vectors(row)
+        assert int((vectors.logit[layer.free_at] >= 0).sum()) >= likely[row] > 0
+        assert not vectors.strength[layer.locked_at].any()
+
+
+def test_later_tasks_learn_as_well_as_the_first_in_a_few_epochs() -> None:
+    learner = taught(epochs=8, finetune_epochs=8, learning_rate=0.02, heads="per-task")
+    for task in range(TASKS):
+        assert sum(use.new for use in learner.model.use(task).values()) >= 3
+        x, y = rows(task)
+        assert float((learner.predict(x, task=task).labels == y).double().mean()) > 0.8
+
+
 def test_posterior_draws_are_the_base_and_the_factors_drawn() -> None:
     learner = taught()
     model, generator = learner.model, torch.Generator().manual_seed(0)

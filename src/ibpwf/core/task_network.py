@@ -18,12 +18,12 @@ from ibpwf.core.learned import LearnedTask
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
 from ibpwf.core.pretrained import (
     anew_vectors,
+    beside_base,
     continued_vectors,
     fitted_vectors,
     singular_factors,
     uniform,
     version_vectors,
-    without_locked,
 )
 from ibpwf.core.weights import Weight, copied, load_tensors, replace_module, resized
 
@@ -127,7 +127,7 @@ class TaskNetwork(nn.Module):
         else:
             a, b = self._fresh(dictionary, len(free_at), width, generator)
             if self._on_base:
-                vectors = without_locked(vectors, layer.locked_at)
+                vectors = beside_base(vectors, layer.locked_at, free_at, dictionary.alpha)
             if self._version_of is not None:
                 old, drawn = self._version_of, vectors.strength
                 vectors = version_vectors(vectors, old.vectors[name], old.selected[name])
