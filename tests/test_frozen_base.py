@@ -203,7 +203,24 @@ def test_another_base_or_none_is_refused_and_the_folder_stays_whole(tmp_path: Pa
         Learner.load(tmp_path / "model", net=other)
     with pytest.raises(IBPWFError):
         Learner.load(tmp_path / "model", net=mlp(8, [16, 13], 3))
+    with pytest.raises(InputError, match="net is a str; give the network itself"):
+        Learner.load(tmp_path / "model", net="mlp")  # type: ignore[arg-type]
     assert Learner.load(tmp_path / "model", net=trained("mlp")).tasks[0].name == "t0"
+
+
+@pytest.mark.parametrize(("answer", "told"), [(None, "a NoneType"), ({"scores": torch.zeros(1, 3)}, "a dict")])
+def test_a_network_that_gives_no_logits_is_refused_in_a_sentence(answer: object, told: str) -> None:
+    class Silent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> object:
+            return answer
+
+    with pytest.raises(InputError) as refused:
+        Learner(Silent(), SETTINGS, device="cpu").learn(*rows(0))
+    assert str(refused.value) == f"the network gives {told} for one example; it must give one row of class scores."
 
 
 def test_a_forgotten_task_leaves_the_others_bits() -> None:
