@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -72,7 +73,7 @@ class UnitSpread(nn.Module):
     """Features of length 1 as numbers of about 1, as a dense layer wants them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * x.shape[1] ** 0.5
+        return x * math.sqrt(x.shape[1])
 
 
 def text_classifier(encoder: Backbone, classes: int) -> nn.Sequential:
