@@ -39,24 +39,27 @@ def where(result: Result) -> str:
     return f"{count} seed{'s' * (count != 1)}, {device}" if count else device
 
 
+CIFAR10 = {
+    "class": "class, task inferred",
+    "given": "class, task given",
+    "task_inferred": "task inferred rightly",
+    "router_alone": "router alone",
+    "percent_added": "per cent of the base that a task adds",
+    "percent_added_with_statistics": "… with the statistics of batch normalization",
+    "mean_rank": "factors that a task reads in a layer",
+    "seconds_of_learning": "seconds to learn five tasks",
+}
+
+
 def cifar10(files: Mapping[str, Result], picture: bool) -> list[str]:
-    result = files.get("cifar10")
-    if result is None:
+    some = [result for name, result in files.items() if name.startswith("cifar10")]
+    if not some:
         return []
-    rows = {
-        "class, task inferred": spread(result, "class"),
-        "class, task given": spread(result, "given"),
-        "task inferred rightly": spread(result, "task_inferred"),
-        "router alone": spread(result, "router_alone"),
-        "per cent of the base that a task adds": spread(result, "percent_added"),
-        "… and the statistics of batch normalization": spread(result, "percent_added_with_statistics"),
-        "factors a layer": spread(result, "mean_rank", 1),
-        "seconds to learn five tasks": spread(result, "seconds_of_learning", 0),
-    }
-    lines = ["", f"| Split CIFAR-10 from EfficientNet-Lite0 ({where(result)}) | |", "|---|---:|"]
-    lines += [f"| {words} | {value} |" for words, value in rows.items()]
+    heads = [f"factors in {one['asked']['layers']} layers ({where(one)})" for one in some]
+    lines = [f"| Split CIFAR-10 from EfficientNet-Lite0 | {' | '.join(heads)} |", "|---|" + "---:|" * len(some)]
+    lines += [f"| {words} | {' | '.join(spread(one, name) for one in some)} |" for name, words in CIFAR10.items()]
     shown = "The factors that each task reads in each layer of the first seed, and how many of them are new:"
-    return [*lines, *(["", shown, "", f"![factors by task and layer]({PICTURE})"] if picture else [])]
+    return ["", *lines, *(["", shown, "", f"![factors by task and layer]({PICTURE})"] if picture else [])]
 
 
 def beside_lora(files: Mapping[str, Result]) -> list[str]:
@@ -133,7 +136,9 @@ def mixed_batches(files: Mapping[str, Result]) -> list[str]:
 
 
 def commands(files: Mapping[str, Result]) -> list[str]:
-    return ["", *(f"- `{one['command']}`, commit {str(one['commit'])[:12]}" for one in files.values())]
+    """As they were given, but for the place where the result went."""
+    made = ((one["command"].partition(" --out ")[0], str(one["commit"])[:12]) for one in files.values())
+    return ["", *(f"- `{command}`, commit {commit}" for command, commit in made)]
 
 
 def with_tables(page: str, files: Mapping[str, Result], *, picture: bool) -> str:

@@ -135,7 +135,8 @@ class TaskNetwork(nn.Module):
                     vectors.strength[free_at] = drawn[free_at]
             elif model.init == "pretrained" and previous is not None:
                 vectors = continued_vectors(vectors, previous, layer.locked_at)
-        layer.set_free(a.t(), b, free_at)
+        where = layer.locked_at.device  # drawn on the CPU, whatever the device; locked ones are there already
+        layer.set_free(a.t().to(where), b.to(where), free_at.to(where))
         return layer, vectors
 
     def _fresh(
