@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from trained import cifar10, lora, lora_accuracy, reuters, router, sequence
 
 from ibpwf.lab.experiments.result import commit, environment
@@ -51,9 +52,11 @@ def arguments(given: list[str]) -> argparse.Namespace:
         part.add_argument("--validation", action="store_true", help="measure on held-out training examples")
         part.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
         part.add_argument("--device", default="auto")
+        part.add_argument("--tuned", action="store_true", help="let cuDNN try which of its ways is the fastest")
         part.add_argument("--out", type=Path)
         if name == "lora-accuracy":
             part.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16])
+            part.add_argument("--alphas", type=float, nargs="+", default=[3.0, 6.0, 12.0, 23.0])
         if name == "sequence":
             part.add_argument("--of", choices=("images", "texts"), default="images")
         if name in ("cifar10", "lora-accuracy", "sequence"):
@@ -85,7 +88,9 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main(given: list[str]) -> None:
     asked = arguments(given)
-    command = "python benchmarks/trained_networks.py " + " ".join(given)
+    torch.backends.cudnn.benchmark = asked.tuned
+    told = [word for at, word in enumerate(given) if "--out" not in (word, *given[max(at - 1, 0) : at])]
+    command = "python benchmarks/trained_networks.py " + " ".join(told)  # whoever runs it has a place of their own
     runs: list[dict[str, Any]] = []
     measured = {name: value for name, value in vars(asked).items() if name not in ("seeds", "out", "set")}
     if asked.out is not None and asked.out.exists():

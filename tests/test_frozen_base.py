@@ -123,6 +123,38 @@ def test_the_optimizer_moves_the_tasks_own_numbers_alone() -> None:
     assert all(tuple(weight.shape) not in shapes for weight in model.base_weights().values())
 
 
+def test_a_task_in_training_has_no_copy_of_the_base_nor_keeps_one_for_its_recorded_steps() -> None:
+    learner = taught(tasks=1, heads="per-task")
+    model = learner.model
+    network = model.start_task(3, torch.Generator().manual_seed(0))
+    for name, layer in network.factor_layers.items():
+        assert layer.base is not None
+        assert layer.base.data_ptr() == model.base_weights()[model.weights[name].parameter].data_ptr()
+        assert not layer.base.requires_grad
+    learner.method.network = network
+    shapes = [tuple(buffer.shape) for buffer in learner.method.buffers()]
+    assert all(tuple(weight.shape) not in shapes for weight in model.base_weights().values())
+
+
+def test_a_later_task_finds_new_factors_as_likely_as_the_first_did() -> None:
+    first = factorize(trained("mlp"), base="frozen").start_task(3, torch.Generator().manual_seed(0))
+    likely = [int((first.posterior.vectors(row).logit >= 0).sum()) for row in range(len(first.factor_layers))]
+    model = taught(selection_rate=1.0).model
+    network = model.start_task(3, torch.Generator().manual_seed(0))
+    for row, layer in enumerate(network.factor_layers.values()):
+        vectors = network.posterior.vectors(row)
+        assert int((vectors.logit[layer.free_at] >= 0).sum()) >= likely[row] > 0
+        assert not vectors.strength[layer.locked_at].any()
+
+
+def test_later_tasks_learn_as_well_as_the_first_in_a_few_epochs() -> None:
+    learner = taught(epochs=8, finetune_epochs=8, learning_rate=0.02, heads="per-task")
+    for task in range(TASKS):
+        assert sum(use.new for use in learner.model.use(task).values()) >= 3
+        x, y = rows(task)
+        assert float((learner.predict(x, task=task).labels == y).double().mean()) > 0.8
+
+
 def test_posterior_draws_are_the_base_and_the_factors_drawn() -> None:
     learner = taught()
     model, generator = learner.model, torch.Generator().manual_seed(0)
@@ -171,7 +203,24 @@ def test_another_base_or_none_is_refused_and_the_folder_stays_whole(tmp_path: Pa
         Learner.load(tmp_path / "model", net=other)
     with pytest.raises(IBPWFError):
         Learner.load(tmp_path / "model", net=mlp(8, [16, 13], 3))
+    with pytest.raises(InputError, match="net is a str; give the network itself"):
+        Learner.load(tmp_path / "model", net="mlp")  # type: ignore[arg-type]
     assert Learner.load(tmp_path / "model", net=trained("mlp")).tasks[0].name == "t0"
+
+
+@pytest.mark.parametrize(("answer", "told"), [(None, "a NoneType"), ({"scores": torch.zeros(1, 3)}, "a dict")])
+def test_a_network_that_gives_no_logits_is_refused_in_a_sentence(answer: object, told: str) -> None:
+    class Silent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> object:
+            return answer
+
+    with pytest.raises(InputError) as refused:
+        Learner(Silent(), SETTINGS, device="cpu").learn(*rows(0))
+    assert str(refused.value) == f"the network gives {told} for one example; it must give one row of class scores."
 
 
 def test_a_forgotten_task_leaves_the_others_bits() -> None:

@@ -99,17 +99,18 @@ def learn(made: Learner, x: Tensor, y: Tensor, name: str) -> float:
 
 
 def answers(made: Learner, stream: Scenario, validation: bool) -> dict[str, Any]:
-    """All ways of answering, from one look at the rows: router and experts say something of every class."""
+    """All ways of answering, from one look at the rows: router and experts say something of every class of the tasks
+    that the settings would have asked."""
     x, y, tasks = rows_of(stream, validation, made.device)
     method = made.method
-    parts = [method.class_scores(rows, "all") for rows in torch.split(x, ROWS_ASKED)]
+    parts = [method.class_scores(rows, method.settings.experts) for rows in torch.split(x, ROWS_ASKED)]
     router_scores = torch.cat([part.router for part in parts])
     expert_scores = torch.cat([part.experts for part in parts if part.experts is not None])
     widths = torch.tensor(parts[0].widths, device=y.device)
     owner = torch.repeat_interleave(torch.arange(len(widths), device=y.device), widths)
     router, experts = method.fusion_weights()
     best = torch.cat([part.joint(router, experts) for part in parts]).argmax(1)
-    given = expert_scores.masked_fill(owner != tasks.unsqueeze(1), -torch.inf).argmax(1)
+    given = own_scores(made, x, tasks, expert_scores, owner).argmax(1)
     sweep = [
         {"weight": weight, "class": percent(torch.cat([p.joint(router, weight) for p in parts]).argmax(1) == y)}
         for weight in WEIGHTS
@@ -120,9 +121,22 @@ def answers(made: Learner, stream: Scenario, validation: bool) -> dict[str, Any]
         "task_inferred": percent(owner[best] == tasks),
         "router_alone": percent(router_scores.argmax(1) == y),
         "experts_alone": percent(expert_scores.argmax(1) == y),
+        "experts_asked": float((expert_scores > -torch.inf)[:, (widths.cumsum(0) - 1)].sum(1).float().mean()),
         "given_by_task": [percent((given == y)[tasks == task]) for task in range(len(widths))],
         "class_by_task": [percent((best == y)[tasks == task]) for task in range(len(widths))],
         "weights": {"router": router, "experts": experts},
         "fits": [[one.router, one.experts, one.alone] for one in method.calibrations if one is not None],
         "sweep": sweep,
     }
+
+
+def own_scores(made: Learner, x: Tensor, tasks: Tensor, known: Tensor, owner: Tensor) -> Tensor:
+    """What each row's own expert says of its classes, -inf for all others; those that were not asked are now."""
+    found = known.masked_fill(owner != tasks.unsqueeze(1), -torch.inf)
+    silent = found.amax(1) == -torch.inf
+    for task in range(int(owner[-1]) + 1):
+        rows = (silent & (tasks == task)).nonzero().flatten()
+        for some in torch.split(rows, ROWS_ASKED):
+            columns = (owner == task).nonzero().flatten()
+            found[some.unsqueeze(1), columns] = made.method.logits(x[some], task).to(found)
+    return found

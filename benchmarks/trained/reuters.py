@@ -159,23 +159,10 @@ def made_learner(settings: Settings, seed: int, device: str, *, factors: bool) -
         torch.manual_seed(seed)
         if not factors:
             return Learner(mlp(384, (HIDDEN,), OF_A_TASK), settings, seed=seed, device=device)
-        net = Encoded(backbones.load("minilm-l6")).requires_grad_(False)
+        net = backbones.text_classifier(backbones.load("minilm-l6"), OF_A_TASK).requires_grad_(False)
     names = [name for name, module in net.named_modules() if isinstance(module, nn.Linear) and name != "head"]
     model = factorize(net, include=names, **settings.factorization)
     return Learner(model, settings, seed=seed, device=device)
-
-
-class Encoded(nn.Module):
-    """The encoder and a head."""
-
-    def __init__(self, encoder: backbones.Backbone) -> None:
-        super().__init__()
-        self.encoder, self.head = encoder, nn.Linear(encoder.width, OF_A_TASK)
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.encoder(x)
-        out: Tensor = self.head(features * features.shape[1] ** 0.5)
-        return out
 
 
 def router_alone(made: Learner, rows: tuple[Tensor, ...]) -> Tensor:

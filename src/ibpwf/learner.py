@@ -226,7 +226,7 @@ class Learner(VersionedLearner):
             "frozen": sorted(model.frozen),
             "parts": sorted({*method.parts.names(), *self._needs}),
             "base": self._digest_of_base(model),
-            "packing": None if model.packing is None else asdict(model.packing),
+            "packing": None if model.packing is None else stored_packing(model.packing),
         }
         return configuration, self._fixed_parts(method)
 
@@ -268,6 +268,8 @@ class Learner(VersionedLearner):
     ) -> Learner:
         """The learner of an opened folder, whatever stands around it there."""
         path = opened.path
+        if net is not None and not isinstance(net, nn.Module):
+            raise InputError(f"net is a {type(net).__name__}; give the network itself, a torch.nn.Module.")
         content = read_content(opened)
         with whole_folder(path):
             where = f"{manifest_of(opened)} content.configuration"
@@ -361,6 +363,10 @@ def check_layers(configuration: Configuration, model: FactorModel) -> None:
             raise NotWhole(f"field 'frozen' has '{name}', which is no parameter of the network")
     if {*configuration.parts} - {*Parts.__annotations__}:
         raise NotWhole(f"field 'parts' is {configuration.parts}; known are {', '.join(Parts.__annotations__)}")
+
+
+def stored_packing(packing: Packing) -> dict[str, Any]:
+    return {"fields": [asdict(field) for field in packing.fields], "padding": packing.padding}
 
 
 def take_stored_packing(model: FactorModel, stored: StoredPacking | None, shape: Sequence[int] | None) -> None:

@@ -140,9 +140,11 @@ class IBPWF(AnsweringMethod):
         return self.model.net
 
     def trial(self, x: Tensor) -> object:
-        self.features.check(x)
         with self.model.shell() as net, torch.no_grad():
             out = net(x)
+        if not isinstance(out, Tensor):
+            return out  # no class scores: features need not be looked for
+        self.features.check(x)
         check_head(self.model, x, out)
         return out
 
@@ -234,7 +236,11 @@ class IBPWF(AnsweringMethod):
         return (noise,) if noise is not None else ()
 
     def buffers(self) -> Sequence[Tensor]:
-        return [self._training.posterior.temperature, *self._training.network.buffers()]
+        """What training changes besides parameters; the base and locked factors, which it does not, are large."""
+        network = self._training
+        fixed = {id(one) for layer in network.factor_layers.values() for one in layer.buffers(recurse=False)}
+        own = (buffer for buffer in network.network.buffers() if id(buffer) not in fixed)
+        return [network.posterior.temperature, *own]
 
     def loss(self, x: Tensor, y: Tensor) -> Loss:
         """The negative ELBO (eq. ELBO); once the selection is fixed, the fit alone."""

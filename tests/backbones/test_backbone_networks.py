@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_tokenizer import small_tokenizer
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ibpwf.backbones as backbones
@@ -19,9 +20,11 @@ from ibpwf.backbones.inverted_residuals import (
     Plan,
     pad_same,
 )
+from ibpwf.backbones.residuals import RESNET_50, ResidualPlan, published_layers, read_published
+from ibpwf.backbones.residuals import with_weights as residual_network
 from ibpwf.backbones.sentence_encoder import EncoderSize, with_weights
 from ibpwf.backbones.weights import read_tokenizer
-from ibpwf.errors import InputError
+from ibpwf.errors import DataError, InputError
 from zoos import imported
 
 THEIRS = {"tf_efficientnet_lite0": EFFICIENTNET_LITE0, "mobilenetv2_100": MOBILENET_V2}
@@ -62,6 +65,59 @@ def test_same_padding_is_tensorflows(size: int, kernel: int, before: int, behind
     padded = pad_same(torch.ones(1, 1, size, size), kernel, 2)[0, 0]
     row = padded[size // 2].tolist()
     assert row == [0.0] * before + [1.0] * size + [0.0] * behind
+
+
+NARROW = ResidualPlan(blocks=(2, 1), channels=4, classes=5)
+
+
+def published_numbers(plan: ResidualPlan) -> np.ndarray:
+    """Raw numbers for all layers, above 0: variances among them."""
+    count = sum(int(np.prod(shape)) for shape in published_layers(plan).values())
+    return (np.random.default_rng(0).random(count, dtype=np.float32) * 0.4 + 0.05).astype("<f4")
+
+
+def as_keras(layers: dict[str, Tensor], plan: ResidualPlan, pixels: Tensor) -> Tensor:
+    """What Keras' layers of these names make of red, green and blue pixels, one after another as its model says."""
+
+    def layer(x: Tensor, name: str, stride: int = 1, padding: int = 0) -> Tensor:
+        kernel = layers[f"{'conv1' if name == '_conv1' else 'res' + name}/kernel"].permute(3, 2, 0, 1)
+        bias = layers[f"{'conv1' if name == '_conv1' else 'res' + name}/bias"]
+        scale, shift, mean, variance = (
+            layers[f"bn{name}/{part}"].view(-1, 1, 1) for part in ("gamma", "beta", "moving_mean", "moving_variance")
+        )
+        return (F.conv2d(x, kernel, bias, stride, padding) - mean) / (variance + 1e-3).sqrt() * scale + shift
+
+    blue_first = pixels.flip(1) - torch.tensor([103.939, 116.779, 123.68]).view(3, 1, 1)
+    x = F.max_pool2d(F.pad(F.relu(layer(F.pad(blue_first, (3,) * 4), "_conv1", 2)), (1,) * 4), 3, 2)
+    for stage, blocks in enumerate(plan.blocks):
+        for number in range(blocks):
+            name, stride = f"{stage + 2}{'ab'[number]}_branch", 2 if stage and not number else 1
+            inner = F.relu(layer(F.relu(layer(x, f"{name}2a", stride)), f"{name}2b", padding=1))
+            beside = x if number else layer(x, f"{name}1", stride)
+            x = F.relu(layer(inner, f"{name}2c") + beside)
+    return x.mean((2, 3))
+
+
+def test_residuals_are_what_keras_makes_of_the_published_numbers() -> None:
+    raw = published_numbers(NARROW).tobytes()
+    layers = read_published([raw[:1000], raw[1000:]], NARROW)
+    pixels = 255 * torch.rand(2, 3, 33, 40, generator=torch.Generator().manual_seed(1))
+    takes = backbones.ImageInput(224, (123.68, 116.779, 103.939), (1.0, 1.0, 1.0))
+    with torch.no_grad():
+        *_, last = residual_network(layers, NARROW).eval().stages(pixels - torch.tensor(takes.mean).view(3, 1, 1))
+    torch.testing.assert_close(last, as_keras(layers, NARROW, pixels), rtol=1e-4, atol=1e-4)
+    with pytest.raises(DataError, match="which are not those of this network"):
+        read_published([raw[4:]], NARROW)
+
+
+def test_the_published_residual_network_is_as_large_as_its_files() -> None:
+    known = backbones.BACKBONES["resnet-50"]
+    layers = published_layers(RESNET_50)
+    assert 4 * sum(int(np.prod(shape)) for shape in layers.values()) == known.size
+    assert next(iter(layers)) == "bn2a_branch1/gamma"
+    assert RESNET_50.widths == known.widths
+    assert len(known.digest) == 64
+    assert known.digest not in [file.digest for file in known.files]
 
 
 SMALL = EncoderSize(vocabulary=50, positions=20, width=12, inner=24, heads=3, layers=2)
@@ -115,13 +171,13 @@ def cached(name: str) -> backbones.Backbone:
     return backbones.load(name)
 
 
-def test_published_image_networks_know_black_from_noise() -> None:
-    for name in ("efficientnet-lite0", "mobilenet-v2"):
-        found = cached(name)
-        pixels = torch.stack([torch.zeros(3, 64, 64), 255 * torch.rand(3, 64, 64)])
-        features = found.encode(pixels)
-        assert features.shape == (2, 1280)
-        assert float((features[0] - features[1]).norm()) > 1
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "mobilenet-v2", "resnet-50"])
+def test_published_image_networks_know_black_from_noise(name: str) -> None:
+    found = cached(name)
+    pixels = torch.stack([torch.zeros(3, 64, 64), 255 * torch.rand(3, 64, 64)])
+    features = found.encode(pixels)
+    assert features.shape == (2, backbones.BACKBONES[name].widths[-1])
+    assert float((features[0] - features[1]).norm()) > 1
 
 
 def test_the_published_sentence_encoder_puts_like_meanings_together() -> None:

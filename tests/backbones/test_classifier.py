@@ -9,6 +9,7 @@ from torch import nn
 import ibpwf.backbones as backbones
 from ibpwf import Learner, Settings
 from ibpwf.backbones.backbone import Backbone, TextInput
+from ibpwf.backbones.sentence_encoder import EncoderSize, SentenceEncoder
 from ibpwf.errors import InputError
 from tiny_backbone import INPUT, WIDTHS, TinyNetwork
 
@@ -53,6 +54,40 @@ def test_tasks_are_learned_beside_it_and_old_ones_keep_their_bits() -> None:
     learner.learn(x.flip(-1), y, name="second")
     assert torch.equal(learner.logits(x, "first"), before)
     assert not any("pixels" in name for name in learner.model.tasks[0].own)  # a task keeps nothing of the input
+
+
+def small_encoder() -> Backbone:
+    size = EncoderSize(vocabulary=40, positions=8, width=12, inner=16, heads=2, layers=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Backbone("words", "", SentenceEncoder(size), TextInput(nn.Identity(), 8), (12, 12))
+
+
+def test_topics_are_learned_beside_a_sentence_encoder_and_old_ones_keep_their_bits() -> None:
+    encoder = small_encoder()
+    net = backbones.text_classifier(encoder, 2).requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(60) % 2
+    low = torch.randint(1, 20, (60, 6), generator=generator)
+    x = (low + 20 * y.unsqueeze(1)).float()  # words of one topic are none of the other's
+    torch.testing.assert_close(net(x), net.get_submodule("head")(encoder.features(x) * 12**0.5))
+    settings = Settings(
+        base="frozen", heads="per-task", epochs=8, finetune_epochs=4, batch_size=12, learning_rate=0.02
+    )
+    learner = Learner(net, settings, device="cpu")
+    learner.learn(x, y, name="first")
+    assert float((learner.predict(x, task="first").labels == y).double().mean()) > 0.95
+    before = learner.logits(x, "first")
+    learner.learn(x.flip(0), y, name="second")
+    assert torch.equal(learner.logits(x, "first"), before)
+    assert not any(
+        "words" in name for name in learner.model.tasks[0].own if name not in learner.model.fixed_tensors()
+    )
+
+
+def test_an_image_network_reads_no_texts() -> None:
+    with pytest.raises(InputError, match="'tiny' reads images; give one that reads texts"):
+        backbones.text_classifier(tiny(), 2)
 
 
 def test_a_text_encoder_reads_no_images() -> None:

@@ -143,6 +143,11 @@ BAD_LATER: list[tuple[Any, str]] = [
     ({"input_ids": [[1, 2], [3]]}, r"x\['input_ids'\] cannot be made an array"),
     ({"input_ids": torch.rand(4, LENGTH)}, r"x\['input_ids'\] holds torch.float32; give int64"),
     ({"input_ids": torch.full((1, LENGTH), (1 << 24) + 1)}, "holds 16777217; whole numbers are exact up to 16777216"),
+    (
+        {"input_ids": torch.full((1, LENGTH), 5000)},
+        r"x\['input_ids'\] holds 5000, and the network knows tokens from 0 to \d+; use the tokenizer",
+    ),
+    ({"input_ids": torch.full((1, LENGTH), -1)}, r"holds -1, and the network knows tokens from 0"),
     ({"input_ids": torch.tensor([1, 2])}, r"has shape \(2,\); give one row of tokens per example"),
 ]
 

@@ -12,7 +12,7 @@ from ibpwf.lazy import lazy_names
 if TYPE_CHECKING:
     from ibpwf.backbones.backbone import Backbone, ImageInput, TextInput
     from ibpwf.backbones.catalog import BACKBONES, TrainedNetwork
-    from ibpwf.backbones.classifier import PixelInput, image_classifier
+    from ibpwf.backbones.classifier import PixelInput, image_classifier, text_classifier
     from ibpwf.backbones.loading import fetch, is_cached, load
     from ibpwf.backbones.local import load_timm, load_transformers
 
@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "load_timm",
     "load_transformers",
+    "text_classifier",
 ]
 
 __getattr__ = lazy_names(
@@ -36,7 +37,7 @@ __getattr__ = lazy_names(
     {
         **dict.fromkeys(("Backbone", "ImageInput", "TextInput"), "ibpwf.backbones.backbone"),
         **dict.fromkeys(("BACKBONES", "TrainedNetwork"), "ibpwf.backbones.catalog"),
-        **dict.fromkeys(("PixelInput", "image_classifier"), "ibpwf.backbones.classifier"),
+        **dict.fromkeys(("PixelInput", "image_classifier", "text_classifier"), "ibpwf.backbones.classifier"),
         **dict.fromkeys(("fetch", "is_cached", "load"), "ibpwf.backbones.loading"),
         **dict.fromkeys(("load_timm", "load_transformers"), "ibpwf.backbones.local"),
     },

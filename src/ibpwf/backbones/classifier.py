@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, ImageInput
+from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, ImageInput, TextInput
 from ibpwf.errors import InputError
 
 
@@ -66,3 +67,21 @@ def image_classifier(
         raise InputError(f"backbone '{backbone.name}' reads texts; give one that reads images.")
     pixels = PixelInput(backbone.input, size, image_mean, image_std)
     return nn.Sequential(OrderedDict(pixels=pixels, backbone=backbone, head=nn.Linear(backbone.width, classes)))
+
+
+class UnitSpread(nn.Module):
+    """Features of length 1 as numbers of about 1, as a dense layer wants them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * math.sqrt(x.shape[1])
+
+
+def text_classifier(encoder: Backbone, classes: int) -> nn.Sequential:
+    """`backbone`, `scale` and a dense `head`: a network for `Learner` or `factorize` that takes texts as rows of word
+    pieces, which `encoder.input(texts, length=...)` makes.
+
+    The encoder is taken as it is, not copied.
+    """
+    if not isinstance(encoder.input, TextInput):
+        raise InputError(f"backbone '{encoder.name}' reads images; give one that reads texts.")
+    return nn.Sequential(OrderedDict(backbone=encoder, scale=UnitSpread(), head=nn.Linear(encoder.width, classes)))

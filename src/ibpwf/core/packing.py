@@ -49,10 +49,12 @@ class Field:
 @dataclass(frozen=True)
 class Packing:
     """How named inputs become one row an example; the network's main input comes first. Sequences are filled up with
-    the token `padding`."""
+    the token `padding`. `vocabulary` is how many tokens the network knows, None where it does not say: no part of
+    what is stored."""
 
     fields: tuple[Field, ...]
     padding: int = 0
+    vocabulary: int | None = None
 
     @property
     def length(self) -> int | None:
@@ -84,6 +86,8 @@ class Packing:
         if self.length is not None:
             named = self._filled_up(named, self.length)
         parts = [_checked(field, named[field.name]) for field in self.fields]
+        if self.vocabulary is not None and TOKENS in named:
+            _check_tokens(named[TOKENS], self.vocabulary)
         if len(parts) == 1 and self.fields[0].shape:
             return parts[0]
         return torch.cat(
@@ -181,6 +185,27 @@ def _checked(field: Field, value: Tensor) -> Tensor:
     return value.float()
 
 
+def _check_tokens(tokens: Tensor, vocabulary: int) -> None:
+    """Refuse tokens that the network has no embedding of."""
+    if not tokens.numel() or tokens.is_complex():
+        return
+    low, high = (int(end) for end in tokens.aminmax())
+    if low < 0 or high >= vocabulary:
+        raise InputError(
+            f"x['{TOKENS}'] holds {high if high >= vocabulary else low}, and the network knows tokens from 0 to "
+            f"{vocabulary - 1}; use the tokenizer that belongs to it."
+        )
+
+
+def vocabulary_of(net: nn.Module) -> int | None:
+    """How many tokens a network of transformers knows, by its embedding."""
+    try:
+        embedding = net.get_input_embeddings() if names_inputs(net) else None  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):  # of networks that read no tokens
+        return None
+    return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else None
+
+
 def names_inputs(net: nn.Module) -> bool:
     """Whether a network is of the kind that Hugging Face's transformers makes: it says what its main input is called,
     and answers with an object that has logits."""
@@ -210,7 +235,7 @@ def find_packing(
         value = given[name if name in given else TOKENS]
         fields.append(Field(name, tuple(value.shape[1:]), _kind(name, value)))
     padding = getattr(getattr(net, "config", None), "pad_token_id", None)
-    packing = Packing(tuple(fields), padding if isinstance(padding, int) else 0)
+    packing = Packing(tuple(fields), padding if isinstance(padding, int) else 0, vocabulary_of(net))
     return packing if length is None or packing.length is None else packing.of_length(length)
 
 
@@ -280,7 +305,7 @@ def _empty_packed(kind: type[nn.Module]) -> nn.Module:
 def pack_inputs(net: nn.Module, packing: Packing) -> None:
     """Let a network of ours take packed rows."""
     net.__class__ = _packed_class(type(net))
-    net.packing = packing  # type: ignore[assignment]
+    net.packing = replace(packing, vocabulary=vocabulary_of(net))  # type: ignore[assignment]
 
 
 def unpack_inputs(net: nn.Module) -> None:

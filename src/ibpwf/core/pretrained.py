@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.core.posterior import LayerVectors
+from ibpwf.core.prior import expected_probabilities, logit_from_log
 
 CERTAINTY = 0.99
 """The least π̄ a fitted factor starts with: nearly always on, and still free to be switched off."""
@@ -89,8 +90,13 @@ def version_vectors(start: LayerVectors, old: LayerVectors, selected: Tensor) ->
     return LayerVectors(strength, start.logit, start.c, start.d)
 
 
-def without_locked(start: LayerVectors, locked_at: Tensor) -> LayerVectors:
-    """Where a task beside a frozen base starts: no strength on locked factors, so that it begins as the base."""
-    strength = start.strength.clone()
+def beside_base(start: LayerVectors, locked_at: Tensor, free_at: Tensor, alpha: float) -> LayerVectors:
+    """Where a task beside a frozen base starts: no strength on locked factors, so that it begins as the base, and new
+    ones as likely as a first task finds them, whose data are then asked. (Only where q(b) starts: the prior is as
+    ever. Locked factors are steps away from the base that others took; a task that found nothing else likely would
+    hardly learn in few steps.)"""
+    strength, logit = start.strength.clone(), start.logit.clone()
     strength[locked_at.cpu()] = 0
-    return LayerVectors(strength, start.logit, start.c, start.d)
+    offered = logit_from_log(expected_probabilities(alpha, len(free_at)).log())
+    logit[free_at] = torch.maximum(logit[free_at], offered.to(logit))
+    return LayerVectors(strength, logit, start.c, start.d)

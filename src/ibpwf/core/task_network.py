@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -19,14 +18,14 @@ from ibpwf.core.learned import LearnedTask
 from ibpwf.core.posterior import LayerVectors, TaskPosterior, initial_vectors
 from ibpwf.core.pretrained import (
     anew_vectors,
+    beside_base,
     continued_vectors,
     fitted_vectors,
     singular_factors,
     uniform,
     version_vectors,
-    without_locked,
 )
-from ibpwf.core.weights import Weight, load_tensors, replace_module, resized
+from ibpwf.core.weights import Weight, copied, load_tensors, replace_module, resized
 
 if TYPE_CHECKING:
     from ibpwf.core.model import FactorModel
@@ -70,7 +69,7 @@ class TaskNetwork(nn.Module):
         self._on_base = model.base == "frozen"
         self._layer_names = list(model.layers)
         self._fixed = model.fixed_tensors()
-        net = copy.deepcopy(model.net).train()
+        net = copied(model.net, model.base_weights()).train()
         if model.init == "pretrained" and model.tasks:
             _continue_from(net, model.tasks[-1].own, model.head if model.heads == "per-task" else None)
         model.thawed(net)
@@ -128,7 +127,7 @@ class TaskNetwork(nn.Module):
         else:
             a, b = self._fresh(dictionary, len(free_at), width, generator)
             if self._on_base:
-                vectors = without_locked(vectors, layer.locked_at)
+                vectors = beside_base(vectors, layer.locked_at, free_at, dictionary.alpha)
             if self._version_of is not None:
                 old, drawn = self._version_of, vectors.strength
                 vectors = version_vectors(vectors, old.vectors[name], old.selected[name])
@@ -136,7 +135,8 @@ class TaskNetwork(nn.Module):
                     vectors.strength[free_at] = drawn[free_at]
             elif model.init == "pretrained" and previous is not None:
                 vectors = continued_vectors(vectors, previous, layer.locked_at)
-        layer.set_free(a.t(), b, free_at)
+        where = layer.locked_at.device  # drawn on the CPU, whatever the device; locked ones are there already
+        layer.set_free(a.t().to(where), b.to(where), free_at.to(where))
         return layer, vectors
 
     def _fresh(

