@@ -32,15 +32,11 @@ from ibpwf.storage.model_folder import verify_model
 LONGEST_NAME = 200
 EXPORT_SECONDS = 300.0
 FORMATS = ("onnx", "pt2", "safetensors", "peft", "mlflow", "folder")
-KNOWN = {"task", "label", "ignore", "categories", "missing", "unknown", "validate", "more", "keep", "queue"}
 
 
 async def learn(service: Service, request: Request, caller: Caller) -> Response:
     """Upload a table, arrays or a zip archive of images as the next task, or as more rows of one."""
     model, query = service.model(request), request.query_params
-    strange = next((name for name in query if name not in KNOWN), None)
-    if strange is not None:
-        raise bad(f"there is no parameter {quoted(strange)}; there are {', '.join(sorted(KNOWN))}.")
     task, more = _task_name(query.get("task")), _flag(query.get("more"), "more", False)
     service.jobs.check_room(model, queue=_flag(query.get("queue"), "queue", True))
     newest = model.newest

@@ -135,11 +135,12 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str,
     from ibpwf.files import ReadOptions
     from ibpwf.own_data.learning import LearnOptions, learn_file
     from ibpwf.own_data.more import learn_more
+    from ibpwf.serving.inputs import in_query
 
     data, told = _data(model, job), list[str]()
     asked = {name: value for name, value in job["options"].items() if value not in (None, [])}
     options = LearnOptions(
-        read=ReadOptions(**asked, with_labels=True),
+        read=ReadOptions(**asked, with_labels=True, naming=in_query),
         validate=job["validate"],
         checkpoint_minutes=CHECKPOINT_MINUTES,
         resume=True,
