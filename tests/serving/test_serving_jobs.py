@@ -73,6 +73,7 @@ def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, 
     assert full.status_code == 429
     assert full.headers["retry-after"]
     assert server.http.delete(f"/v2/jobs/{waiting['id']}").json()["state"] == "cancelled"
+    assert read_audit(models / "things")[-1]["what"] == "cancelled"
     time.sleep(0.5)
     ended = server.http.delete(f"/v2/jobs/{first['id']}").json()
     assert ended["state"] in ("cancelled", "done")

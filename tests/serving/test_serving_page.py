@@ -54,6 +54,19 @@ def test_a_visitor_finds_models_tasks_and_answers(page, server: Server):
     assert page.get_by_role("heading", level=1).inner_text() == "things version 2"
 
 
+def test_a_file_is_dropped_on_the_page(page, server: Server):
+    page.goto(f"{server.address}/models/things")
+    text = (server.models.parent / "test.csv").read_text()
+    dropped = page.evaluate_handle(
+        "text => { const found = new DataTransfer(); found.items.add(new File([text], 'test.csv')); return found; }",
+        text,
+    )
+    page.dispatch_event("#ask [data-drop]", "drop", {"dataTransfer": dropped})
+    page.get_by_role("button", name="Ask version 3").click()
+    page.wait_for_selector("#ask tbody tr")
+    assert "30 rows. " in page.locator("#ask .answer").inner_text()
+
+
 def test_an_image_is_answered(page, server: Server, tmp_path):
     import numpy as np
     from served import png
@@ -88,6 +101,10 @@ def test_nothing_sticks_out_on_a_phone(browser, server: Server, scheme):
     page.locator("#ask button").click()
     page.wait_for_selector("#ask tbody tr")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    for cell in page.locator("#ask tbody tr").first.locator("td").all():  # nor is anything out of sight
+        box = cell.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     bright = sum(int(part) for part in ground[4:-1].split(","))
     assert (bright > 600) == (scheme == "light")

@@ -73,6 +73,21 @@ def test_questions_in_one_pass_are_answered_as_each_alone(made_models):
             np.testing.assert_array_equal(found.novelty, alone.novelty)
 
 
+def test_rows_of_several_given_tasks_cost_one_pass(made_models, monkeypatch):
+    classifier = ContinualClassifier.load(made_models / "things")
+    asked: list[int] = []
+    real = ContinualClassifier.answers
+    monkeypatch.setattr(
+        ContinualClassifier,
+        "answers",
+        lambda self, x, *words, **how: asked.append(len(x)) or real(self, x, *words, **how),
+    )
+    tasks = [("fruit", "trees", "pets")[row % 3] for row in range(30)]
+    found = answer(classifier, [Rows(X[row : row + 1], [tasks[row]]) for row in range(30)])
+    assert asked == [48]
+    assert [one.tasks[0] for one in found] == tasks
+
+
 def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_models):
     version = ServedModel("things", made_models / "things", read_only=True).version()
     passes: list[int] = []

@@ -123,7 +123,10 @@ async def job_events(service: Service, request: Request, caller: Caller) -> Resp
 
 async def cancel_job(service: Service, request: Request, caller: Caller) -> Response:
     job = service.jobs.find(request.path_params["job"])
-    return JSONResponse((await service.jobs.cancel(job)).shown())
+    ended = await service.jobs.cancel(job)
+    if ended.state == "cancelled":
+        audit(service.registry[job.model].path, caller.name, "cancelled", task=job.task, job=job.id)
+    return JSONResponse(ended.shown())
 
 
 async def forget(service: Service, request: Request, caller: Caller) -> Response:
