@@ -30,7 +30,7 @@ def described(server: Server) -> dict[str, Any]:
         "version": ["1", "2", "3", "4", "0", "-1"],
         "versions": ["1,2", "2,3", "3", "9,9"],
         "task": ["trees", "pets", "new", ""],  # one that it may forget
-        "to": ["folder", "safetensors", "onnx", "no"],
+        "to": ["folder", "safetensors", "mlflow", "no"],
     }
     for path in found["paths"].values():
         for route in path.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,10 @@ def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, model
     exported = server.http.get("/v2/models/pictures/export?to=folder")
     assert exported.headers["content-type"] == "application/zip"
     assert b"manifest.json" in exported.content
+    with ThreadPoolExecutor(6) as pool:
+        many = list(pool.map(lambda _: server.http.get("/v2/models/pictures/export?to=folder"), range(6)))
+    assert {one.status_code for one in many} == {200, 429}
+    assert all(one.headers["retry-after"] == "10" for one in many if one.status_code == 429)
 
 
 def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path):
