@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from ibpwf.files import ReadOptions, read_examples, texts
 from ibpwf.own_data.answering import layout_of
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.serving.passes import Rows, answer
+from ibpwf.serving.protocol import HEADER
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
 
@@ -124,6 +126,18 @@ def test_a_plain_text_is_answered_and_so_is_a_tensor_of_texts(asked):
     sent = asked.post("/v2/models/notes/infer", json={"inputs": [tensor]}).json()
     assert [row["probability"] for row in plain["rows"]] == outputs(sent)["probability"]
     assert "A text" in asked.get("/models/notes").text
+    assert 'name="unknown"' not in asked.get("/models/notes").text
+    assert 'name="unknown"' in asked.get("/models/fruit").text
+
+
+def test_a_number_that_is_missing_is_filled_in_where_the_request_says_so(asked, folder):
+    frame = pandas.read_csv(folder / "fruit.csv")[:1]
+    entries = tensors(frame)
+    entries[0] |= {"data": None, "parameters": {"binary_data_size": 8}}
+    for parameters, status in (({}, 400), ({"missing": "mean"}, 200)):
+        head = json.dumps({"inputs": entries, "parameters": parameters}).encode()
+        body, headers = head + np.array([np.nan]).tobytes(), {HEADER: str(len(head))}
+        assert asked.post("/v2/models/fruit/infer", content=body, headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(

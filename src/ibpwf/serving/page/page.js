@@ -97,6 +97,7 @@ const SHOWN = 200;
 handle("ask", async (form) => {
   const task = form.elements.task.value;
   const query = new URLSearchParams({version: place.dataset.version, ...(task ? {task} : {})});
+  if (form.elements.unknown?.checked) query.set("unknown", "zeros");
   const found = await send("POST", `/v2/models/${place.dataset.model}/answer?${query}`, given(form));
   const rows = found.rows.slice(0, SHOWN).map((row, number) => [
     String(number + 1), row.label, sure(row),
