@@ -170,8 +170,9 @@ def fresh_folder(source: Path, target: Path) -> Path:
 class Watcher(threading.Thread):
     """Asks old versions again and again and compares every answer with the first."""
 
-    def __init__(self, server: Server, versions: tuple[int, ...], x: np.ndarray) -> None:
+    def __init__(self, server: Server, versions: tuple[int, ...], x: np.ndarray, pause: float = 0) -> None:
         super().__init__(daemon=True)
+        self.pause = pause
         self.http = httpx.Client(base_url=server.address, timeout=60)
         self.versions, self.content, self.ended = versions, json.dumps(request(x)), threading.Event()
         self.first = {number: self.ask(number) for number in versions}
@@ -188,6 +189,7 @@ class Watcher(threading.Thread):
                 found = self.ask(number)
                 if found != self.first[number]:
                     self.other.append(found)
+                time.sleep(self.pause)
 
     def finish(self) -> None:
         self.ended.set()

@@ -68,7 +68,7 @@ def fuzz(server: Server, folder: Path, examples: int, seed: int) -> tuple[int, s
 
 def try_api(start: Any, folder: Path, examples: int, seed: int) -> tuple[int, dict[str, int]]:
     server: Server = start()
-    watcher = Watcher(server, (1,), X)
+    watcher = Watcher(server, (1,), X, pause=0.1)
     watcher.start()
     count, said = fuzz(server, folder, examples, seed)
     watcher.finish()
@@ -144,7 +144,7 @@ def test_damaged_files_to_learn_from_are_refused_in_a_sentence(start, models):
 @pytest.mark.faults
 def test_hundreds_of_damaged_files_to_learn_from_are_refused_in_a_sentence(start, models, tally):
     server, seed = start(), int.from_bytes(os.urandom(4))
-    watcher = Watcher(server, (1, 3), X)
+    watcher = Watcher(server, (1, 3), X, pause=0.1)
     watcher.start()
     found = try_uploads(server, models.parent, 200, seed)
     watcher.finish()
