@@ -137,7 +137,7 @@ def check_after(server: Server) -> dict[str, int]:
 
 def test_damaged_files_to_learn_from_are_refused_in_a_sentence(start, models):
     server = start()
-    found = try_uploads(server, models.parent, 9, 7)
+    found = try_uploads(server, models.parent, 6, 7)
     assert not any({**found, **check_after(server)}.values()), found
 
 
