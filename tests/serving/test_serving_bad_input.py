@@ -315,6 +315,7 @@ def test_archives_that_are_bombs_or_no_archives_are_refused(made_models, tmp_pat
         "wide": wide,
         "cut": many[:500],
         "lying": bytes(lying),
+        "beheaded": archive({"a/1.png": png(np.zeros((4, 4), dtype=np.uint8))})[10:],
         "loose": loose,
         "other": other,
     }.items():

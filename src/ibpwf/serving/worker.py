@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 import warnings
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -90,6 +91,11 @@ def _do(model: Path, stop: threading.Event) -> int:
         return FAILED
     except KeyboardInterrupt:
         return STOPPED
+    except Exception:  # the same would happen again; who asked is told, and the log says where
+        traceback.print_exc()
+        told = "the server has a fault, which its log describes; tell who runs it."
+        write_json(Path("result.json"), {"error": told})
+        return FAILED
     write_json(Path("result.json"), result)
     return DONE
 
