@@ -8,7 +8,7 @@ RUN_OUT ?= runs/split-mnist
 # Many tests start a Python of their own, which takes seconds longer where nothing keeps what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env docs run test lint types pytest test-slow test-faults test-zoo bench bench-scale results report clean
+.PHONY: help env docs run test lint types pytest test-slow test-faults test-serving test-zoo bench bench-scale results report clean
 
 help:
 	@echo "make run        IBP-WF on Split MNIST, with a result table and a report"
@@ -16,6 +16,7 @@ help:
 	@echo "make test       ruff, mypy --strict and all tests"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-faults  kills, damage, interrupts, threads, bad input, by the thousand"
+	@echo "make test-serving  servers killed, fuzzed and sent damaged files, by the thousand"
 	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
 	@echo "make bench      speed and memory as ratios, into docs/results/bench"
 	@echo "make bench-scale  how cost grows with tasks, classes, rows and parameters, into docs/results/scaling"
@@ -56,8 +57,15 @@ test-slow: $(STAMP)
 
 test-faults: $(STAMP)
 	rm -rf build/faults
-	IBPWF_TALLY=build/faults $(BIN)/python -m pytest -n auto -m faults
+	IBPWF_TALLY=build/faults $(BIN)/python -m pytest -n auto -m faults --ignore tests/serving
 	$(BIN)/python -m tools.reliability_page build/faults docs
+
+# schemathesis is fetched for this alone; what it brings is as in .venv already, or newer.
+test-serving: $(STAMP)
+	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[fuzz]' || $(BIN)/python -m pip install --quiet -e '.[fuzz]'
+	rm -rf build/serving
+	IBPWF_TALLY=build/serving $(BIN)/python -m pytest -m faults tests/serving
+	$(BIN)/python -m tools.reliability_page build/serving docs serving
 
 test-zoo: $(STAMP)
 	$(BIN)/python -m pytest tests/zoo

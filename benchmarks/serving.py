@@ -272,7 +272,13 @@ def main() -> None:
         rows = np.concatenate([rows_of(task)[0][:5] for task in range(TASKS)])
         plain = [request_bytes(row, outputs=("label", "probability")) for row in rows]
         whole = [request_bytes(row) for row in rows]
-        found: dict[str, Any] = {"environment": environment(), "commit": commit(), "load": os.getloadavg()}
+        found: dict[str, Any] = {
+            "command": " ".join(["python", "benchmarks/serving.py", *sys.argv[1:]]),
+            "environment": environment("cpu"),
+            "commit": commit(),
+            "seeds": list(range(TASKS + 1)),  # of the rows of each task, and of the one that is learnt over HTTP
+            "load": os.getloadavg(),
+        }
         sides = found["sides"] = {}
         with running(serve_app, "echo", "") as (port, _):
             print("echo")
@@ -335,6 +341,9 @@ def page(found: dict[str, Any]) -> str:
         "",
         f"Load of the machine when it began: {found['load'][0]:.1f} on {os.cpu_count()} cores; what else ran is "
         "in every number.",
+        "",
+        f"`{found['command']}`, commit {str(found['commit'])[:12]}, Python {found['environment']['python']}, torch "
+        f"{found['environment']['torch']}, seeds of the rows {found['seeds'][0]} to {found['seeds'][-1]}.",
     ]
     return "\n".join(lines) + "\n"
 

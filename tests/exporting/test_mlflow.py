@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +55,41 @@ def test_mlflow_loads_it_and_answers_as_the_model_does(model, tmp_path):
     for name in ("probability", "entropy", "novelty"):
         np.testing.assert_array_equal(found[name], getattr(truth, name))
     assert [one.name for one in loaded.metadata.signature.inputs] == ["u", "v", "w", "color"]
+
+
+def test_mlflow_serves_it_with_the_same_answers(model, tmp_path):
+    """By the program `mlflow models serve`, over HTTP."""
+    pytest.importorskip("mlflow")
+    httpx = pytest.importorskip("httpx")
+    ibpwf.export(model, to="mlflow", path=tmp_path / "served")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    words = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(tmp_path / "served"), "-p", port]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    log = (tmp_path / "log").open("w")
+    served = subprocess.Popen(
+        [*words, "--env-manager", "local"], env={**os.environ, "PATH": path}, stdout=log, stderr=log, process_group=0
+    )
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and served.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/ping").status_code == 200:
+                    break
+            time.sleep(0.2)
+        rows = pandas.read_csv(model.parent / "1.csv").drop(columns="label")
+        body = {"dataframe_split": rows.to_dict("split", index=False)}
+        sent = httpx.post(f"http://127.0.0.1:{port}/invocations", json=body, timeout=60).json()["predictions"]
+    finally:
+        os.killpg(served.pid, signal.SIGKILL)
+        served.wait()
+        log.close()
+    classifier = ContinualClassifier.load(model)
+    layout = ibpwf.files.Layout.from_json(classifier.extra_["layout"])
+    truth = classifier.answers(read_examples(model.parent / "1.csv", ReadOptions(like=layout)).x)
+    assert [row["label"] for row in sent] == truth.labels.tolist()
+    np.testing.assert_allclose([row["probability"] for row in sent], truth.probability, rtol=1e-6)
 
 
 def test_it_is_written_without_mlflow(model, tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Tally
+from tallies import Tally
 
 WORKER = Path(__file__).with_name("bad_files_worker.py")
 

@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -164,3 +165,34 @@ def fresh_folder(source: Path, target: Path) -> Path:
     for state in target.rglob(".serving"):
         shutil.rmtree(state)
     return target / source.name
+
+
+class Watcher(threading.Thread):
+    """Asks old versions again and again and compares every answer with the first."""
+
+    def __init__(self, server: Server, versions: tuple[int, ...], x: np.ndarray, pause: float = 0) -> None:
+        super().__init__(daemon=True)
+        self.pause = pause
+        self.http = httpx.Client(base_url=server.address, timeout=60)
+        self.versions, self.content, self.ended = versions, json.dumps(request(x)), threading.Event()
+        self.first = {number: self.ask(number) for number in versions}
+        self.asked, self.other = 0, list[str]()
+
+    def ask(self, number: int) -> str:
+        answered = self.http.post(f"/v2/models/things/versions/{number}/infer", content=self.content)
+        return json.dumps(answered.json()["outputs"]) if answered.status_code == 200 else answered.text
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            for number in self.versions:
+                self.asked += 1
+                found = self.ask(number)
+                if found != self.first[number]:
+                    self.other.append(found)
+                time.sleep(self.pause)
+
+    def finish(self) -> None:
+        self.ended.set()
+        self.join()
+        assert self.asked > 10
+        assert self.other == [], (len(self.other), self.asked, self.other[0][:300])

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import numpy as np
-from served import TASKS, Server, archive, blobs, pixels, png, read_audit, request, task_table
+from served import TASKS, Watcher, archive, blobs, pixels, png, read_audit, request, task_table
 
 from ibpwf import ContinualClassifier
 
 X = blobs(range(6), each=3, seed=9)[0]
-
-
-class Watcher(threading.Thread):
-    """Asks old versions again and again and compares every answer with the first."""
-
-    def __init__(self, server: Server, versions: tuple[int, ...]) -> None:
-        super().__init__(daemon=True)
-        self.http = httpx.Client(base_url=server.address, timeout=60)
-        self.versions, self.ended = versions, threading.Event()
-        self.first = {number: self.ask(number) for number in versions}
-        self.asked, self.other = 0, list[str]()
-
-    def ask(self, number: int) -> str:
-        answered = self.http.post(f"/v2/models/things/versions/{number}/infer", json=request(X))
-        return json.dumps(answered.json()["outputs"]) if answered.status_code == 200 else answered.text
-
-    def run(self) -> None:
-        while not self.ended.is_set():
-            for number in self.versions:
-                self.asked += 1
-                found = self.ask(number)
-                if found != self.first[number]:
-                    self.other.append(found)
-
-    def finish(self) -> None:
-        self.ended.set()
-        self.join()
-        assert self.asked > 10
-        assert self.other == []
 
 
 def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, models):
@@ -51,7 +20,7 @@ def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, mo
         number: server.http.post(f"/v2/models/things/versions/{number}/infer", json=request(X)).json()
         for number in (1, 2, 3)
     }
-    watcher = Watcher(server, (1, 2, 3))
+    watcher = Watcher(server, (1, 2, 3), X)
     watcher.start()
     file = task_table(models.parent, 3)
     answered = server.learn(file, "colors", validate="0.2")
@@ -105,6 +74,7 @@ def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, 
     assert full.status_code == 429
     assert full.headers["retry-after"]
     assert server.http.delete(f"/v2/jobs/{waiting['id']}").json()["state"] == "cancelled"
+    assert read_audit(models / "things")[-1]["what"] == "cancelled"
     time.sleep(0.5)
     ended = server.http.delete(f"/v2/jobs/{first['id']}").json()
     assert ended["state"] in ("cancelled", "done")
@@ -135,6 +105,10 @@ def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, model
     exported = server.http.get("/v2/models/pictures/export?to=folder")
     assert exported.headers["content-type"] == "application/zip"
     assert b"manifest.json" in exported.content
+    with ThreadPoolExecutor(6) as pool:
+        many = list(pool.map(lambda _: server.http.get("/v2/models/pictures/export?to=folder"), range(6)))
+    assert {one.status_code for one in many} == {200, 429}
+    assert all(one.headers["retry-after"] == "10" for one in many if one.status_code == 429)
 
 
 def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from served import Server, task_table
 
+from ibpwf.serving.access import add_token
+
 sync_api = pytest.importorskip("playwright.sync_api")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if BROWSER is None:
@@ -54,6 +56,19 @@ def test_a_visitor_finds_models_tasks_and_answers(page, server: Server):
     assert page.get_by_role("heading", level=1).inner_text() == "things version 2"
 
 
+def test_a_file_is_dropped_on_the_page(page, server: Server):
+    page.goto(f"{server.address}/models/things")
+    text = (server.models.parent / "test.csv").read_text()
+    dropped = page.evaluate_handle(
+        "text => { const found = new DataTransfer(); found.items.add(new File([text], 'test.csv')); return found; }",
+        text,
+    )
+    page.dispatch_event("#ask [data-drop]", "drop", {"dataTransfer": dropped})
+    page.get_by_role("button", name="Ask version 3").click()
+    page.wait_for_selector("#ask tbody tr")
+    assert "30 rows. " in page.locator("#ask .answer").inner_text()
+
+
 def test_an_image_is_answered(page, server: Server, tmp_path):
     import numpy as np
     from served import png
@@ -88,6 +103,10 @@ def test_nothing_sticks_out_on_a_phone(browser, server: Server, scheme):
     page.locator("#ask button").click()
     page.wait_for_selector("#ask tbody tr")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    for cell in page.locator("#ask tbody tr").first.locator("td").all():  # nor is anything out of sight
+        box = cell.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     bright = sum(int(part) for part in ground[4:-1].split(","))
     assert (bright > 600) == (scheme == "light")
@@ -103,3 +122,25 @@ def test_a_task_is_taught_and_its_curve_is_seen(page, start, models):
     assert page.locator(".job .accuracy").get_attribute("points").count(",") == 6
     page.get_by_role("link", name="Look at it").click()
     assert page.get_by_role("heading", level=1).inner_text() == "things version 4"
+
+
+def test_a_visitor_signs_in_and_sees_what_the_token_allows(browser, start, tmp_path):
+    file = tmp_path / "tokens.json"
+    token = add_token(file, "alice", "ask")
+    server = start("--tokens", str(file))
+    page = browser.new_context().new_page()
+    page.goto(f"{server.address}/models/things")
+    page.get_by_label("Your token").fill("wrong")
+    page.keyboard.press("Enter")
+    assert page.get_by_role("alert").inner_text() == "This token is not known."
+    page.get_by_label("Your token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("link", name="things").click()
+    assert "alice (ask)" in page.locator("header").inner_text()
+    assert page.locator("#teach").count() == 0
+    page.set_input_files("#ask-file", server.models.parent / "test.csv")
+    page.get_by_role("button", name="Ask version 3").click()
+    page.wait_for_selector("#ask tbody tr")
+    assert page.evaluate("document.cookie") == ""
+    page.get_by_role("button", name="Sign out").click()
+    assert page.get_by_role("heading", level=1).inner_text() == "Sign in"

@@ -15,7 +15,8 @@ from ibpwf import ContinualClassifier
 
 triton = pytest.importorskip("tritonclient.http")
 
-X, Y = blobs(range(6), each=3, seed=5)
+X = blobs(range(6), each=5, seed=5)[0]
+X = np.concatenate([X, X[:2]])  # 32 rows: as many as a pass may have, so that the classifier itself has the same bits
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(made_models, task):
     torch.set_num_threads(1)
     whole = answer(classifier, [Rows(X, [task] * len(X))])[0]
     chance = np.random.default_rng(0)
-    for count in (1, 2, 5, 16, 17, 40, 127, 128, 129, 300):
+    for count in (*range(1, 40), 63, 65, 126, 127, 128, 129, 131, 300):
         start = int(chance.integers(0, len(X) - count + 1))
         part = answer(classifier, [Rows(X[start : start + count], [task] * count)])[0]
         here = slice(start, start + count)
@@ -71,6 +71,21 @@ def test_questions_in_one_pass_are_answered_as_each_alone(made_models):
         assert (found.novelty is None) == (not question.novelty)
         if question.novelty:
             np.testing.assert_array_equal(found.novelty, alone.novelty)
+
+
+def test_rows_of_several_given_tasks_cost_one_pass(made_models, monkeypatch):
+    classifier = ContinualClassifier.load(made_models / "things")
+    asked: list[int] = []
+    real = ContinualClassifier.answers
+    monkeypatch.setattr(
+        ContinualClassifier,
+        "answers",
+        lambda self, x, *words, **how: asked.append(len(x)) or real(self, x, *words, **how),
+    )
+    tasks = [("fruit", "trees", "pets")[row % 3] for row in range(30)]
+    found = answer(classifier, [Rows(X[row : row + 1], [tasks[row]]) for row in range(30)])
+    assert asked == [48]
+    assert [one.tasks[0] for one in found] == tasks
 
 
 def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_models):

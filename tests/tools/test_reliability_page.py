@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from tools.reliability_page import BEGIN, END, gathered, with_table
+import pytest
+
+from tools.reliability_page import END, PLACES, Place, gathered, with_table
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -30,10 +32,11 @@ def test_counts_are_added_up_and_a_test_that_was_run_again_counts_once(tmp_path:
     ]
 
 
-def test_the_page_has_the_record_that_lies_beside_it() -> None:
-    page = (HERE / "docs" / "reliability.md").read_text(encoding="utf-8")
-    record = json.loads((HERE / "docs" / "results" / "reliability" / "faults.json").read_text())
-    assert BEGIN in page
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_the_page_has_the_record_that_lies_beside_it(place: Place) -> None:
+    page = (HERE / "docs" / place.page).read_text(encoding="utf-8")
+    record = json.loads((HERE / "docs" / place.record).read_text())
+    assert place.begin in page
     assert END in page
-    assert with_table(page, record) == page
+    assert with_table(page, record, place) == page
     assert not any(any(row["found"].values()) for row in record["faults"])

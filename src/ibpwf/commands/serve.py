@@ -45,16 +45,21 @@ def serve_command(
         _add_token(tokens, new_token, role)
         return
     check_there(path)
+    if not path.is_dir():
+        raise InputError(
+            f"{printable(str(path))} is a file; give a model folder, made with ibpwf learn, or a folder of them."
+        )
     for name in ("fastapi", "uvicorn", "prometheus_client", "jinja2"):
         _need(name)
     from ibpwf.serving.limits import Limits
-    from ibpwf.serving.server import Place, check_place, serve
+    from ibpwf.serving.server import Place, check_certificate, check_place, serve
 
     place, limits = Place(host, port, certificate, key), Limits.of(limit or [])
     check_place(place, tokens)  # before seconds are spent on importing torch
     for file in (certificate, key, tokens):
         if file is not None:
             check_there(file)
+    check_certificate(place)
     from ibpwf.serving.service import ServeOptions
 
     options = ServeOptions(path, tokens, read_only, limits, batching=not no_batching)

@@ -12,7 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import Refused, busy
 from ibpwf.storage.files import read_json, write_json
@@ -54,10 +54,15 @@ def digest(token: str) -> str:
 
 def read_tokens(path: Path) -> list[Token]:
     """The tokens of a file that `add_token` has written."""
-    content = read_json(path)
+    try:
+        content = read_json(path)
+    except StoreError:
+        content = None
     entries = content.get("tokens") if isinstance(content, dict) else None
     if not isinstance(entries, list):
-        raise InputError(f"{path} holds no tokens; make one: ibpwf serve MODEL --tokens {path} --new-token NAME.")
+        raise InputError(
+            f"{path} is no file of tokens; make one: ibpwf serve MODEL --tokens {path} --new-token NAME."
+        )
     return [_token(path, entry) for entry in entries]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,21 @@ from starlette.responses import JSONResponse, Response
 from ibpwf import __version__
 from ibpwf.errors import IBPWFError
 from ibpwf.files import Examples, ReadOptions, read_batches
+from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller
 from ibpwf.serving.faults import Refused, bad, too_large
-from ibpwf.serving.inputs import check_pixels, examples_of, input_tensors, tasks_of
+from ibpwf.serving.inputs import check_pixels, examples_of, in_query, input_tensors, tasks_of
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import Answer, Rows, check_tasks
-from ibpwf.serving.protocol import HEADER, OUTPUTS, InferRequest, read_request, version_number, write_response
+from ibpwf.serving.protocol import (
+    HEADER,
+    OUTPUTS,
+    READING,
+    InferRequest,
+    read_request,
+    version_number,
+    write_response,
+)
 from ibpwf.serving.registry import LoadedVersion
 from ibpwf.serving.service import Service
 from ibpwf.serving.uploads import receive_bytes, suffix_of
@@ -109,7 +119,7 @@ def _takes_long(body: bytes, version: LoadedVersion) -> bool:
 
 def _read(body: bytes, header: str | None, version: LoadedVersion, limits: Limits) -> tuple[InferRequest, Rows]:
     asked = read_request(body, header, limits)
-    x = examples_of(asked.inputs, version, limits)
+    x = examples_of(asked.inputs, version, limits, asked.reading)
     given = tasks_of(asked.task, asked.inputs, version, len(x))
     check_tasks(version.classifier, given)
     return asked, Rows(_flat(x), given, asked.wants_novelty)
@@ -215,10 +225,20 @@ async def _examples(service: Service, request: Request, version: LoadedVersion) 
     body = await receive_bytes(request.stream(), service.limits.body, service.limits.seconds)
     if not body:
         raise bad("the body is empty; send a table, arrays, an image or a text.")
-    return await asyncio.to_thread(_read_file, body, version, service.limits)
+    return await asyncio.to_thread(_read_file, body, version, service.limits, _reading(request))
 
 
-def _read_file(body: bytes, version: LoadedVersion, limits: Limits) -> Examples:
+def _reading(request: Request) -> ReadOptions:
+    """How the file of a request is to be read, as its address says."""
+    given = {name: request.query_params.get(name) for name in READING}
+    for name, value in given.items():
+        if value is not None and value not in READING[name]:
+            raise bad(f"{name} is {quoted(value)}; give {' or '.join(READING[name])}.")
+    ignore = tuple(request.query_params.getlist("ignore"))
+    return ReadOptions(ignore=ignore, naming=in_query, **given)  # type: ignore[arg-type]
+
+
+def _read_file(body: bytes, version: LoadedVersion, limits: Limits, reading: ReadOptions) -> Examples:
     """A file's examples, through a file of ours that is gone afterwards."""
     layout = version.layout
     if layout is None:
@@ -237,7 +257,7 @@ def _read_file(body: bytes, version: LoadedVersion, limits: Limits) -> Examples:
         if layout.kind == "images":
             check_pixels(body, "the image", limits)
         try:
-            found = next(read_batches(path, limits.rows + 1, ReadOptions(like=layout)))
+            found = next(read_batches(path, limits.rows + 1, replace(reading, like=layout)))
         except StopIteration:
             raise bad("the file has no rows; send at least one.") from None
         except IBPWFError as error:

@@ -23,7 +23,7 @@ from ibpwf.serving.tensors import Array, texts
 TASK, NUMBERS, IMAGE = "task", "x", "image"
 """Inputs beside the columns of a table: each row's task, all numbers of a row, and image files."""
 
-KIND_OF = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "text": "BYTES"}
+KIND_OF = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES", "text": "BYTES"}
 
 Floats = NDArray[np.float32]
 
@@ -38,8 +38,21 @@ def input_tensors(version: LoadedVersion) -> list[dict[str, Any]]:
     return [{"name": NUMBERS, "datatype": "FP32", "shape": [-1, version.classifier.n_features_in_]}]
 
 
-def examples_of(inputs: Mapping[str, Array], version: LoadedVersion, limits: Limits) -> Floats:
-    """The rows of a request as the model's classifier takes them."""
+def parameter(name: str, value: object = None) -> str:
+    """An option as errors call it in a request."""
+    return f"parameters.{name}" if value is None else f"parameters.{name}={value!r}"
+
+
+def in_query(name: str, value: object = None) -> str:
+    """An option as errors call it that is given with a file."""
+    return f"the parameter {name}" if value is None else f"the parameter {name}={value}"
+
+
+def examples_of(
+    inputs: Mapping[str, Array], version: LoadedVersion, limits: Limits, reading: Mapping[str, Any] | None = None
+) -> Floats:
+    """The rows of a request as the model's classifier takes them. `reading`: what to do about cells that are missing
+    or unknown, where the request says so."""
     layout = version.layout
     columns = () if layout is None else layout.columns
     given = {name: values for name, values in inputs.items() if name != TASK or _is_column(TASK, columns)}
@@ -49,7 +62,7 @@ def examples_of(inputs: Mapping[str, Array], version: LoadedVersion, limits: Lim
             raise bad("this model has columns of categories or texts; give a tensor for each column.")
         return _numbers(given, (len(columns),), rows)
     if layout is not None and layout.kind == "table":
-        return _table_rows(given, layout, rows)
+        return _table_rows(given, layout, rows, reading or {})
     if layout is not None and layout.kind == "images" and IMAGE in given:
         _only(given, IMAGE)
         return _images(given[IMAGE], layout, limits)
@@ -131,7 +144,7 @@ def _check_finite(values: Floats, name: str) -> None:
         raise bad(f"row {row} of input {quoted(name)} holds a number that is not finite; fill it in.")
 
 
-def _table_rows(inputs: Mapping[str, Array], layout: Layout, rows: int) -> Floats:
+def _table_rows(inputs: Mapping[str, Array], layout: Layout, rows: int, reading: Mapping[str, Any]) -> Floats:
     names = [column.name for column in layout.columns]
     missing, extra = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
     if missing or extra:
@@ -141,13 +154,14 @@ def _table_rows(inputs: Mapping[str, Array], layout: Layout, rows: int) -> Float
         if values.size != rows:
             raise bad(f"input {quoted(name)} has shape {spelled(values.shape)}; give one value a row, as [{rows}].")
     plain = all(column.kind == "number" for column in layout.columns)
-    if plain and layout.missing == "error" and all(values.dtype.kind in "iufb" for values in inputs.values()):
+    strict = (reading.get("missing") or layout.missing) == "error"
+    if plain and strict and all(values.dtype.kind in "iufb" for values in inputs.values()):
         with np.errstate(over="ignore"):
             found = np.stack([inputs[name].reshape(rows).astype(np.float32) for name in names], axis=1)
         _check_finite(found, "of the columns")
         return found
     table = RequestTable(inputs, names, rows)
-    return read_table(table, ReadOptions(like=layout, with_labels=False)).x
+    return read_table(table, ReadOptions(like=layout, with_labels=False, naming=parameter, **reading)).x
 
 
 class RequestTable:

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from ibpwf.errors import StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller
-from ibpwf.serving.faults import Refused, bad
+from ibpwf.serving.faults import Refused, bad, busy
 from ibpwf.serving.jobs import new_job
 from ibpwf.serving.protocol import read_json
 from ibpwf.serving.records import audit
@@ -31,16 +31,14 @@ from ibpwf.storage.model_folder import verify_model
 
 LONGEST_NAME = 200
 EXPORT_SECONDS = 300.0
+EXPORTS = 2
+"""That are written at a time; each is a process."""
 FORMATS = ("onnx", "pt2", "safetensors", "peft", "mlflow", "folder")
-KNOWN = {"task", "label", "ignore", "categories", "missing", "unknown", "validate", "more", "keep", "queue"}
 
 
 async def learn(service: Service, request: Request, caller: Caller) -> Response:
     """Upload a table, arrays or a zip archive of images as the next task, or as more rows of one."""
     model, query = service.model(request), request.query_params
-    strange = next((name for name in query if name not in KNOWN), None)
-    if strange is not None:
-        raise bad(f"there is no parameter {quoted(strange)}; there are {', '.join(sorted(KNOWN))}.")
     task, more = _task_name(query.get("task")), _flag(query.get("more"), "more", False)
     service.jobs.check_room(model, queue=_flag(query.get("queue"), "queue", True))
     newest = model.newest
@@ -127,7 +125,10 @@ async def job_events(service: Service, request: Request, caller: Caller) -> Resp
 
 async def cancel_job(service: Service, request: Request, caller: Caller) -> Response:
     job = service.jobs.find(request.path_params["job"])
-    return JSONResponse((await service.jobs.cancel(job)).shown())
+    ended = await service.jobs.cancel(job)
+    if ended.state == "cancelled":
+        audit(service.registry[job.model].path, caller.name, "cancelled", task=job.task, job=job.id)
+    return JSONResponse(ended.shown())
 
 
 async def forget(service: Service, request: Request, caller: Caller) -> Response:
@@ -171,9 +172,12 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     task = query.get("task") or None
     if task is not None and task not in model.newest.tasks:
         raise bad(f"there is no task {quoted(task)}; there are {', '.join(model.newest.tasks[:8])}.")
+    if service.exporting >= EXPORTS:
+        raise busy(f"{service.exporting} exports are being written; ask again later.", 10)
     folder = model.path / STATE / "exports" / secrets.token_hex(8)
     folder.mkdir(parents=True)
     clean = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
+    service.exporting += 1
     try:
         write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
         worker = await service.jobs.workshop.start(model.path, folder)
@@ -192,6 +196,8 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     except BaseException:
         await clean()
         raise
+    finally:
+        service.exporting -= 1
     audit(model.path, caller.name, "exported", to=to, task=task)
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(result['name'])}"}
     return FileResponse(folder / result["file"], media_type="application/zip", headers=headers, background=clean)

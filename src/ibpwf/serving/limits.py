@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, unknown
 
 
 def _limit(default: float, description: str) -> Any:
@@ -47,7 +47,7 @@ class Limits:
         for text in assignments:
             name, _, value = text.partition("=")
             if name not in known:
-                raise InputError(f"unknown limit '{name}'. Known: {', '.join(known)}.")
+                raise unknown("limit", name, known)
             try:
                 number = float(value) if isinstance(known[name].default, float) else int(value)
             except ValueError:

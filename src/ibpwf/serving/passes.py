@@ -1,8 +1,9 @@
 """What a version says of rows, whoever asks beside: the same bits for a row alone and among others.
 
-Products of few rows, and of very many, are rounded otherwise. So every pass has 16 to 128 rows; fewer are filled up
-with copies of one of them, more are answered in several passes. Rows of one task that is given go through that task's
-network together, so each task's are filled up.
+Products of few rows, and of very many, are rounded otherwise, and so are the last rows where their number is odd for
+the processor. So every pass has 16, 32, … or 128 rows; fewer are filled up with copies of one of them, more are
+answered in several passes. Rows of one task that is given go through that task's network together, so each task's are
+filled up.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier
 
-FEWEST, MOST = 16, 128
-"""Rows of a pass."""
+STEP, MOST = 16, 128
+"""Rows of a pass: a multiple of the one, up to the other."""
 
 Floats = NDArray[np.float64]
 
@@ -130,8 +131,8 @@ def _passes(tasks: Sequence[str | None]) -> list[tuple[NDArray[np.intp], list[st
 
 
 def _filled(rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """At least as many rows as a pass must have; the last one again and again."""
-    short = FEWEST - len(rows)
+    """As many rows as a pass may have; the last one again and again."""
+    short = -len(rows) % STEP
     return np.concatenate([rows, np.full(short, rows[-1])]) if short > 0 else rows
 
 

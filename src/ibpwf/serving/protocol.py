@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class InferRequest:
     outputs: tuple[Output, ...]
     task: str | list[str] | None
     id: str | None
+    reading: dict[str, str] = field(default_factory=dict)  # what to do about cells that are missing or unknown
 
     @property
     def wants_novelty(self) -> bool:
@@ -89,7 +90,7 @@ def read_request(body: bytes, header: str | None, limits: Limits) -> InferReques
     binary = parameters.get("binary_data_output", False)
     if not isinstance(binary, bool):
         raise bad(f"binary_data_output is {quoted(str(binary))}; give true or false.")
-    return InferRequest(inputs, _outputs(content, binary), _task(parameters), _id(content))
+    return InferRequest(inputs, _outputs(content, binary), _task(parameters), _id(content), _reading(parameters))
 
 
 def read_json(data: bytes) -> dict[str, Any]:
@@ -133,6 +134,18 @@ def _task(parameters: Mapping[str, Any]) -> str | list[str] | None:
     if isinstance(task, list) and all(isinstance(one, str) for one in task):
         return task
     raise bad(f"parameters.task is {quoted(str(task))}; give a task's name, or a list of one for each row.")
+
+
+READING = {"missing": ("error", "mean"), "unknown": ("error", "zeros")}
+"""What may be said of cells that are missing, and of categories never seen."""
+
+
+def _reading(parameters: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: parameters[name] for name in READING if parameters.get(name) is not None}
+    for name, value in found.items():
+        if value not in READING[name]:
+            raise bad(f"parameters.{name} is {quoted(str(value))}; give {' or '.join(READING[name])}.")
+    return found
 
 
 def _id(content: Mapping[str, Any]) -> str | None:

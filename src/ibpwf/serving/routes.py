@@ -16,14 +16,15 @@ from starlette.responses import JSONResponse, Response
 
 from ibpwf import __version__
 from ibpwf.errors import IBPWFError
+from ibpwf.files.opening import quoted
 from ibpwf.serving import inference_routes as ask
 from ibpwf.serving import learning_routes as learn
 from ibpwf.serving import page_routes as page
 from ibpwf.serving.access import Caller, Role
-from ibpwf.serving.faults import Refused
+from ibpwf.serving.faults import Refused, bad
 from ibpwf.serving.records import log
 from ibpwf.serving.registry import NoSuchModel
-from ibpwf.serving.schemas import of_route
+from ibpwf.serving.schemas import of_route, query_names
 from ibpwf.serving.service import Service
 
 Handler = Callable[[Service, Request, Caller], Awaitable[Response]]
@@ -105,7 +106,9 @@ async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     why = {404: "there is no such address", 405: "this address does not take that method"}
     text = why.get(error.status_code, str(error.detail))
-    return JSONResponse({"error": f"{text}; docs/serving.md lists them."}, error.status_code, headers=error.headers)
+    return JSONResponse(
+        {"error": f"{text}; /openapi.json lists what there is."}, error.status_code, headers=error.headers
+    )
 
 
 def _endpoint(service: Service, route: Route) -> Callable[[Request], Awaitable[Response]]:
@@ -127,6 +130,7 @@ async def _answered(service: Service, route: Route, request: Request) -> Respons
         service.rate.check(who)
         _check_origin(service, request)
         service.access.check(caller, route.role, route.doing)
+        _check_query(route, request)
         return await route.handler(service, request, caller)
     except Refused as error:
         headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
@@ -155,6 +159,17 @@ def _without_paths(service: Service, text: str) -> str:
     for model in service.registry:
         text = text.replace(str(model.path), model.name)
     return text
+
+
+def _check_query(route: Route, request: Request) -> None:
+    """Refuse a parameter that there is not: in silence a mistyped version would be answered by the newest."""
+    if not route.path.startswith("/v2"):
+        return
+    known = query_names(route.method, route.path)
+    strange = next((name for name in request.query_params if name not in known), None)
+    if strange is not None:
+        there = f"there are {', '.join(sorted(known))}" if known else "this address takes none"
+        raise bad(f"there is no parameter {quoted(strange)}; {there}.")
 
 
 def _check_origin(service: Service, request: Request) -> None:

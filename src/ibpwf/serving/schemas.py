@@ -32,7 +32,14 @@ _INFER: Schema = {
     "required": ["inputs"],
     "properties": {
         "id": {"type": "string"},
-        "parameters": {"type": "object", "properties": {"task": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "task": {"type": "string"},
+                "missing": {"enum": ["error", "mean"]},
+                "unknown": {"enum": ["error", "zeros"]},
+            },
+        },
         "inputs": {"type": "array", "minItems": 1, "items": _TENSOR},
         "outputs": {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}}},
     },
@@ -48,19 +55,35 @@ def _query(name: str, description: str, **schema: Any) -> Schema:
 
 _VERSION = _query("version", "A version; the newest without.")
 _TASK = _query("task", "A task's name.")
+_READING = [
+    _query("ignore", "A column of the file to leave out; repeatable."),
+    _query("missing", "error, or mean to fill in a missing value."),
+    _query("unknown", "error, or zeros to let a category never seen stand for none."),
+]
 _PARAMETERS: dict[str, list[Schema]] = {
+    "GET /v2/models/{model}": [_VERSION],
+    "GET /v2/models/{model}/ready": [_VERSION],
+    "POST /v2/models/{model}/infer": [_VERSION],
     "GET /v2/models/{model}/tasks": [_VERSION],
-    "POST /v2/models/{model}/answer": [_VERSION, _TASK],
-    "POST /v2/models/{model}/compare": [_query("versions", "Two versions, such as 1,3.")],
+    "POST /v2/models/{model}/answer": [_VERSION, _TASK, *_READING],
+    "POST /v2/models/{model}/compare": [_query("versions", "Two versions, such as 1,3."), *_READING],
     "POST /v2/models/{model}/tasks": [
         _TASK,
         _query("label", "The column with the labels."),
         _query("more", "More rows of a task that is known.", type="boolean"),
+        _query("keep", "Of more rows: better, or always to keep them in any case."),
+        _query("categories", "A column of categories that look like numbers; repeatable."),
+        *_READING,
         _query("validate", "Share of the rows to hold out and measure on.", type="number"),
         _query("queue", "Wait for jobs before this one, or be refused with 409.", type="boolean"),
     ],
     "GET /v2/models/{model}/export": [_TASK, _query("to", "onnx, pt2, safetensors, peft, mlflow or folder.")],
 }
+
+
+def query_names(method: str, path: str) -> frozenset[str]:
+    """The parameters that an address takes after its question mark."""
+    return frozenset(one["name"] for one in _PARAMETERS.get(f"{method} {path}", []))
 
 
 def of_route(method: str, path: str) -> Schema:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,24 @@ def check_place(place: Place, tokens: Path | None) -> None:
         raise InputError("a certificate needs its key; give both --certificate and --key, or neither.")
     if not 0 <= place.port < 65536:
         raise InputError(f"port is {place.port}; give a number from 0 to 65535.")
+
+
+def check_certificate(place: Place) -> None:
+    """Refuse files that are no certificate and key, before anything is promised."""
+    if place.certificate is None or place.key is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(place.certificate, place.key, password="")
+    except ssl.SSLError as error:
+        told = (error.reason or "no PEM").replace("_", " ").lower()
+        raise InputError(
+            f"{place.certificate} and {place.key} are not a certificate and its key ({told}); give both as PEM, "
+            "the key without a password."
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"the certificate cannot be read: {error.strerror}; check --certificate and --key."
+        ) from None
 
 
 def protocol() -> Any:

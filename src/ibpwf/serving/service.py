@@ -49,6 +49,7 @@ class Service:
         self.batcher = Batcher(self.limits.waiting, together=options.batching, told=self.metrics.told)
         self.jobs = Jobs(self.registry, self.limits, self.metrics)
         self.ready = False
+        self.exporting = 0  # exports that are being written
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ibpwf.errors import DataError
+from ibpwf.errors import DataError, IBPWFError
 from ibpwf.files import Layout
 from ibpwf.files.image_file import MOST_BYTES, SUFFIXES
 from ibpwf.files.image_folder import is_junk
@@ -35,6 +35,9 @@ _MAGIC = {
     b"PK\x05\x06": ".zip",
 }
 _END = 1 << 16
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, OverflowError, OSError, ValueError)
+"""What a damaged archive makes zipfile say: places before its beginning are an OSError, odd names a ValueError."""
 
 
 async def receive(stream: AsyncIterator[bytes], most: int, seconds: float) -> AsyncIterator[bytes]:
@@ -103,7 +106,7 @@ def _names(path: Path, limits: Limits) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
+    except DAMAGED as error:
         raise bad(f"the archive cannot be read ({quoted(str(error))}); send a whole zip file.") from None
 
 
@@ -130,7 +133,9 @@ def images_to_arrays(path: Path, into: Path, layout: Layout, limits: Limits) -> 
             entries = [one for one in archive.infolist() if not one.is_dir() and not _is_junk(one.filename)]
             _check_sizes(entries, limits)
             images, labels = _read_images(archive, entries, layout, limits)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OverflowError) as error:
+    except IBPWFError:
+        raise
+    except DAMAGED as error:
         raise DataError(f"the archive is damaged ({quoted(str(error))}); send a whole zip file.") from None
     with into.open("wb") as file:
         np.savez(file, x=images, y=np.array(labels))

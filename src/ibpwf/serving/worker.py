@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 import warnings
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -90,6 +91,11 @@ def _do(model: Path, stop: threading.Event) -> int:
         return FAILED
     except KeyboardInterrupt:
         return STOPPED
+    except Exception:  # the same would happen again; who asked is told, and the log says where
+        traceback.print_exc()
+        told = "the server has a fault, which its log describes; tell who runs it."
+        write_json(Path("result.json"), {"error": told})
+        return FAILED
     write_json(Path("result.json"), result)
     return DONE
 
@@ -135,11 +141,12 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str,
     from ibpwf.files import ReadOptions
     from ibpwf.own_data.learning import LearnOptions, learn_file
     from ibpwf.own_data.more import learn_more
+    from ibpwf.serving.inputs import in_query
 
     data, told = _data(model, job), list[str]()
     asked = {name: value for name, value in job["options"].items() if value not in (None, [])}
     options = LearnOptions(
-        read=ReadOptions(**asked, with_labels=True),
+        read=ReadOptions(**asked, with_labels=True, naming=in_query),
         validate=job["validate"],
         checkpoint_minutes=CHECKPOINT_MINUTES,
         resume=True,

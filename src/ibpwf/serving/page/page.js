@@ -26,7 +26,8 @@ function table(caption, heads, rows) {
   const body = element("tbody");
   for (const cells of rows) {
     const line = element("tr");
-    for (const cell of cells) line.append(element("td", {}, ...(Array.isArray(cell) ? cell : [cell])));
+    cells.forEach((cell, at) => line.append(element("td", {"data-head": heads[at]},
+      element("div", {}, ...(Array.isArray(cell) ? cell : [cell])))));
     body.append(line);
   }
   const head = element("tr");
@@ -80,18 +81,31 @@ function looks(row) {
   return row.novelty > 1 ? [element("span", {class: "bad"}, `like nothing learnt (${shown})`)] : `familiar (${shown})`;
 }
 
+// The task a row was answered for, and those it might be instead.
+function thinks(row, tasks, given) {
+  if (given) return `${row.task} (given)`;
+  const share = (task) => row.task_probabilities[tasks.indexOf(task)] ?? 0;
+  const others = tasks.filter((task) => task !== row.task && share(task) >= 0.001).sort((a, b) => share(b) - share(a));
+  const said = [row.task + " ", element("span", {class: "faint small"}, percent(share(row.task)))];
+  if (others.length) said.push(element("div", {class: "faint small"},
+    "or " + others.slice(0, 3).map((task) => `${task} ${percent(share(task))}`).join(", ")));
+  return said;
+}
+
 const SHOWN = 200;
 
 handle("ask", async (form) => {
   const task = form.elements.task.value;
   const query = new URLSearchParams({version: place.dataset.version, ...(task ? {task} : {})});
+  if (form.elements.unknown?.checked) query.set("unknown", "zeros");
   const found = await send("POST", `/v2/models/${place.dataset.model}/answer?${query}`, given(form));
   const rows = found.rows.slice(0, SHOWN).map((row, number) => [
     String(number + 1), row.label, sure(row),
-    [row.task + " ", element("span", {class: "faint small"}, percent(row.task_probabilities[found.tasks.indexOf(row.task)] ?? 1))],
+    thinks(row, found.tasks, Boolean(task)),
     `${row.entropy.toFixed(2)} nats`, looks(row)]);
-  const parts = [table("Answers", ["", "Label", "How sure", "Task", "Entropy", "Looks"], rows)];
-  const count = found.rows.length > SHOWN ? `The first ${SHOWN} of ${found.rows.length} rows. ` : "";
+  const parts = [table("Answers", ["Row", "Label", "How sure", "Task", "Entropy", "Looks"], rows)];
+  const total = found.rows.length;
+  const count = total > SHOWN ? `The first ${SHOWN} of ${total} rows. ` : total > 1 ? `${total} rows. ` : "";
   const right = found.right === null ? "" : `${found.right.toFixed(1)} % are as the file's own labels say.`;
   if (count || right) parts.push(element("p", {class: "faint"}, count + right));
   return parts;
