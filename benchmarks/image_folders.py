@@ -29,7 +29,7 @@ from PIL import Image
 from ibpwf.files import Examples, read_examples
 from ibpwf.lab import scenario
 from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.own_data.answering import layout_of, load_classifier, predicted
+from ibpwf.own_data.answering import layout_of, load_classifier
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.settings import parse_assignment
 from ibpwf.storage.files import read_json, write_json
@@ -95,12 +95,13 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
             processor.append(time.process_time() - used)
             recipe = task.recipe
         classifier = load_classifier(model, asked.device)
-        given, inferred, started = [], [], time.perf_counter()
+        given, inferred = list[float](), list[float]()
+        started = time.perf_counter()
         for number, (_, tested) in enumerate(folders):
             examples: Examples = read_examples(tested, like=layout_of(classifier))
-            truth = np.array(examples.y)
-            given.append(100 * float(np.mean(predicted(classifier, examples, f"task {number + 1}") == truth)))
-            inferred.append(100 * float(np.mean(predicted(classifier, examples, None) == truth)))
+            for task, right in ((f"task {number + 1}", given), (None, inferred)):
+                answers = classifier.predict(examples.inputs, task=task)
+                right.append(100 * float(np.mean(answers == np.array(examples.y))))
         answering = time.perf_counter() - started
         size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
     return {
