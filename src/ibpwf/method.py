@@ -308,9 +308,11 @@ class IBPWF(AnsweringMethod):
             old = self.versions[data.index]
             new = replace(old, serial=data.serial, number=old.number + 1)
         else:
+            # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
+            seen = rows if isinstance(self.inference, ClassScores) else data.rows
             if data.index == 0:
-                self._fit_features(data, rows)
-            self.inference.learn(data.index, self._phi(rows), len(data.classes))
+                self._fit_features(data, seen)
+            self.inference.learn(data.index, self._phi(seen), len(data.classes))
             serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
             new = Version(serial, data.classes, serial)
         self.versions = self.versions.added(new)
