@@ -303,13 +303,13 @@ class IBPWF(AnsweringMethod):
 
     def _keep(self, data: TaskData, rows: Rows) -> None:
         """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
+        # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
+        seen = rows if isinstance(self.inference, ClassScores) else data.rows
         if data.more:
-            self.take_rows(data.index, rows)
+            self.take_rows(data.index, seen)
             old = self.versions[data.index]
             new = replace(old, serial=data.serial, number=old.number + 1)
         else:
-            # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
-            seen = rows if isinstance(self.inference, ClassScores) else data.rows
             if data.index == 0:
                 self._fit_features(data, seen)
             self.inference.learn(data.index, self._phi(seen), len(data.classes))
