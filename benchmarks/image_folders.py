@@ -28,7 +28,7 @@ from PIL import Image
 
 from ibpwf.files import Examples, read_examples
 from ibpwf.lab import scenario
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.own_data.answering import layout_of, load_classifier
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.settings import parse_assignment
@@ -138,7 +138,7 @@ def main(words: list[str]) -> None:
             flush=True,
         )
         result = {
-            "command": "python benchmarks/image_folders.py " + " ".join(words),
+            "command": shown_command("python benchmarks/image_folders.py " + " ".join(words)),
             "commit": commit(),
             "environment": environment(asked.device),
             "load": load,
@@ -171,7 +171,7 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     runs = sorted((run for part in parts for run in part["runs"]), key=lambda run: int(run["seed"]))
     if len({run["seed"] for run in runs}) < len(runs):
         raise SystemExit("a seed was measured twice; leave one of its files out.")
-    return {**parts[0], "command": [part["command"] for part in parts], **of_runs(runs)}
+    return {**parts[0], "command": [shown_command(part["command"]) for part in parts], **of_runs(runs)}
 
 
 def summary(values: list[float]) -> dict[str, float]:

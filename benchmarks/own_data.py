@@ -37,7 +37,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ibpwf import ContinualClassifier
 from ibpwf.lab.data.tables import load_table
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.storage.files import read_json, write_json
 
 Array = NDArray[Any]
@@ -248,7 +248,7 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
             raise SystemExit(f"seed {one['seed']} was measured twice, or on other rows; leave one of them out.")
         tuned = {**held.get("tuned", {}), **one.get("tuned", {})}
         held |= {**one, **({"tuned": tuned} if tuned else {})}
-    commands = [part["command"] for part in parts]
+    commands = [shown_command(part["command"]) for part in parts]
     return {**first, "command": commands, "summary": summary(list(seeds.values())), "seeds": list(seeds.values())}
 
 
@@ -288,7 +288,7 @@ def main() -> None:
                 record = {
                     "name": name,
                     "what": (TABLES[name][1].__doc__ or "rows in their order, cut into tasks").strip(),
-                    "command": " ".join(["python", "benchmarks/own_data.py", *sys.argv[1:]]),
+                    "command": shown_command(" ".join(["python", "benchmarks/own_data.py", *sys.argv[1:]])),
                     "commit": commit(),
                     "environment": {**environment("cpu"), "scikit-learn": sklearn.__version__},
                     "summary": summary(seeds),

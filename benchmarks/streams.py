@@ -5,6 +5,7 @@
     python benchmarks/streams.py table own.csv --label kind
     python benchmarks/streams.py images split-mnist --out docs/results/streams/split-mnist.json
     python benchmarks/streams.py stationary --out docs/results/streams/stationary.json
+    python benchmarks/streams.py merge --parts PART PART --out FILE    # one file of models measured apart
 
 `table` takes the rows of a table in their order, one that ibpwf knows by its name or a CSV file of numbers, the last
 column the label: every model answers each batch before it learns it. `images` gives a scenario's tasks one after
@@ -30,8 +31,8 @@ from ibpwf import ContinualClassifier
 from ibpwf.files import read_examples
 from ibpwf.lab import scenario
 from ibpwf.lab.data.tables import TABLES, load_table
-from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.storage.files import write_json
+from ibpwf.lab.experiments.result import commit, environment, shown_command
+from ibpwf.storage.files import read_json, write_json
 from ibpwf.streaming import make_detector
 from ibpwf.streaming.detectors import DETECTORS
 
@@ -274,7 +275,7 @@ def delay_of(name: str, rate: float, run: int, seed: int) -> int | None:
 
 def arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kind", choices=["table", "images", "stationary"])
+    parser.add_argument("kind", choices=["table", "images", "stationary", "merge"])
     parser.add_argument("what", nargs="?", help="a table, by name or as a CSV file, or the name of a scenario")
     parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
     parser.add_argument("--name")
@@ -288,15 +289,38 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--forgetting", type=float)
     parser.add_argument("--hidden-only", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", type=Path, nargs="+", help="of merge: results on one stream, measured apart")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(given)
 
 
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of models that were measured by several processes on the same stream."""
+    for part in parts[1:]:
+        for key in ("name", "commit", "seed", "environment", "river", "rows", "batch"):
+            if part[key] != parts[0][key]:
+                raise SystemExit(f"{key} is {part[key]!r} in a part and {parts[0][key]!r} in another; measure anew.")
+    commands = [shown_command(part["command"]) for part in parts]
+    models = {name: model for part in parts for name, model in part.get("models", {}).items()}
+    return {
+        **parts[0],
+        "command": commands if len(commands) > 1 else commands[0],
+        **({"models": models} if models else {}),
+    }
+
+
 def main(given: list[str]) -> None:
     asked = arguments(given)
+    if asked.kind == "merge":
+        write_json(asked.out, merged([read_json(path) for path in asked.parts]))
+        return
     found = {"table": table, "images": images, "stationary": stationary}[asked.kind](asked)
     shown = [Path(word).name if word == asked.what else word for word in given]
-    made = {"command": "python benchmarks/streams.py " + " ".join(shown), "commit": commit(), "seed": asked.seed}
+    made = {
+        "command": shown_command("python benchmarks/streams.py " + " ".join(shown)),
+        "commit": commit(),
+        "seed": asked.seed,
+    }
     try:
         made["river"] = version("river")
     except ImportError:
