@@ -81,6 +81,7 @@ bench-scale: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m tools.results_page docs README.md
 	$(BIN)/python -m tools.class_incremental_page docs
+	$(BIN)/python -m tools.own_data_page docs
 	$(BIN)/python -m tools.streams_page docs
 	$(BIN)/python -m tools.trained_networks_page docs
 	$(BIN)/python -m tools.expert_weight_figure docs/results -o docs/images/expert-weight.svg

@@ -3,6 +3,7 @@
     python benchmarks/image_folders.py                                     # what the data decide
     python benchmarks/image_folders.py --recipe images --seeds 5 --out docs/results/own-data/cifar10-images.json
     python benchmarks/image_folders.py --validation --tests 200            # to choose settings by
+    python benchmarks/image_folders.py --merge PART PART --out FILE        # one file of seeds measured apart
 
 Some hundred images of each class are written as PNG files and learnt through the function behind `ibpwf learn`; the
 test images of the data set are then answered with the task given and inferred. With --validation they are training
@@ -27,11 +28,11 @@ from PIL import Image
 
 from ibpwf.files import Examples, read_examples
 from ibpwf.lab import scenario
-from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.own_data.answering import layout_of, load_classifier, predicted
+from ibpwf.lab.experiments.result import commit, environment, shown_command
+from ibpwf.own_data.answering import layout_of, load_classifier
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.settings import parse_assignment
-from ibpwf.storage.files import write_json
+from ibpwf.storage.files import read_json, write_json
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 Bytes = NDArray[np.uint8]
@@ -43,6 +44,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=300, help="images of a class to learn from")
     parser.add_argument("--tests", type=int, default=1000, help="images of a class to measure with, at most")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--merge", type=Path, nargs="+", help="files of seeds that were measured apart")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--validation", action="store_true")
     parser.add_argument("--device", default="cpu")
@@ -92,12 +95,13 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
             processor.append(time.process_time() - used)
             recipe = task.recipe
         classifier = load_classifier(model, asked.device)
-        given, inferred, started = [], [], time.perf_counter()
+        given, inferred = list[float](), list[float]()
+        started = time.perf_counter()
         for number, (_, tested) in enumerate(folders):
             examples: Examples = read_examples(tested, like=layout_of(classifier))
-            truth = np.array(examples.y)
-            given.append(100 * float(np.mean(predicted(classifier, examples, f"task {number + 1}") == truth)))
-            inferred.append(100 * float(np.mean(predicted(classifier, examples, None) == truth)))
+            for task, right in ((f"task {number + 1}", given), (None, inferred)):
+                answers = classifier.predict(examples.inputs, task=task)
+                right.append(100 * float(np.mean(answers == np.array(examples.y))))
         answering = time.perf_counter() - started
         size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
     return {
@@ -116,8 +120,13 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
 
 def main(words: list[str]) -> None:
     asked = arguments(words)
+    if asked.merge:
+        result = merged([read_json(path) for path in asked.merge])
+        print({key: result[key] for key in ("seeds", "given", "inferred", "learning_seconds")}, flush=True)
+        write_json(asked.out, result)
+        return
     load, runs = os.getloadavg()[0], list[dict[str, Any]]()
-    for seed in range(asked.seeds):
+    for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
         run = measure(seed, asked)
         runs.append(run)
         times = ", ".join(f"{one:.0f}" for one in run["seconds"])
@@ -129,21 +138,40 @@ def main(words: list[str]) -> None:
             flush=True,
         )
         result = {
-            "command": "python benchmarks/image_folders.py " + " ".join(words),
+            "command": shown_command("python benchmarks/image_folders.py " + " ".join(words)),
             "commit": commit(),
             "environment": environment(asked.device),
-            "threads": torch.get_num_threads(),
             "load": load,
             "data": f"cifar10 as PNG files, {asked.each} a class, 5 tasks of 2 classes",
             "measured_on": "held-out training images" if asked.validation else "test images",
-            "seeds": [one["seed"] for one in runs],
-            **{name: summary([one[name] for one in runs]) for name in ("given", "inferred")},
-            "learning_seconds": summary([sum(one["seconds"]) for one in runs]),
-            "runs": runs,
+            **of_runs(runs),
         }
         if asked.out is not None:
             asked.out.parent.mkdir(parents=True, exist_ok=True)
             write_json(asked.out, result)
+
+
+def of_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "seeds": [one["seed"] for one in runs],
+        **{name: summary([one[name] for one in runs]) for name in ("given", "inferred")},
+        "learning_seconds": summary([sum(one["seconds"]) for one in runs]),
+        "runs": runs,
+    }
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of seeds that were measured by several processes, in the same way."""
+    for part in parts[1:]:
+        for key in ("commit", "environment", "data", "measured_on"):
+            if part[key] != parts[0][key]:
+                raise SystemExit(
+                    f"{key} is {part[key]!r} in one part and {parts[0][key]!r} in another; measure anew."
+                )
+    runs = sorted((run for part in parts for run in part["runs"]), key=lambda run: int(run["seed"]))
+    if len({run["seed"] for run in runs}) < len(runs):
+        raise SystemExit("a seed was measured twice; leave one of its files out.")
+    return {**parts[0], "command": [shown_command(part["command"]) for part in parts], **of_runs(runs)}
 
 
 def summary(values: list[float]) -> dict[str, float]:

@@ -5,17 +5,19 @@
     python benchmarks/own_data.py electricity weather --seeds 5 --source scikit-multiflow-0.4.1.tar.gz
     python benchmarks/own_data.py covertype-whole --seeds 1
     python benchmarks/own_data.py weather --seeds 1 --rows 500 --out DIR    # to see that it runs
+    python benchmarks/own_data.py weather --first-seed 3 --seeds 1 --tuned --part 1/4 --out DIR/3-1
+    python benchmarks/own_data.py weather --merge DIR/*                     # one file of what was measured in parts
 
 A file for each table goes to docs/results/own-data, with what every seed came to. A seed draws the rows and which
 quarter of each task is the test. With `--tuned` ten other settings are tried too; the best is chosen on a fifth of
 the training rows, and the defaults are compared with it on the test rows. `seconds` are those of learning;
-`cpu_seconds` those that all cores worked for it.
+`cpu_seconds` those that all cores worked for it. So that many processes can share the work, `--part 0/N` measures the
+defaults and `--part 1/N` to `N-1/N` the other settings in turns; `--merge` makes one file of theirs.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -35,8 +37,8 @@ from sklearn.preprocessing import StandardScaler
 
 from ibpwf import ContinualClassifier
 from ibpwf.lab.data.tables import load_table
-from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.storage.files import write_json
+from ibpwf.lab.experiments.result import commit, environment, shown_command
+from ibpwf.storage.files import read_json, write_json
 
 Array = NDArray[Any]
 Part = tuple[Array, Array]
@@ -175,21 +177,30 @@ def others(tasks: list[Task], seed: int) -> dict[str, Any]:
 
 
 def measured(name: str, asked: argparse.Namespace, seed: int) -> dict[str, Any]:
-    tasks = split(name, asked, seed)
-    found: dict[str, Any] = {"seed": seed, "rows": [len(task.y) for task in tasks], "default": ours(tasks, seed, {})}
-    show(name, seed, "defaults", found["default"])
-    if asked.others:
+    tasks, (part, parts) = split(name, asked, seed), asked.part
+    found: dict[str, Any] = {"seed": seed, "rows": [len(task.y) for task in tasks]}
+    if part == 0:
+        found["default"] = ours(tasks, seed, {})
+        show(name, seed, "defaults", found["default"])
+    if part == 0 and asked.others:
         found["others"] = others(tasks, seed)
         for other, result in found["others"].items():
             show(name, seed, other, result)
     if asked.tuned:
         found["tuned"] = {}
-        for label, parameters in TUNED.items():
+        for label, parameters in share_of(TUNED, part, parts).items():
             chosen = ours(inside(tasks, seed), seed, parameters)
             result = {"validation": chosen["given"], "test": ours(tasks, seed, parameters)["given"]}
             found["tuned"][label] = result
             print(f"{name} seed {seed} {label:<40} {result}", flush=True)
     return found
+
+
+def share_of(settings: dict[str, dict[str, Any]], part: int, parts: int) -> dict[str, dict[str, Any]]:
+    """All, or every so many-th from the part's own on: none in the first of several."""
+    if parts == 1:
+        return settings
+    return {} if part == 0 else dict(list(settings.items())[part - 1 :: parts - 1])
 
 
 def show(name: str, seed: int, what: str, result: dict[str, Any]) -> None:
@@ -198,48 +209,92 @@ def show(name: str, seed: int, what: str, result: dict[str, Any]) -> None:
 
 
 def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, and the best of the tuned settings, chosen on validation rows."""
+    """Means over seeds; the best tuned setting, chosen on validation rows, over those seeds that tried them all."""
+    seeds = [one for one in seeds if "default" in one]
+    if not seeds:
+        return {}
     keys = ("given", "inferred", "seconds", "cpu_seconds", "folder_bytes", "rows_bytes")
     found: dict[str, Any] = {key: float(np.mean([one["default"][key] for one in seeds])) for key in keys}
     found["given_std"], found["inferred_std"] = (
         float(np.std([one["default"][key] for one in seeds])) for key in ("given", "inferred")
     )
-    if all("tuned" in one for one in seeds):
+    for other in seeds[0].get("others", {}):
+        both = [one["others"][other] for one in seeds if "others" in one]
+        found[other] = {key: float(np.mean([one[key] for one in both])) for key in both[0]}
+    tried = [one for one in seeds if set(one.get("tuned", {})) == set(TUNED)]
+    if tried:
 
         def mean(label: str, part: str) -> float:
-            return float(np.mean([one["tuned"][label][part] for one in seeds]))
+            return float(np.mean([one["tuned"][label][part] for one in tried]))
 
         best = max(TUNED, key=lambda label: mean(label, "validation"))
-        found["best_of_ten"] = {"setting": best, "given": mean(best, "test")}
+        default = float(np.mean([one["default"]["given"] for one in tried]))
+        found["best_of_ten"] = {"setting": best, "given": mean(best, "test"), "default": default}
+        found["best_of_ten"]["seeds"] = [one["seed"] for one in tried]
     return found
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several of the same table: what each seed came to, whichever process measured it."""
+    first = parts[0]
+    for part in parts[1:]:
+        for key in ("name", "commit", "environment"):
+            if part[key] != first[key]:
+                raise SystemExit(f"{key} is {part[key]!r} in one part and {first[key]!r} in another; measure anew.")
+    seeds: dict[int, dict[str, Any]] = {}
+    for one in sorted((seed for part in parts for seed in part["seeds"]), key=lambda seed: int(seed["seed"])):
+        held = seeds.setdefault(one["seed"], {"seed": one["seed"], "rows": one["rows"]})
+        if held["rows"] != one["rows"] or {"default", "others"} & set(held) & set(one):
+            raise SystemExit(f"seed {one['seed']} was measured twice, or on other rows; leave one of them out.")
+        tuned = {**held.get("tuned", {}), **one.get("tuned", {})}
+        held |= {**one, **({"tuned": tuned} if tuned else {})}
+    commands = [shown_command(part["command"]) for part in parts]
+    return {**first, "command": commands, "summary": summary(list(seeds.values())), "seeds": list(seeds.values())}
+
+
+def of_whole(text: str) -> tuple[int, int]:
+    """`1/4`: the second of four parts."""
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+        raise argparse.ArgumentTypeError(f"part is {text!r}; give one such as 1/4, from 0/4 to 3/4.")
+    return int(part), int(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=TABLES)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rows", type=int, help="of each task, at most")
     parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
     parser.add_argument("--tuned", action="store_true", help="try ten other settings too")
+    parser.add_argument("--part", type=of_whole, default=(0, 1), help="0/N: defaults; 1/N and on: others")
     parser.add_argument("--no-others", dest="others", action="store_false", help="leave scikit-learn's models out")
+    parser.add_argument("--merge", type=Path, nargs="+", help="folders with parts of the tables' results")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     warnings.filterwarnings("ignore", category=UserWarning)
+    asked.out.mkdir(parents=True, exist_ok=True)
     for name in asked.tables:
-        seeds: list[dict[str, Any]] = []
-        for seed in range(asked.seeds):
-            seeds.append(measured(name, asked, seed))
-            record = {
-                "name": name,
-                "what": (TABLES[name][1].__doc__ or "rows in their order, cut into tasks").strip(),
-                "command": " ".join(["python", "benchmarks/own_data.py", *sys.argv[1:]]),
-                "commit": commit(),
-                "environment": {**environment(), "scikit-learn": sklearn.__version__, "cores": os.cpu_count()},
-                "summary": summary(seeds),
-                "seeds": seeds,
-            }
-            asked.out.mkdir(parents=True, exist_ok=True)
-            write_json(asked.out / f"{name}.json", record)
+        place = asked.out / f"{name}.json"
+        if asked.merge:
+            files = [folder / place.name for folder in asked.merge if (folder / place.name).exists()]
+            record = merged([read_json(file) for file in files])
+            write_json(place, record)
+        else:
+            seeds: list[dict[str, Any]] = []
+            for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
+                seeds.append(measured(name, asked, seed))
+                record = {
+                    "name": name,
+                    "what": (TABLES[name][1].__doc__ or "rows in their order, cut into tasks").strip(),
+                    "command": shown_command(" ".join(["python", "benchmarks/own_data.py", *sys.argv[1:]])),
+                    "commit": commit(),
+                    "environment": {**environment("cpu"), "scikit-learn": sklearn.__version__},
+                    "summary": summary(seeds),
+                    "seeds": seeds,
+                }
+                write_json(place, record)
         print(name, record["summary"], flush=True)
 
 

@@ -1,14 +1,16 @@
 """Rows that keep coming, nobody telling where a task ends: answers before learning, borders found, beside river's.
 
-    python benchmarks/streams.py table elec.csv --name electricity --out docs/results/streams/electricity.json
-    python benchmarks/streams.py table covtype.csv --rows 50000 --models ibpwf,hoeffding-tree --batch 10
+    python benchmarks/streams.py table electricity --out docs/results/streams/electricity.json
+    python benchmarks/streams.py table covertype --rows 50000 --models ibpwf,hoeffding-tree --batch 10
+    python benchmarks/streams.py table own.csv --label kind
     python benchmarks/streams.py images split-mnist --out docs/results/streams/split-mnist.json
     python benchmarks/streams.py stationary --out docs/results/streams/stationary.json
+    python benchmarks/streams.py merge --parts PART PART --out FILE    # one file of models measured apart
 
-`table` takes the rows of a CSV file in their order, the last column the label: every model answers each batch before
-it learns it. `images` gives a scenario's tasks one after another, borders hidden, and beside it with borders given.
-`stationary` counts the alarms of every detector on streams in which nothing changes. `--rows` takes the first so many
-(of each task), so that all can be tried in a minute.
+`table` takes the rows of a table in their order, one that ibpwf knows by its name or a CSV file of numbers, the last
+column the label: every model answers each batch before it learns it. `images` gives a scenario's tasks one after
+another, borders hidden, and beside it with borders given. `stationary` counts the alarms of every detector on streams
+in which nothing changes. `--rows` takes the first so many (of each task), so that all can be tried in a minute.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from numpy.typing import NDArray
 from ibpwf import ContinualClassifier
 from ibpwf.files import read_examples
 from ibpwf.lab import scenario
-from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.storage.files import write_json
+from ibpwf.lab.data.tables import TABLES, load_table
+from ibpwf.lab.experiments.result import commit, environment, shown_command
+from ibpwf.storage.files import read_json, write_json
 from ibpwf.streaming import make_detector
 from ibpwf.streaming.detectors import DETECTORS
 
@@ -152,19 +155,26 @@ def test_then_train(model: Model, x: Array, y: Array, size: int) -> dict[str, An
 
 
 def table(asked: argparse.Namespace) -> dict[str, Any]:
-    examples = read_examples(asked.what, label=asked.label or last_column(asked.what))
-    labels = list(examples.classes)
-    places = {label: place for place, label in enumerate(labels)}
-    x = examples.flat[: asked.rows].astype(np.float64)
-    y = np.array([places[label] for label in (examples.y or [])[: asked.rows]])
+    x, y = rows_of(asked)
     found: dict[str, Any] = {}
     for name in asked.models.split(","):
-        model = make_model(name, x.shape[1], len(labels), asked, asked.seed)
+        model = make_model(name, x.shape[1], int(y.max()) + 1, asked, asked.seed)
         found[name] = test_then_train(model, x, y, asked.batch)
         if isinstance(model, Ours):
             found[name] |= decisions(model.classifier)
         print(f"{name:<24} {found[name]['accuracy']:6.2f}  {found[name]['seconds']:8.1f} s", flush=True)
-    return {"rows": len(y), "classes": len(labels), "batch": asked.batch, "models": found}
+    return {"rows": len(y), "classes": int(y.max()) + 1, "batch": asked.batch, "models": found}
+
+
+def rows_of(asked: argparse.Namespace) -> tuple[Array, Array]:
+    """Rows in their order, and their classes as numbers from 0 on."""
+    if asked.what in TABLES:
+        x, labels = load_table(asked.what, source=asked.source)
+        return x[: asked.rows].astype(np.float64), np.unique(labels, return_inverse=True)[1][: asked.rows]
+    examples = read_examples(asked.what, label=asked.label or last_column(asked.what))
+    places = {label: place for place, label in enumerate(examples.classes)}
+    y = np.array([places[label] for label in (examples.y or [])[: asked.rows]])
+    return examples.flat[: asked.rows].astype(np.float64), y
 
 
 def last_column(path: str) -> str:
@@ -265,8 +275,9 @@ def delay_of(name: str, rate: float, run: int, seed: int) -> int | None:
 
 def arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kind", choices=["table", "images", "stationary"])
-    parser.add_argument("what", nargs="?", help="a CSV file, or the name of a scenario")
+    parser.add_argument("kind", choices=["table", "images", "stationary", "merge"])
+    parser.add_argument("what", nargs="?", help="a table, by name or as a CSV file, or the name of a scenario")
+    parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
     parser.add_argument("--name")
     parser.add_argument("--label")
     parser.add_argument("--rows", type=int)
@@ -278,15 +289,38 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--forgetting", type=float)
     parser.add_argument("--hidden-only", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", type=Path, nargs="+", help="of merge: results on one stream, measured apart")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(given)
 
 
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of models that were measured by several processes on the same stream."""
+    for part in parts[1:]:
+        for key in ("name", "commit", "seed", "environment", "river", "rows", "batch"):
+            if part[key] != parts[0][key]:
+                raise SystemExit(f"{key} is {part[key]!r} in a part and {parts[0][key]!r} in another; measure anew.")
+    commands = [shown_command(part["command"]) for part in parts]
+    models = {name: model for part in parts for name, model in part.get("models", {}).items()}
+    return {
+        **parts[0],
+        "command": commands if len(commands) > 1 else commands[0],
+        **({"models": models} if models else {}),
+    }
+
+
 def main(given: list[str]) -> None:
     asked = arguments(given)
+    if asked.kind == "merge":
+        write_json(asked.out, merged([read_json(path) for path in asked.parts]))
+        return
     found = {"table": table, "images": images, "stationary": stationary}[asked.kind](asked)
     shown = [Path(word).name if word == asked.what else word for word in given]
-    made = {"command": "python benchmarks/streams.py " + " ".join(shown), "commit": commit(), "seed": asked.seed}
+    made = {
+        "command": shown_command("python benchmarks/streams.py " + " ".join(shown)),
+        "commit": commit(),
+        "seed": asked.seed,
+    }
     try:
         made["river"] = version("river")
     except ImportError:

@@ -77,7 +77,11 @@ def detectors(files: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def commands(files: Sequence[dict[str, Any]]) -> list[str]:
-    made = [f"- {one['name']}: `{one['command']}`, commit {str(one['commit'])[:12]}" for one in files]
+    made = [
+        f"- {one['name']}: `{command}`, commit {str(one['commit'])[:12]}"
+        for one in files
+        for command in ([one["command"]] if isinstance(one["command"], str) else one["command"])
+    ]
     river = {one["river"] for one in files if one["river"]}
     return ["", *made, "", f"One seed, CPU, river {', '.join(sorted(river)) or 'not installed'}."]
 

@@ -150,8 +150,37 @@ class Learned:
 NEAR_CHANCE = 0.1
 """How much of the way from guessing to perfection must have been gone not to be warned."""
 
+FEWEST_OTHERS = 10
+"""Held-out rows of other classes than the largest, below which these say nothing of guessing."""
+
 
 def near_chance(accuracy: float | None, guessing: float) -> bool:
     """Whether a task was hardly learned: said when it happens, instead of being found out later."""
     only = guessing == 100  # one class: there is nothing to guess
     return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
+
+
+def doubt_of(task: TaskInfo, guessing: float) -> str | None:
+    """What to say of a task that was learned hardly, or worse than a simpler model would."""
+    found = task.held_out
+    if near_chance(task.training_accuracy, guessing):
+        return (
+            f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
+            f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train "
+            "longer (epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or "
+            "put the inputs on one scale."
+        )
+    if found is not None and found.others >= FEWEST_OTHERS and near_chance(found.accuracy, found.majority):
+        return (
+            f"task '{task.name}' is answered hardly better than by guessing: {found.accuracy:.1f} % of "
+            f"{found.rows:,} rows held out are right, and always giving its largest class would be right for "
+            f"{found.majority:.1f} %. Give more rows or columns that say more about the classes; if one class is "
+            "rare, weights (class_weight='balanced')."
+        )
+    if found is not None and found.is_poor:
+        return (
+            f"task '{task.name}' is answered worse than by a linear model: {found.accuracy:.1f} % of "
+            f"{found.rows:,} rows held out, where a logistic regression has {found.linear:.1f} %. "
+            "Train longer (epochs), change learning_rate, or take a network that suits the data."
+        )
+    return None

@@ -309,14 +309,16 @@ class IBPWF(AnsweringMethod):
 
     def _keep(self, data: TaskData, rows: Rows) -> None:
         """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
+        # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
+        seen = rows if isinstance(self.inference, ClassScores) else data.rows
         if data.more:
-            self.take_rows(data.index, rows)
+            self.take_rows(data.index, seen)
             old = self.versions[data.index]
             new = replace(old, serial=data.serial, number=old.number + 1)
         else:
             if data.index == 0:
-                self._fit_features(data, rows)
-            self.inference.learn(data.index, self._phi(rows), len(data.classes))
+                self._fit_features(data, seen)
+            self.inference.learn(data.index, self._phi(seen), len(data.classes))
             serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
             new = Version(serial, data.classes, serial)
         self.versions = self.versions.added(new)

@@ -379,7 +379,8 @@ class Settings(Factorization):
 
     def schedule_for(self, rows: int, *, stopped: bool = False) -> Schedule:
         """How long and how fast a task of so many rows is trained; at most, where held-out rows stop it."""
-        auto = longest_schedule(rows) if stopped else automatic_schedule(rows)
+        few = rows < 1_000 and self.epochs != "auto"  # so many passes in large batches would be few steps
+        auto = longest_schedule(rows) if stopped and not few else automatic_schedule(rows)
         epochs = auto.epochs if self.epochs == "auto" else self.epochs
         finetune = auto.finetune_epochs if self.epochs == "auto" and stopped else (epochs + 1) // 2
         return Schedule(

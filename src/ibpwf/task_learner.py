@@ -22,7 +22,7 @@ from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.files.naming import names_files
 from ibpwf.inference.prediction import Prediction
-from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, near_chance
+from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
@@ -148,22 +148,9 @@ class TaskLearner:
 
     def warn_if_hardly_learned(self) -> None:
         """Say so where the last task was learned hardly better than guessing."""
-        task, guessing = self.tasks[-1], self._learned.guessing
-        if near_chance(task.training_accuracy, guessing):
-            warnings.warn(
-                f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
-                f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train "
-                "longer (epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or "
-                "put the inputs on one scale.",
-                stacklevel=3,
-            )
-        elif (found := task.held_out) is not None and found.is_poor:
-            warnings.warn(
-                f"task '{task.name}' is answered worse than by a linear model: {found.accuracy:.1f} % of "
-                f"{found.rows:,} rows held out, where a logistic regression has {found.linear:.1f} %. "
-                "Train longer (epochs), change learning_rate, or take a network that suits the data.",
-                stacklevel=3,
-            )
+        doubt = doubt_of(self.tasks[-1], self._learned.guessing)
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=3)
 
     def learn_steps(
         self,

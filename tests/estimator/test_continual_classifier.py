@@ -350,7 +350,7 @@ def test_a_task_that_is_told_to_stop_is_kept_and_goes_on_to_the_same_bits(
     steps = iter(range(1000))
     with pytest.raises(KeyboardInterrupt):
         ContinualClassifier(**QUICK).learn(
-            x[pair], y[pair], callbacks=[Checkpoint(tmp_path / "model", stop=lambda: next(steps) == 30)]
+            x[pair], y[pair], callbacks=[Checkpoint(tmp_path / "model", stop=lambda: next(steps) == 5)]
         )
     went_on = ContinualClassifier(**QUICK).learn(
         x[pair], y[pair], callbacks=[Checkpoint(tmp_path / "model", resume=True)]

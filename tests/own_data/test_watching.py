@@ -17,7 +17,7 @@ import processes
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError
 from ibpwf.files import ReadOptions
-from ibpwf.own_data.watching import Watched, WatchOptions, watch_folder
+from ibpwf.own_data.watching import Watched, WatchOptions, undo_last, watch_folder
 from ibpwf.storage.files import read_jsonl
 
 PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
@@ -140,6 +140,24 @@ def test_too_few_rows_for_a_task_leave_nothing_on_disk_unless_all_files_are_ther
     arrive(place / "in", "1.csv", (0,), 0)
     assert watched(place) == Watched(learned=1, answered=0, skipped=0, waiting=0, saved=False)
     assert not (place / "model").exists()
+
+
+def test_the_last_decision_is_taken_back_but_not_the_only_task(place: Path) -> None:
+    for number in range(3):
+        arrive(place / "in", f"{number}.csv", (0, 1), number, age=300 - number)
+    for number in range(3, 6):
+        arrive(place / "in", f"{number}.csv", (2, 3), number, age=200 - number)
+    watched(place)
+    tasks = ContinualClassifier.load(place / "model", device="cpu").tasks_
+    assert len(tasks) == 2
+    undone = undo_last(place / "model", "cpu")
+    assert (undone["what"], undone["task"]) == ("new task", tasks[-1])
+    after = ContinualClassifier.load(place / "model", device="cpu")
+    assert after.tasks_ == tasks[:-1]
+    assert log_of(place, "decision")[-1]["decision"] == "undo"
+    with pytest.raises(InputError, match="the only task"):
+        undo_last(place / "model", "cpu")
+    assert watched(place).learned == 0, "what was taken back is not learned again by itself"
 
 
 def test_a_place_that_is_no_folder_is_refused(place: Path) -> None:

@@ -17,9 +17,13 @@ from ibpwf.terminal import print_json, say
 
 def watch_command(
     model: own.Model,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where .csv, .parquet or .npz files arrive.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="Where .csv, .parquet or .npz files arrive.", show_default=False),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Take the files that are there, then end.")] = False,
     poll: Annotated[float, typer.Option("--poll", metavar="SECONDS", help="Between two looks at the folder.")] = 5.0,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back the last decision about rows, then end.")] = False,
     label: own.Label = None,
     ignore: own.Ignore = None,
     categories: Annotated[
@@ -54,8 +58,13 @@ def watch_command(
     A file is learned once, also after a restart. One without labels is answered. One that cannot be read is named in
     the log and left where it is. Ctrl-C ends after the file that is being learned.
     """
-    check_there(folder)
     check_device(device)
+    if undo:
+        _undo(model, device, log, json_)
+        return
+    if folder is None:
+        raise InputError("FOLDER is missing; give the folder that files arrive in.")
+    check_there(folder)
     read = own.read_options(
         unknown=unknown, missing=missing, size=None, label=label, ignore=ignore, categories=categories
     )
@@ -88,6 +97,16 @@ def watch_command(
     say(f"{files} learned, {watched.answered} answered, {watched.skipped} skipped.")
     if not watched.saved:
         say("No task has been learned yet, so nothing is on disk; these files will be read again.")
+
+
+def _undo(model: Path, device: str, log: Path | None, json_: bool) -> None:
+    from ibpwf.own_data.watching import undo_last
+
+    line = undo_last(model, device, log)
+    if json_:
+        print_json({"model": str(model), **line})
+    else:
+        say(printable(f"Undone: decision {line['undone']}, {line['what']} '{line['task']}'. {line['effect']}"))
 
 
 def _stream(buffer: int | None, detector: str | None) -> dict[str, Any] | None:

@@ -155,8 +155,8 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     def _more_steps(
         self, X: Any, y: Any, task: str | int, keep: Keep, held_out: float, callbacks: Sequence[Callback]
     ) -> Generator[None, None, MoreRows]:
-        learner = self._next_learner()
-        name = known_task(learner.known, task).name
+        name = known_task(self.learner_.known, task).name
+        learner = self._next_learner(self.learner_.info(name).examples)
         rows, y = validate_data(
             self, X, before_scikit_learn(y), accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
         )
@@ -239,7 +239,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         labels = labels.with_labels(rows.present)
         rate = self.false_alarm_rate
         check_rate(rate)
-        learner = None if anew else self._next_learner()
+        learner = None if anew else self._next_learner(rows.first.rows)
         settings = self.make_settings(plan) if learner is None else learner.settings
         standardizer = plan.recipe.prepare(rows.x, plan.first, settings) if anew else self._standardizer
         x, numbers = rows.numbered(standardizer, labels)
@@ -294,12 +294,12 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             "random_state": int(seed) if isinstance(seed, (int, np.integer)) else learner.seed,
         }
 
-    def _next_learner(self) -> Learner:
-        """The learner for another task, with the parameters as they are now; those it was built with must be as they
-        were."""
+    def _next_learner(self, rows: int) -> Learner:
+        """The learner for another task of so many rows, with the parameters as they are now; those it was built with
+        must be as they were."""
         learner = self.learner_.fork()
         was, now = self._parameters, self._plain_parameters(learner)
-        begun, wanted = type(self)(**was).make_settings(self._plan), self.make_settings()
+        begun, wanted = type(self)(**was).make_settings(self._plan), self.make_settings(rows=rows)
         for name in ("recipe", "hidden", "random_state", "device"):
             check_as_before(name, was[name], now[name])
         learner.settings = settings_of_next_task(learner.settings, begun, wanted)
@@ -315,11 +315,12 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         self._check_tasks("asked for its recipe")
         return self._plan.recipe.name
 
-    def make_settings(self, plan: Plan | None = None) -> Settings:
-        """The settings that tasks are learned with, by a plan, or by that of the tasks so far, if there are any."""
+    def make_settings(self, plan: Plan | None = None, rows: int | None = None) -> Settings:
+        """The settings that a task of so many rows is learned with, or the first one: by a plan, or by that of the
+        tasks so far, if there are any."""
         own = {name: getattr(self, name) for name in ("alpha", "epochs", "batch_size", "learning_rate")}
         plan = plan or getattr(self, "_plan", None)
-        return make_settings(self.settings, {} if plan is None else plan.recipe.settings(plan.first), **own)
+        return make_settings(self.settings, {} if plan is None else plan.settings(rows), **own)
 
     def _new_learner(self, plan: Plan, settings: Settings, shape: tuple[int, ...], outputs: int) -> Learner:
         hidden = None if isinstance(self.hidden, str) else self.hidden

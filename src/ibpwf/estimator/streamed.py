@@ -28,6 +28,10 @@ SAMPLE = 1000
 """Rows of a segment that old tasks are tried on."""
 
 
+class NoStream(InputError, AttributeError):
+    """An attribute that only a stream has: for `hasattr` it is not there."""
+
+
 class Streamed(Answering):
     """What `stream=True` adds to a classifier. `_stream` is there once the first batch was taken."""
 
@@ -47,7 +51,7 @@ class Streamed(Answering):
 
     def _streamed(self) -> Stream:
         if "_stream" not in vars(self):
-            raise InputError("no stream has been seen yet; make the classifier with stream=True, then partial_fit.")
+            raise NoStream("no stream has been seen yet; make the classifier with stream=True, then partial_fit.")
         return self._stream
 
     def _has_tasks(self) -> bool:
@@ -190,15 +194,20 @@ class Streamed(Answering):
             self.__dict__ = {**vars(other), "_changing": self._changes()}
         return self
 
+    def last_decision(self) -> dict[str, Any]:
+        """The one that `undo` would take back."""
+        log = self._streamed().log
+        undone = {line["undone"] for line in log if line["decision"] == "undo"}
+        kinds = ("new task", "old task")
+        last = next((e for e in reversed(log) if e["decision"] in kinds and e["number"] not in undone), None)
+        if last is None:
+            raise InputError("the stream's log has no decision to undo.")
+        return dict(last)
+
     def undo(self) -> Self:
         """Take back the last decision about rows. A task that was learned is forgotten, its rows are gone; rows
         counted to an old task are counted no more. What more rows have changed is not undone here."""
-        stream = self._streamed().fork()
-        undone = {line["undone"] for line in stream.log if line["decision"] == "undo"}
-        kinds = ("new task", "old task")
-        last = next((e for e in reversed(stream.log) if e["decision"] in kinds and e["number"] not in undone), None)
-        if last is None:
-            raise InputError("the stream's log has no decision to undo.")
+        stream, last = self._streamed().fork(), self.last_decision()
         name = last["task"]
         if last["decision"] == "new task" and self._has_tasks() and name in self.tasks_:
             book = self._labels

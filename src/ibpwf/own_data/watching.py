@@ -91,6 +91,29 @@ def watch_folder(model: Path, folder: Path, options: WatchOptions) -> Watched:
                         os.rmdir(model)
 
 
+def undo_last(model: Path, device: str = "auto", log: Path | None = None) -> dict[str, Any]:
+    """Take back the last decision about a watched model's rows, and say which it was. Files stay done: what was
+    learned of them is not learned again."""
+    load_classifier(model, device)  # what is none is refused before a lock is left in it
+    with lock_folder(model):
+        classifier = load_classifier(model, device)
+        if not classifier.stream_rows_:
+            raise InputError(f"{model} has watched no folder, so there is no decision to undo; see ibpwf forget.")
+        last = classifier.last_decision()
+        if len(classifier.tasks_) == 1 and last["decision"] == "new task":
+            raise InputError(f"the last decision made the only task of {model}; to undo it, remove the folder.")
+        classifier.undo()
+        classifier.save(model)
+        line = classifier.stream_log_[-1]
+    place = log or model.with_name(model.name + ".watch")
+    place.mkdir(parents=True, exist_ok=True)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    append_jsonl(place / "log.jsonl", {"time": now, "event": "decision", **line})
+    learned = last["decision"] == "new task"
+    effect = "It is forgotten, with its rows." if learned else f"{last['rows']:,} rows are counted to it no more."
+    return {"undone": line["undone"], "what": last["decision"], "task": line["task"], "effect": effect}
+
+
 class Watching:
     """One watch of a folder."""
 

@@ -28,6 +28,11 @@ class HeldOut:
     linear: float | None
 
     @property
+    def others(self) -> int:
+        """How many of the rows are not of the largest class."""
+        return round(self.rows * (100 - self.majority) / 100)
+
+    @property
     def is_poor(self) -> bool:
         """Whether a linear model answers them better by more than chance would have it: three standard errors, and 2
         points."""

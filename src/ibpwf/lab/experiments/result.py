@@ -134,6 +134,11 @@ def environment(device: str = "auto") -> dict[str, Any]:
     }
 
 
+def shown_command(command: str) -> str:
+    """A command as it is recorded: without the folders that files were in on one machine."""
+    return " ".join(Path(word).name if word.startswith("/") else word for word in command.split(" "))
+
+
 def commit() -> str | None:
     """The git commit of this source tree, marked if it has changes; None when it is not a checkout. Where the tree is
     a copy of a commit made elsewhere, `IBPWF_COMMIT` names it."""
