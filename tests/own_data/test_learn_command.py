@@ -82,7 +82,7 @@ def test_two_tasks_of_every_kind_of_file_are_learnt_and_answered(
     done = command("predict", "m", second, "-o", "out.csv")
     assert done.code == 0, done.err
     head, *rows = (tmp_path / "out.csv").read_text().splitlines()
-    assert head == f"{'file' if make is images else 'row'},label,probability,task,entropy,novel"
+    assert head == f"{'file' if make is images else 'row'},label,probability,task,entropy,novelty,novel"
     assert len(rows) == 120
     assert sum(",second," in row for row in rows) > 110
     if make is images:

@@ -37,7 +37,7 @@ def test_every_column_says_what_the_classifier_says(
         found = list(csv.DictReader(file))
     classifier = ContinualClassifier.load(taught / "model", device="cpu")
     x = rows.astype(np.float32)
-    assert list(found[0]) == ["row", "label", "probability", "task", "entropy", "novel"]
+    assert list(found[0]) == ["row", "label", "probability", "task", "entropy", "novelty", "novel"]
     assert [row["row"] for row in found] == [str(number) for number in range(1, 61)]
     assert [row["label"] for row in found] == classifier.predict(x).tolist()
     assert [row["task"] for row in found] == classifier.predict_task(x).tolist()
@@ -45,6 +45,8 @@ def test_every_column_says_what_the_classifier_says(
     np.testing.assert_allclose([float(row["probability"]) for row in found], probability.max(1), atol=1e-5)
     logs = np.log(np.clip(probability, 1e-300, 1))
     np.testing.assert_allclose([float(row["entropy"]) for row in found], -(probability * logs).sum(1), atol=1e-5)
+    new = np.minimum(classifier.novelty(x), 1e6)
+    np.testing.assert_allclose([float(row["novelty"]) for row in found], new, atol=1e-5)
     assert [row["novel"] for row in found] == [str(bool(novel)).lower() for novel in classifier.is_novel(x)]
 
 
@@ -81,7 +83,7 @@ def test_noise_is_flagged_and_ordinary_rows_are_not(taught: Path, tmp_path: Path
 def test_without_a_file_a_few_rows_and_a_summary_are_shown(taught: Path, command: Command) -> None:
     done = command("predict", "model", "new.csv", cwd=taught, COLUMNS="80")
     lines = done.out.splitlines()
-    assert lines[0].split() == ["row", "label", "probability", "task", "entropy", "novel"]
+    assert lines[0].split() == ["row", "label", "probability", "task", "entropy", "novelty", "novel"]
     assert lines[11] == "… and 50 rows more; -o FILE.csv writes them all."
     assert lines[13].startswith("labels: ")
     assert max(map(len, lines)) <= 80
@@ -216,9 +218,9 @@ def test_a_given_task_must_have_the_labels(taught: Path, command: Command) -> No
 
 def test_answers_with_the_task_given_survive_forgetting_another(here: Path, command: Command) -> None:
     line = ("predict", "model", "new.csv", "--task", "trees", "-o", "-")
-    before = [row.rsplit(",", 1)[0] for row in command(*line).out.splitlines()]
+    before = [row.rsplit(",", 2)[0] for row in command(*line).out.splitlines()]
     assert command("forget", "model", "fruit").code == 0
-    assert [row.rsplit(",", 1)[0] for row in command(*line).out.splitlines()] == before
+    assert [row.rsplit(",", 2)[0] for row in command(*line).out.splitlines()] == before
     assert command("verify", "model").code == 0
     assert json.loads(command("evaluate", "model", "trees.csv", "--json", "-").out)["accuracy"]["task_inferred"] > 95
     assert model_bytes(here / "model")

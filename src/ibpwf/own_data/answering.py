@@ -1,4 +1,4 @@
-"""A file answered row by row: label, probability, task, entropy, and whether it looks like anything learnt."""
+"""A file answered row by row: label, probability, task, entropy, and how little it looks like anything learnt."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from ibpwf.files.options import Naming, argument
 Row = dict[str, Any]
 
 ROWS_AT_ONCE = 2048
+
+MOST_NOVEL = 1e6
+"""What is further from everything than this is told as this: the number may have hundreds of digits."""
 
 
 def load_classifier(path: Path, device: str = "auto") -> ContinualClassifier:
@@ -68,6 +71,7 @@ def answer_rows(
             row["probability"] = float(found.probability[at])
             row["task"] = str(found.tasks[at])
             row["entropy"] = float(found.entropy[at])
+            row["novelty"] = min(float(found.novelty[at]), MOST_NOVEL)
             row["novel"] = bool(found.is_novel[at])
             if found.mutual_information is not None:
                 row["mutual_information"] = float(found.mutual_information[at])
