@@ -112,8 +112,8 @@ class Dictionary:
 
     def lock(self, block: FactorBlock, width: int) -> None:
         """Append a copy of a finished task's new factors. Nothing already locked is touched."""
-        taken = {int(position) for old in self.all_blocks for position in old.positions}
-        if taken & {int(position) for position in block.positions}:
+        taken = [old.positions for old in self.all_blocks]
+        if taken and bool(torch.isin(block.positions, torch.cat(taken)).any()):
             raise ValueError("a locked factor cannot be locked again")
         parts = (block.a, block.b, block.positions)
         own = (part.detach().clone(memory_format=torch.contiguous_format) for part in parts)
