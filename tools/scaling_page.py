@@ -69,9 +69,10 @@ def section(made: dict[str, Any]) -> list[str]:
     fits = [None if key == "accuracy" else exponent(sizes, [row[key] for row in rows]) for key in keys]
     lines.append("| exponent | " + " | ".join("" if fit is None else f"{fit:.2f}" for fit in fits) + " |")
     lines += ["", REASONS[made["axis"]].replace("\n", " "), ""]
+    calls = "; ".join(f"`{one['command'].strip()}` at commit {str(one['commit'])[:12]}" for one in made["commands"])
     lines.append(
-        f"`{made['command'].strip()}`, commit {str(made['commit'])[:12]}, {has['machine']}, {has['threads']} of "
-        f"{has['cores']} cores, torch {has['torch']}, Python {has['python']}."
+        f"{calls}; {has['machine']}, {has['threads']} of {has['cores']} cores, torch {has['torch']}, Python "
+        f"{has['python']}."
     )
     return [*lines, ""]
 

@@ -22,7 +22,8 @@ def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -
         {"size": n, **times, "folder_bytes": n * 5e6, "peak_bytes": 4e8, "accuracy": 96.1} for n in (1, 100, 1_000)
     ]
     has = {"machine": "x86_64", "threads": 2, "cores": 2, "torch": "2.13", "python": "3.11"}
-    made = {"axis": "tasks", "what": "Small ones.", "command": "python b.py", "commit": "abc", "environment": has}
+    made = {"axis": "tasks", "what": "Small ones.", "environment": has}
+    made["commands"] = [{"command": "python b.py", "commit": "abc"}]
     results = tmp_path / "results" / "scaling"
     results.mkdir(parents=True)
     write_json(results / "tasks.json", {**made, "rows": rows})

@@ -57,6 +57,9 @@ class OwnTaskPrediction(Prediction):
     """A prediction each row of which is conditional on one task. Columns of other tasks hold nothing, so the table of
     all tasks' columns is made when it is first asked for: without it an answer costs the same among a million."""
 
+    _answered: Sequence[Answered]
+    _known: Sequence[Known]
+
     def __init__(
         self,
         answered: Sequence[Answered],
@@ -76,11 +79,11 @@ class OwnTaskPrediction(Prediction):
         self.__dict__.update(fields, _answered=answered, _known=known)  # frozen, as its parent is
 
     @cached_property
-    def classes(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]
+    def classes(self) -> tuple[tuple[int, int], ...]:
         return tuple((task, label) for task, known in enumerate(self._known) for label in known.classes)
 
     @cached_property
-    def probabilities(self) -> Tensor:  # type: ignore[override]
+    def probabilities(self) -> Tensor:
         first = [0, *accumulate(len(known.classes) for known in self._known)]
         out = torch.zeros(len(self), first[-1], dtype=torch.float64, device=self.task.device)
         for part in self._answered:
@@ -88,7 +91,7 @@ class OwnTaskPrediction(Prediction):
         return out
 
     @cached_property
-    def task_probabilities(self) -> Tensor:  # type: ignore[override]
+    def task_probabilities(self) -> Tensor:
         return F.one_hot(self.task, len(self._known)).double()
 
 
