@@ -26,6 +26,8 @@ STEP = 0.0625
 LOW, HIGH = (-8.0, -7.0), (8.0, 7.0)
 """Limits of log(α/a) and log b."""
 
+ROWS_AT_ONCE = 16
+
 # From (f, f') at both ends of a unit interval to the coefficients of 1, t, t² and t³.
 HERMITE = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [-3, 3, -2, -1], [2, -2, 1, 1]])
 
@@ -50,8 +52,10 @@ class SeriesTable:
             torch.arange(low, high + STEP / 2, STEP, dtype=torch.float64) for low, high in zip(LOW, HIGH, strict=True)
         ]
         grid = torch.meshgrid(*sides, indexing="ij")
-        with torch.enable_grad():
-            f, by_x, by_b, mixed = (part.numpy() for part in derivatives(grid[0], grid[1], terms))
+        with torch.enable_grad():  # some rows at a time: what autograd remembers of all of them takes most of a GB
+            rows = zip(*(torch.split(side, ROWS_AT_ONCE) for side in grid), strict=True)
+            parts = [derivatives(log_x, log_b, terms) for log_x, log_b in rows]
+        f, by_x, by_b, mixed = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         corners = np.empty((*(len(side) - 1 for side in sides), 4, 4))
         for row, (value, gradient) in enumerate(((f, by_b), (f, by_b), (by_x, mixed), (by_x, mixed))):
             at = slice(1, None) if row % 2 else slice(None, -1)
