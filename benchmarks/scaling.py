@@ -80,6 +80,7 @@ def tasks(sizes: list[int], keep: Path | None = None) -> Iterator[dict[str, Any]
     """Digits of scikit-learn, their pixels permuted otherwise for every task: 500 rows each to learn from, and 200
     others to answer."""
     learner = _kept(keep, max(sizes))
+    tenth = _kept(keep, 11) if len(learner.tasks) > 10 else None
     recent: list[tuple[float, float]] = []
     for task in range(len(learner.tasks), max(sizes)):
         x, y = permuted_digits(task)
@@ -89,6 +90,7 @@ def tasks(sizes: list[int], keep: Path | None = None) -> Iterator[dict[str, Any]
         own, truth = x[ROWS:], y[ROWS:]
         right = float((learner.predict(own, task=task).labels == truth).double().mean())
         recent = [*recent, (took, right)][-20:]
+        tenth = learner.fork() if task == 9 else tenth
         if task + 1 in sizes:
             yield {
                 "size": task + 1,
@@ -99,9 +101,26 @@ def tasks(sizes: list[int], keep: Path | None = None) -> Iterator[dict[str, Any]
                 "tasks_told": 100 * float((learner.predict(own).task == task).double().mean()),
                 "factors": sum(dictionary.locked for dictionary in learner.model.layers.values()),
                 **stored(learner, x),
+                **_beside_the_tenth(learner, tenth),
             }
             if keep is not None:
                 learner.save(keep / f"tasks-{task + 1}", overwrite=True)
+
+
+def _beside_the_tenth(learner: Learner, tenth: Learner | None) -> dict[str, float]:
+    """How long a further task takes this learner, beside one that has ten tasks, in turns: what else the machine does
+    slows both."""
+    if tenth is None or len(tenth.tasks) != 10:
+        return {}
+    x, y = permuted_digits(100_000)
+    took: dict[str, list[float]] = {"next": [], "eleventh": []}
+    for _ in range(TIMES):
+        for name, one in (("next", learner), ("eleventh", tenth)):
+            other = one.fork()
+            started = time.process_time()
+            other.learn(x[:ROWS], y[:ROWS])
+            took[name].append(time.process_time() - started)
+    return {"next_to_eleventh": statistics.median(took["next"]) / statistics.median(took["eleventh"])}
 
 
 def _kept(keep: Path | None, most: int) -> Learner:
