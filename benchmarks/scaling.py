@@ -229,6 +229,7 @@ def parameters(sizes: list[int]) -> Iterator[dict[str, Any]]:
         epochs=4,
         finetune_epochs=4,
         batch_size=32,
+        features="random",
         random_features=128,
     )
     learner = Learner(network, settings, seed=0, device="cpu")

@@ -14,7 +14,7 @@ from ibpwf.storage.model_folder import whole_folder
 
 T = TypeVar("T")
 
-FEW = 200
+FEW = 100
 """Parts that are all read, and compared with their digests, when a folder is opened."""
 
 
