@@ -110,6 +110,8 @@ def test_what_is_missing_is_found_at_once_and_damage_when_it_is_read(tmp_path: P
         late.predict(X, task=2)
     with pytest.raises(StoreError, match="task-0002"):
         late.predict(X)
+    with pytest.raises(StoreError, match="task-0002"), on_demand.everything_now():
+        Learner.load(tmp_path / "model", device="cpu")
     part.write_bytes(whole[:-1])
     with pytest.raises(StoreError, match="bytes instead of"):
         Learner.load(tmp_path / "model", device="cpu")

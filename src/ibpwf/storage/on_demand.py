@@ -3,7 +3,9 @@ one of them at once."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import cached_property
 from typing import TypeVar
 
@@ -48,10 +50,24 @@ class StoredPart(Mapping[str, Tensor]):
         return whole
 
 
+_all: ContextVar[bool] = ContextVar("all parts", default=False)
+
+
+@contextlib.contextmanager
+def everything_now() -> Iterator[None]:
+    """In this block every part of a folder is read and checked when it is opened: for who verifies it, or goes on
+    answering when the folder is gone."""
+    before = _all.set(True)
+    try:
+        yield
+    finally:
+        _all.reset(before)
+
+
 def parts_of(opened: OpenedFolder) -> Mapping[str, Mapping[str, Tensor]]:
     """All parts of a folder. Many of them are read when they are asked for; that each is there, and as long as it
     should be, is checked before."""
-    if len(opened.files) <= FEW:
+    if len(opened.files) <= FEW or _all.get():
         return opened.all_tensors()
     opened.check_sizes()
     return {name: StoredPart(opened, name) for name in opened.files}
