@@ -95,16 +95,35 @@ def tasks(sizes: list[int], keep: Path | None = None) -> Iterator[dict[str, Any]
             yield {
                 "size": task + 1,
                 "learn_seconds": statistics.median(took for took, _ in recent),
-                "given_seconds": seconds(lambda own=own, task=task: learner.predict(own, task=task)),  # type: ignore[misc]
-                "inferred_seconds": seconds(lambda own=own: learner.predict(own)),  # type: ignore[misc]
                 "accuracy": 100 * statistics.mean(right for _, right in recent),
-                "tasks_told": 100 * float((learner.predict(own).task == task).double().mean()),
                 "factors": sum(dictionary.locked for dictionary in learner.model.layers.values()),
-                **stored(learner, x),
+                **_asked(learner),
                 **_beside_the_tenth(learner, tenth),
             }
             if keep is not None:
                 learner.save(keep / f"tasks-{task + 1}", overwrite=True)
+
+
+def tasks_again(sizes: list[int], keep: Path) -> Iterator[dict[str, Any]]:
+    """What can be measured of a learner that is kept, without learning anew."""
+    for size in sizes:
+        yield {"size": size, **_asked(Learner.load(keep / f"tasks-{size}", device="cpu"))}
+
+
+def _asked(learner: Learner) -> dict[str, float]:
+    """What answers cost: for rows of the last task, given it, and for rows of ten tasks from the first to the last
+    whose task is to be inferred, since some tasks have many that are like them."""
+    last = len(learner.tasks) - 1
+    own = permuted_digits(last)[0][ROWS:]
+    some = [round(place * last / 9) for place in range(10)]
+    mixed = torch.cat([permuted_digits(task)[0][ROWS : ROWS + ASKED // 10] for task in some])
+    truth = torch.tensor(some).repeat_interleave(ASKED // 10)
+    return {
+        "given_seconds": seconds(lambda: learner.predict(own, task=last)),
+        "inferred_seconds": seconds(lambda: learner.predict(mixed)),
+        "tasks_told": 100 * float((learner.predict(mixed).task == truth).double().mean()),
+        **stored(learner, own),
+    }
 
 
 def _beside_the_tenth(learner: Learner, tenth: Learner | None) -> dict[str, float]:
@@ -259,10 +278,11 @@ AXES: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], tuple[int, ...]]]
 }
 
 
-def measured_apart(name: str, sizes: list[int], keep: Path | None) -> Iterator[dict[str, Any]]:
+def measured_apart(name: str, sizes: list[int], keep: Path | None, again: bool) -> Iterator[dict[str, Any]]:
     """The lines that a process of its own prints."""
     command = [sys.executable, __file__, name, "--child", "--sizes", *map(str, sizes)]
     command += [] if keep is None else ["--keep", str(keep)]
+    command += ["--again"] if again else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -279,13 +299,15 @@ def main(given: list[str]) -> None:
     parser.add_argument("--small", action="store_true", help="sizes up to a tenth of the largest")
     parser.add_argument("--add", action="store_true", help="keep what the result file has of other sizes")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the tasks learned, and is gone on from")
+    parser.add_argument("--again", action="store_true", help="ask the tasks kept once more, without learning any")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(given)
     if asked.child:
         torch.set_num_threads(1)
         more = {"keep": asked.keep} if asked.axes[0] == "tasks" else {}
-        for row in AXES[asked.axes[0]][0](asked.sizes, **more):
+        way = tasks_again if asked.again else AXES[asked.axes[0]][0]
+        for row in way(asked.sizes, **more):
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             sys.stdout.write(json.dumps({**row, "peak_bytes": peak}) + "\n")
             sys.stdout.flush()
@@ -303,9 +325,12 @@ def main(given: list[str]) -> None:
         file, command = asked.out / f"{name}.json", "python benchmarks/scaling.py " + " ".join(given)
         before = read_json(file) if asked.add and file.is_file() else {"rows": [], "commands": []}
         found = [row for row in before["rows"] if row["size"] not in sizes]
+        old = {row["size"]: row for row in before["rows"]}
         made["commands"] = [*before["commands"], {"command": command, "commit": commit()}]
         for together in [sizes] if name == "tasks" else [[size] for size in sizes]:
-            for row in measured_apart(name, together, asked.keep):
+            for row in measured_apart(name, together, asked.keep, asked.again):
+                if asked.again:
+                    row = {**old[row["size"]], **{key: value for key, value in row.items() if key != "peak_bytes"}}
                 found = sorted([*found, row], key=lambda row: row["size"])
                 write_json(file, {**made, "rows": found})
                 shown = {key: round(value, 4) for key, value in row.items()}
