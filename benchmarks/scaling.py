@@ -327,7 +327,7 @@ def main(given: list[str]) -> None:
         found = [row for row in before["rows"] if row["size"] not in sizes]
         old = {row["size"]: row for row in before["rows"]}
         made["commands"] = [*before["commands"], {"command": command, "commit": commit()}]
-        for together in [sizes] if name == "tasks" else [[size] for size in sizes]:
+        for together in [sizes] if name == "tasks" and not asked.again else [[size] for size in sizes]:
             for row in measured_apart(name, together, asked.keep, asked.again):
                 if asked.again:
                     row = {**old[row["size"]], **{key: value for key, value in row.items() if key != "peak_bytes"}}
