@@ -39,7 +39,7 @@ the factors of the tasks before it, are read when it is first asked for. The lin
 and checked.""",
     "classes": """Experts are of their own task's size, so a task costs what it costs. The router's regression has one
 column a class; its sums are those of its features, D²/2 numbers whatever the number of classes, and a mean per
-class. To infer a row's class all columns are multiplied, and all experts are asked. Of 10,000 classes whose centers are
+class. To infer a class all columns are multiplied, and all experts are asked. Of 10,000 classes whose centers are
 points of 64 numbers, 500 random features no longer tell all apart.""",
     "rows": """Every row is read, written to a scratch file and passed twice, so time is proportional to rows. Memory
 is that of some batches, and of what is remembered of each row (its class and its place in the order of an epoch). The
