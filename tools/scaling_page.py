@@ -160,9 +160,10 @@ def page(results: Path) -> str:
         "# How cost grows",
         "",
         "Made by `python -m tools.scaling_page docs` from [results/scaling](results/scaling). A size has a process "
-        "of its own, tasks excepted, which are learned one after the other. Times are seconds of one core; they are "
-        "medians on a machine that is not ours alone, so an exponent is good to about 0.1. It is fitted to the sizes "
-        "from a tenth of the largest on. `make bench-scale` measures all of it anew.",
+        "of its own, tasks excepted, which are learned one after the other. Times are seconds of one core, on a "
+        "machine that is not ours alone: answers and reading are the least of several, learning is the median of the "
+        "last tasks. An exponent is good to about 0.1 or 0.2; it is fitted to the sizes from a tenth of the largest "
+        "on. `make bench-scale` measures all of it anew.",
         "",
     ]
     there = {name: read_json(results / f"{name}.json") for name in REASONS if (results / f"{name}.json").is_file()}
