@@ -18,8 +18,8 @@ help:
 	@echo "make test-faults  kills, damage, interrupts, threads, bad input, by the thousand"
 	@echo "make test-serving  servers killed, fuzzed and sent damaged files, by the thousand"
 	@echo "make test-zoo   networks of timm and torchvision learn, merge and load again"
-	@echo "make bench      speed and memory as ratios, into docs/results/bench"
-	@echo "make bench-scale  how cost grows with tasks, classes, rows and parameters, into docs/results/scaling"
+	@echo "make bench      speed and memory as ratios, and how cost grows in the small, into docs/results/bench"
+	@echo "make bench-scale  how cost grows with tasks, classes, rows and parameters, into docs/results/scaling and docs/scaling.md"
 	@echo "make results    rewrite the result tables, figures and the report page from docs/results"
 	@echo "make report     the figures and the page alone"
 	@echo "make docs       rewrite docs/cli.md and docs/settings.md from the program"
@@ -72,10 +72,16 @@ test-zoo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/ibpwf bench --profile --out docs/results/bench
+	$(BIN)/python benchmarks/scaling.py --small --out docs/results/bench/scaling
+	$(BIN)/python benchmarks/ranks.py --rows 256 --rounds 1 --out docs/results/bench/scaling
+	$(BIN)/python benchmarks/big_table.py --rows 20000 --set epochs=2 --out docs/results/bench/scaling
+	$(BIN)/python benchmarks/image_files.py --files 2000 --out docs/results/bench/scaling
 
 bench-scale: $(STAMP)
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/big_table.py
+	$(BIN)/python benchmarks/image_files.py
+	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python -m tools.scaling_page docs
 
 results: $(STAMP)

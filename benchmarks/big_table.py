@@ -3,11 +3,15 @@
     python benchmarks/big_table.py                              # 5,810,120 rows
     python benchmarks/big_table.py --rows 581012 --out DIR      # a tenth of them, to see that it runs
     python benchmarks/big_table.py --shards 8                   # in several files
+    python benchmarks/big_table.py --keep DIR --minutes 7       # in parts: again and again, until it is done
 
 Covertype ten times, its measurements with a little noise, as Parquet; every hundredth row is kept out of it as a
 test. `ibpwf learn`, `predict` and `evaluate` each run in a process of their own, whose largest resident memory is
 recorded. Beside it stand a tenth of the rows, learnt in memory and from a scratch file, on the same test rows; up to
 100,000 rows both come to the same bits. The result goes to docs/results/scaling.
+
+In parts, a command that learns is interrupted as Ctrl-C would and goes on with `--resume` in the next call; seconds
+are added up, `parts` says how many there were.
 """
 
 from __future__ import annotations
@@ -18,11 +22,15 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +51,8 @@ MEASUREMENTS = 10
 """Columns that hold many numbers; the others are yes or no."""
 ROW_GROUP = 65_536
 TEST_EVERY = 100
+LEAST_SECONDS = 60
+"""With less time left, a call in parts begins no further step."""
 
 
 def parts(x: Array, y: Array, rows: int, seed: int) -> Iterator[tuple[Array, Array]]:
@@ -83,27 +93,62 @@ def write_tables(folder: Path, rows: int, shards: int, source: str | None) -> No
         writer.close()
 
 
-def measured(command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run a command of `ibpwf` in a process that is the only child of another, so that its memory is its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_run, (list(command), folder))
+class OutOfTime(Exception):
+    """The minutes of this call are over."""
 
 
-def _run(command: list[str], folder: Path) -> dict[str, Any]:
+@dataclass
+class Steps:
+    """What was measured so far, in a file of the folder; a step that is done is not done again."""
+
+    folder: Path
+    until: float | None  # on the clock of time.monotonic
+
+    def __post_init__(self) -> None:
+        self.file = self.folder / "steps.json"
+        self.done: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def measure(self, name: str, command: Sequence[str]) -> None:
+        """Run a command of `ibpwf` in a process that is the only child of another, so that its memory is its own."""
+        before = self.done.get(name, {})
+        if before.get("whole"):
+            return
+        left = None if self.until is None else self.until - time.monotonic()
+        if left is not None and left < LEAST_SECONDS:
+            raise OutOfTime
+        words = [*command, "--resume"] if before else [*command]
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found = pool.apply(_run, (words, self.folder, left if command[0] == "learn" else None))
+        found["seconds"] += before.get("seconds", 0.0)
+        found["cpu_seconds"] += before.get("cpu_seconds", 0.0)
+        found["peak_rss_gb"] = max(found["peak_rss_gb"], before.get("peak_rss_gb", 0.0))
+        found["parts"] = before.get("parts", 0) + 1
+        self.done[name] = {**found, "command": " ".join(["ibpwf", *command])}
+        write_json(self.file, self.done)
+        print(json.dumps({name: {key: value for key, value in self.done[name].items() if key != "out"}}), flush=True)
+        if not found["whole"]:
+            raise OutOfTime
+
+
+def _run(command: list[str], folder: Path, limit: float | None) -> dict[str, Any]:
     started = time.perf_counter()
     words = [sys.executable, "-m", "ibpwf", *command]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            out, said = child.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)
+            out, said = child.communicate()
+    if child.returncode not in (0, 130):
+        raise SystemExit(f"{' '.join(command)}: {said[-2000:]}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = {
-        "command": " ".join(["ibpwf", *command]),
+    return {
+        "whole": child.returncode == 0,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": used.ru_utime + used.ru_stime,
         "peak_rss_gb": used.ru_maxrss * 1024 / 1e9,  # Linux counts in KiB
+        "out": out,
     }
-    print(json.dumps(found), flush=True)
-    return {**found, "out": done.stdout}
 
 
 def model_digest(folder: Path) -> str:
@@ -117,31 +162,55 @@ def evaluated(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "rows": scores["rows"], "accuracy": scores["accuracy"], "novel": scores["novel"]}
 
 
+def all_steps(folder: Path, settings: list[str], steps: Steps) -> None:
+    """Everything that is measured, as far as it is not yet."""
+    common = ("--task", "cover", "--device", "cpu", *settings)
+    steps.measure("learn", ("learn", "model", "big", *common, "--on-disk"))
+    steps.measure("predict", ("predict", "model", "big", "-o", "answers.parquet", "--device", "cpu"))
+    steps.measure("evaluate", ("evaluate", "model", "big", "--json", "-", "--device", "cpu"))
+    steps.measure("test", ("evaluate", "model", "test.parquet", "--json", "-", "--device", "cpu"))
+    for name, where in (("tenth in memory", "--in-memory"), ("tenth on disk", "--on-disk")):
+        model = name.replace(" ", "-")
+        steps.measure(f"learn {name}", ("learn", model, "tenth.parquet", *common, where))
+        steps.measure(f"test of {name}", ("evaluate", model, "test.parquet", "--json", "-", "--device", "cpu"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--shards", type=int, default=1, help="files that the table is written in")
     parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as of ibpwf learn")
+    parser.add_argument("--keep", type=Path, help="a folder for tables and models that is not removed")
+    parser.add_argument("--minutes", type=float, help="with --keep: stop after so many, and go on in the next call")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as place:
-        folder = Path(place)
-        write_tables(folder, asked.rows, asked.shards, asked.source)
+    if asked.minutes is not None and asked.keep is None:
+        parser.error("--minutes needs --keep DIR, where the next call finds what was done.")
+    until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
+    with ExitStack() as stack:
+        if asked.keep is None:
+            place = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp"))
+            folder = Path(stack.enter_context(place))
+        else:
+            folder = asked.keep
+            folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "written").exists():
+            shutil.rmtree(folder / "big", ignore_errors=True)
+            write_tables(folder, asked.rows, asked.shards, asked.source)
+            (folder / "written").touch()
         table_bytes = sum(path.stat().st_size for path in (folder / "big").iterdir())
-        settings = [word for one in asked.set for word in ("--set", one)]
-        common = ("--task", "cover", "--device", "cpu", *settings)
-        steps: dict[str, Any] = {}
-        steps["learn"] = measured(("learn", "model", "big", *common, "--on-disk"), folder)
-        steps["predict"] = measured(("predict", "model", "big", "-o", "answers.parquet", "--device", "cpu"), folder)
-        steps["evaluate"] = measured(("evaluate", "model", "big", "--json", "-", "--device", "cpu"), folder)
-        steps["test"] = measured(("evaluate", "model", "test.parquet", "--json", "-", "--device", "cpu"), folder)
-        for name, where in (("tenth in memory", "--in-memory"), ("tenth on disk", "--on-disk")):
-            model = name.replace(" ", "-")
-            steps[f"learn {name}"] = measured(("learn", model, "tenth.parquet", *common, where), folder)
-            tested = ("evaluate", model, "test.parquet", "--json", "-", "--device", "cpu")
-            steps[f"test of {name}"] = measured(tested, folder)
+        steps = Steps(folder, until)
+        try:
+            all_steps(folder, [word for one in asked.set for word in ("--set", one)], steps)
+        except OutOfTime:
+            print("not done yet; go on with the same command", flush=True)
+            return
         same = model_digest(folder / "tenth-in-memory") == model_digest(folder / "tenth-on-disk")
+    write_record(asked, steps.done, table_bytes, same)
+
+
+def write_record(asked: argparse.Namespace, steps: dict[str, Any], table_bytes: int, same: bool) -> None:
     tests = ("test", "test of tenth in memory", "test of tenth on disk")
     for name in ("evaluate", *tests):
         steps[name] = evaluated(steps[name])

@@ -3,15 +3,19 @@
     python benchmarks/scaling.py                        # all four: 1,000 tasks, 10,000 classes, 10⁷ rows, 10⁸ weights
     python benchmarks/scaling.py tasks --sizes 10 100   # one of them, as far as that
     python benchmarks/scaling.py --small                # a tenth of everything
+    python benchmarks/scaling.py tasks --sizes 1000 --add --keep DIR  # in parts: goes on from the tasks kept there
 
 Every size is measured in a process of its own, whose peak memory is recorded; tasks are learned one after the other
-in a single process and looked at on the way. Times are medians of several. `docs/results/scaling/NAME.json` gets
-what was found after each size; `python -m tools.scaling_page docs` makes docs/scaling.md of it.
+in a single process and looked at on the way. Times are seconds of one core (CPU time with one thread, so that who
+else uses the machine counts little); answers and reading are the least of several, learning is the median.
+`docs/results/scaling/NAME.json` gets what was found after each size; `python -m tools.scaling_page docs` makes
+docs/scaling.md of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -30,23 +34,23 @@ from torch import Tensor, nn
 from ibpwf import ContinualClassifier, Learner, Settings
 from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.models import mlp
-from ibpwf.storage.files import write_json
+from ibpwf.storage.files import read_json, write_json
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
-TIMES = 5
-ASKED = 200
-"""Rows that are asked about at once."""
+TIMES = 9
+ROWS, ASKED = 500, 200
+"""Rows that a task of digits is learned from, and that are asked about at once."""
 
 
 def seconds(act: Callable[[], object], times: int = TIMES) -> float:
-    """The median time of an act, after one that is not counted."""
+    """The least time of an act, after one that is not counted: what else the machine does only adds to it."""
     act()
     took = []
     for _ in range(times):
-        started = time.perf_counter()
+        started = time.process_time()
         act()
-        took.append(time.perf_counter() - started)
-    return statistics.median(took)
+        took.append(time.process_time() - started)
+    return min(took)
 
 
 def folder_bytes(folder: Path) -> int:
@@ -62,7 +66,11 @@ def stored(learner: Learner, x: Tensor) -> dict[str, float]:
         def load() -> None:
             Learner.load(folder, device="cpu").predict(x[:1], task=0)
 
-        return {"folder_bytes": folder_bytes(folder), "load_seconds": seconds(load, 3)}
+        gc.collect()
+        gc.freeze()  # who reads a folder has no other learner for Python's collector to look through
+        took = seconds(load, 3)
+        gc.unfreeze()
+        return {"folder_bytes": folder_bytes(folder), "load_seconds": took}
 
 
 def permuted_digits(task: int) -> tuple[Tensor, Tensor]:
@@ -70,32 +78,91 @@ def permuted_digits(task: int) -> tuple[Tensor, Tensor]:
 
     digits = load_digits()
     order = torch.randperm(64, generator=torch.Generator().manual_seed(task))
-    return torch.tensor(digits.data, dtype=torch.float32)[:600, order] / 16, torch.tensor(digits.target)[:600]
+    pixels = torch.tensor(digits.data, dtype=torch.float32)[: ROWS + ASKED, order] / 16
+    return pixels, torch.tensor(digits.target)[: ROWS + ASKED]
 
 
-def tasks(sizes: list[int]) -> Iterator[dict[str, Any]]:
-    """Digits of scikit-learn, their pixels permuted otherwise for every task, 600 rows each."""
-    settings = Settings(
-        alpha=16.0, epochs=2, finetune_epochs=1, batch_size=32, learning_rate=0.01, random_features=128
-    )
-    torch.manual_seed(0)
-    learner = Learner(mlp(64, [64, 64], 10), settings, seed=0, device="cpu")
-    recent: list[float] = []
-    for task in range(max(sizes)):
+def tasks(sizes: list[int], keep: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Digits of scikit-learn, their pixels permuted otherwise for every task: 500 rows each to learn from, and 200
+    others to answer."""
+    learner = _kept(keep, max(sizes))
+    tenth = _kept(keep, 11) if len(learner.tasks) > 10 else None
+    recent: list[tuple[float, float]] = []
+    for task in range(len(learner.tasks), max(sizes)):
         x, y = permuted_digits(task)
-        started = time.perf_counter()
-        learner.learn(x, y)
-        recent = [*recent, time.perf_counter() - started][-10:]
+        started = time.process_time()
+        learner.learn(x[:ROWS], y[:ROWS])
+        took = time.process_time() - started
+        own, truth = x[ROWS:], y[ROWS:]
+        right = float((learner.predict(own, task=task).labels == truth).double().mean())
+        recent = [*recent, (took, right)][-20:]
+        tenth = learner.fork() if task == 9 else tenth
         if task + 1 in sizes:
-            own = x[:ASKED]
             yield {
                 "size": task + 1,
-                "learn_seconds": statistics.median(recent),
-                "given_seconds": seconds(lambda own=own, task=task: learner.predict(own, task=task)),  # type: ignore[misc]
-                "inferred_seconds": seconds(lambda own=own: learner.predict(own)),  # type: ignore[misc]
-                "accuracy": 100 * float((learner.predict(own, task=task).labels == y[:ASKED]).double().mean()),
-                **stored(learner, x),
+                "learn_seconds": statistics.median(took for took, _ in recent),
+                "accuracy": 100 * statistics.mean(right for _, right in recent),
+                "factors": sum(dictionary.locked for dictionary in learner.model.layers.values()),
+                **_asked(learner),
+                **_beside_the_tenth(learner, tenth),
             }
+            if keep is not None:
+                learner.save(keep / f"tasks-{task + 1}", overwrite=True)
+
+
+def tasks_again(sizes: list[int], keep: Path) -> Iterator[dict[str, Any]]:
+    """What can be measured of a learner that is kept, without learning anew."""
+    for size in sizes:
+        yield {"size": size, **_asked(Learner.load(keep / f"tasks-{size}", device="cpu"))}
+
+
+def _asked(learner: Learner) -> dict[str, float]:
+    """What answers cost: for rows of the last task, given it, and for rows of ten tasks from the first to the last
+    whose task is to be inferred, since some tasks have many that are like them."""
+    last = len(learner.tasks) - 1
+    own = permuted_digits(last)[0][ROWS:]
+    some = [round(place * last / 9) for place in range(10)]
+    mixed = torch.cat([permuted_digits(task)[0][ROWS : ROWS + ASKED // 10] for task in some])
+    truth = torch.tensor(some).repeat_interleave(ASKED // 10)
+    return {
+        "given_seconds": seconds(lambda: learner.predict(own, task=last)),
+        "inferred_seconds": seconds(lambda: learner.predict(mixed)),
+        "tasks_told": 100 * float((learner.predict(mixed).task == truth).double().mean()),
+        **stored(learner, own),
+    }
+
+
+def _beside_the_tenth(learner: Learner, tenth: Learner | None) -> dict[str, float]:
+    """How long a further task takes this learner, beside one that has ten tasks, in turns: what else the machine does
+    slows both."""
+    if tenth is None or len(tenth.tasks) != 10:
+        return {}
+    x, y = permuted_digits(100_000)
+    took: dict[str, list[float]] = {"next": [], "eleventh": []}
+    for _ in range(TIMES):
+        for name, one in (("next", learner), ("eleventh", tenth)):
+            other = one.fork()
+            started = time.process_time()
+            other.learn(x[:ROWS], y[:ROWS])
+            took[name].append(time.process_time() - started)
+    return {"next_to_eleventh": statistics.median(took["next"]) / statistics.median(took["eleventh"])}
+
+
+def _kept(keep: Path | None, most: int) -> Learner:
+    """The learner with most tasks below `most` that is kept there, or a new one."""
+    there = [] if keep is None else sorted(int(path.name.rpartition("-")[2]) for path in keep.glob("tasks-*"))
+    if keep is not None and (fewer := [size for size in there if size < most]):
+        return Learner.load(keep / f"tasks-{fewer[-1]}", device="cpu")
+    settings = Settings(
+        alpha=32.0,
+        heads="per-task",
+        epochs=8,
+        finetune_epochs=3,
+        batch_size=32,
+        learning_rate=0.02,
+    )
+    torch.manual_seed(0)
+    return Learner(mlp(64, [100], 10), settings, seed=0, device="cpu")
 
 
 def classes(sizes: list[int]) -> Iterator[dict[str, Any]]:
@@ -120,9 +187,9 @@ def classes(sizes: list[int]) -> Iterator[dict[str, Any]]:
         y = torch.arange(each).repeat(20)
         centers = torch.randn(each, 64, generator=g)
         x = centers[y] + 0.5 * torch.randn(len(y), 64, generator=g)
-        started = time.perf_counter()
+        started = time.process_time()
         learner.learn(x, y + task * each)
-        recent = [*recent, time.perf_counter() - started][-10:]
+        recent = [*recent, time.process_time() - started][-10:]
     found = learner.predict(x[:ASKED]).labels
     yield {
         "size": most,
@@ -155,9 +222,9 @@ def rows(sizes: list[int]) -> Iterator[dict[str, Any]]:
         assert writer is not None
         writer.close()
         model = ContinualClassifier(epochs=1, batch_size=1_000, settings={"finetune_epochs": 1}, random_state=0)
-        started = time.perf_counter()
+        started = time.process_time()
         model.learn(path)
-        learned = time.perf_counter() - started
+        learned = time.process_time() - started
         folder = Path(there) / "model"
         model.save(folder)
         yield {
@@ -187,15 +254,16 @@ def parameters(sizes: list[int]) -> Iterator[dict[str, Any]]:
         epochs=4,
         finetune_epochs=4,
         batch_size=32,
+        features="random",
         random_features=128,
     )
     learner = Learner(network, settings, seed=0, device="cpu")
     x, y = permuted_digits(0)
     learner.learn(x, y)
     second, other = permuted_digits(1)
-    started = time.perf_counter()
+    started = time.process_time()
     learner.learn(second, other)
-    learned = time.perf_counter() - started
+    learned = time.process_time() - started
     with tempfile.TemporaryDirectory() as there:
         learner.save(Path(there) / "model")
         yield {
@@ -208,7 +276,7 @@ def parameters(sizes: list[int]) -> Iterator[dict[str, Any]]:
         }
 
 
-AXES: dict[str, tuple[Callable[[list[int]], Iterator[dict[str, Any]]], tuple[int, ...]]] = {
+AXES: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], tuple[int, ...]]] = {
     "tasks": (tasks, (1, 10, 30, 100, 300, 1_000)),
     "classes": (classes, (100, 300, 1_000, 3_000, 10_000)),
     "rows": (rows, (10_000, 100_000, 1_000_000, 10_000_000)),
@@ -216,9 +284,11 @@ AXES: dict[str, tuple[Callable[[list[int]], Iterator[dict[str, Any]]], tuple[int
 }
 
 
-def measured_apart(name: str, sizes: list[int]) -> Iterator[dict[str, Any]]:
+def measured_apart(name: str, sizes: list[int], keep: Path | None, again: bool) -> Iterator[dict[str, Any]]:
     """The lines that a process of its own prints."""
     command = [sys.executable, __file__, name, "--child", "--sizes", *map(str, sizes)]
+    command += [] if keep is None else ["--keep", str(keep)]
+    command += ["--again"] if again else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -233,11 +303,17 @@ def main(given: list[str]) -> None:
     parser.add_argument("axes", nargs="*", default=list(AXES), choices=[*AXES, []])
     parser.add_argument("--sizes", nargs="+", type=int)
     parser.add_argument("--small", action="store_true", help="sizes up to a tenth of the largest")
+    parser.add_argument("--add", action="store_true", help="keep what the result file has of other sizes")
+    parser.add_argument("--keep", type=Path, help="a folder that keeps the tasks learned, and is gone on from")
+    parser.add_argument("--again", action="store_true", help="ask the tasks kept once more, without learning any")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(given)
     if asked.child:
-        for row in AXES[asked.axes[0]][0](asked.sizes):
+        torch.set_num_threads(1)
+        more = {"keep": asked.keep} if asked.axes[0] == "tasks" else {}
+        way = tasks_again if asked.again else AXES[asked.axes[0]][0]
+        for row in way(asked.sizes, **more):
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             sys.stdout.write(json.dumps({**row, "peak_bytes": peak}) + "\n")
             sys.stdout.flush()
@@ -248,16 +324,21 @@ def main(given: list[str]) -> None:
         made = {
             "schema": 1,
             "axis": name,
-            "what": (AXES[name][0].__doc__ or "").strip(),
-            "command": "python benchmarks/scaling.py " + " ".join(given),
-            "commit": commit(),
-            "environment": environment("cpu"),
+            "what": " ".join((AXES[name][0].__doc__ or "").split()),
+            "commands": [],
+            "environment": {**environment("cpu"), "threads": 1},
         }
-        found: list[dict[str, Any]] = []
-        for together in [sizes] if name == "tasks" else [[size] for size in sizes]:
-            for row in measured_apart(name, together):
-                found.append(row)
-                write_json(asked.out / f"{name}.json", {**made, "rows": found})
+        file, command = asked.out / f"{name}.json", "python benchmarks/scaling.py " + " ".join(given)
+        before = read_json(file) if asked.add and file.is_file() else {"rows": [], "commands": []}
+        found = [row for row in before["rows"] if row["size"] not in sizes]
+        old = {row["size"]: row for row in before["rows"]}
+        made["commands"] = [*before["commands"], {"command": command, "commit": commit()}]
+        for together in [sizes] if name == "tasks" and not asked.again else [[size] for size in sizes]:
+            for row in measured_apart(name, together, asked.keep, asked.again):
+                if asked.again:
+                    row = {**old[row["size"]], **{key: value for key, value in row.items() if key != "peak_bytes"}}
+                found = sorted([*found, row], key=lambda row: row["size"])
+                write_json(file, {**made, "rows": found})
                 shown = {key: round(value, 4) for key, value in row.items()}
                 sys.stdout.write(f"{name}: {shown}\n")
                 sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def same_answers(left: Learner, right: Learner, x: Tensor) -> bool:
     """Whether two learners give the same bits in every field of every kind of prediction."""
     kinds: list[dict[str, Any]] = [{}, {"task": 0}, {"task": 1}, {"marginal": True}, {"draws": 5, "seed": 2}]
     for kind in kinds:
-        a, b = vars(left.predict(x, **kind)), vars(right.predict(x, **kind))
+        a, b = (asdict(one.predict(x, **kind)) for one in (left, right))
         for name, value in a.items():
             alike = torch.equal(value, b[name]) if isinstance(value, Tensor) else value == b[name]
             if not alike:

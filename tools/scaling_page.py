@@ -17,6 +17,7 @@ from ibpwf.storage.files import read_json, write_text
 
 COLUMNS = {
     "learn_seconds": ("learning a task", "s"),
+    "next_to_eleventh": ("a further task ÷ the eleventh", "×"),
     "given_seconds": ("200 rows, task given", "ms"),
     "inferred_seconds": ("200 rows, task inferred", "ms"),
     "load_seconds": ("read, first answer", "ms"),
@@ -24,16 +25,22 @@ COLUMNS = {
     "peak_bytes": ("peak memory", "MB"),
     "accuracy": ("right", "%"),
 }
-SCALES = {"s": 1.0, "ms": 1e3, "MB": 1e-6, "%": 1.0}
+SCALES = {"s": 1.0, "ms": 1e3, "MB": 1e-6, "%": 1.0, "×": 1.0}
+NO_FIT = ("accuracy", "next_to_eleventh")
 REASONS = {
     "tasks": """A task is learned beside the factors that are there, most of which it reuses: what grows is the number
-of factors that it chooses among, and with it the posterior. With the task given, its own factors alone are
-multiplied, so the number of tasks does not matter. To infer it, every task's Gaussian is looked at, in blocks that
-are dropped as soon as they cannot win. The folder has one part a task; reading it reads the manifest, and a task's
-part when it is first asked.""",
+of factors that it chooses among, ever more slowly, and with it the posterior. With the task given, its own weights
+alone are multiplied, and the columns of other tasks are not made unless they are asked for, so the number of tasks
+does not matter. To infer it, a few coordinates of every task's Gaussian are looked at, which is one product for all
+of them, and the rest of those that may still win; how many may grows where a thousand tasks share a small space of
+features, as here. The folder has a part a task, most of it the covariance of its
+features. From 100 parts on, opening it reads the manifest and looks whether all parts are there; a task's part, and
+the factors of the tasks before it, are read when it is first asked for. The line for fewer parts has all of them read
+and checked.""",
     "classes": """Experts are of their own task's size, so a task costs what it costs. The router's regression has one
 column a class; its sums are those of its features, D²/2 numbers whatever the number of classes, and a mean per
-class.""",
+class. To infer a class all columns are multiplied, and all experts are asked. Of 10,000 classes whose centers are
+points of 64 numbers, 500 random features no longer tell all apart.""",
     "rows": """Every row is read, written to a scratch file and passed twice, so time is proportional to rows. Memory
 is that of some batches, and of what is remembered of each row (its class and its place in the order of an epoch). The
 model does not know how many rows there were.""",
@@ -58,20 +65,21 @@ def number(value: float, unit: str) -> str:
 
 def section(made: dict[str, Any]) -> list[str]:
     rows, has = made["rows"], made["environment"]
-    keys = [key for key in COLUMNS if all(key in row for row in rows)]
+    keys = [key for key in COLUMNS if any(key in row for row in rows)]
     lines = [f"## {made['axis'].capitalize()}", "", made["what"], ""]
     lines.append(f"| {made['axis']} | " + " | ".join("{}, {}".format(*COLUMNS[key]) for key in keys) + " |")
     lines.append("|" + "---:|" * (1 + len(keys)))
     for row in rows:
-        cells = [number(row[key], COLUMNS[key][1]) for key in keys]
+        cells = [number(row[key], COLUMNS[key][1]) if key in row else "" for key in keys]
         lines.append(f"| {row['size']:,} | " + " | ".join(cells) + " |")
     sizes = [row["size"] for row in rows]
-    fits = [None if key == "accuracy" else exponent(sizes, [row[key] for row in rows]) for key in keys]
+    fits = [None if key in NO_FIT else exponent(sizes, [row[key] for row in rows]) for key in keys]
     lines.append("| exponent | " + " | ".join("" if fit is None else f"{fit:.2f}" for fit in fits) + " |")
     lines += ["", REASONS[made["axis"]].replace("\n", " "), ""]
+    calls = "; ".join(f"`{one['command'].strip()}` at commit {str(one['commit'])[:12]}" for one in made["commands"])
     lines.append(
-        f"`{made['command'].strip()}`, commit {str(made['commit'])[:12]}, {has['machine']}, {has['threads']} of "
-        f"{has['cores']} cores, torch {has['torch']}, Python {has['python']}."
+        f"{calls}; {has['machine']}, {has['threads']} of {has['cores']} cores, torch {has['torch']}, Python "
+        f"{has['python']}."
     )
     return [*lines, ""]
 
@@ -91,13 +99,71 @@ def outlook(made: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def big_table(made: dict[str, Any]) -> list[str]:
+    """A table from disk, beside a tenth of it in memory."""
+    found, steps = made["summary"], made["steps"]
+    lines = [
+        "## A table larger than one wants to hold",
+        "",
+        f"Covertype ten times with a little noise, {found['rows']:,} rows, "
+        f"{number(found['parquet_bytes'], 'MB')} MB of Parquet.",
+        "",
+        "| | seconds | of one core | peak memory, GB |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in ("learn", "predict", "evaluate", "learn tenth in memory", "learn tenth on disk"):
+        step = steps[name]
+        cells = f"{step['seconds']:,.0f} | {step['cpu_seconds']:,.0f} | {step['peak_rss_gb']:.2f}"
+        lines.append(f"| `{step['command']}` | {cells} |")
+    lines += [
+        "",
+        f"Right of rows kept out of it: {found['accuracy']:.2f} %; learned from a tenth in memory "
+        f"{found['accuracy_of_a_tenth_in_memory']:.2f} %, from a tenth on disk "
+        f"{found['accuracy_of_a_tenth_on_disk']:.2f} %.",
+    ]
+    return lines
+
+
+def image_files(made: dict[str, Any]) -> list[str]:
+    """Folders of images beside memory."""
+    share = made["summary"]["of_memory"]
+    lines = ["## Image files", "", f"{made['summary']['files']:,} files, beside the same images in memory.", ""]
+    lines += ["| | images a second | of those in memory |", "|---|---:|---:|"]
+    for name, way in made["ways"].items():
+        lines.append(f"| {name} | {way['per_second']:,.0f} | {100 * share.get(name, 1.0):.0f} % |")
+    return lines
+
+
+def ranks(made: dict[str, Any]) -> list[str]:
+    """Several processes beside one."""
+    found = made["summary"]
+    lines = ["## Several processes, one task", "", f"{made['network']}.", ""]
+    lines += ["| | images a second | right, % |", "|---|---:|---:|"]
+    for name, rate in found["per_second"].items():
+        right = found["right_percent"][name]
+        lines.append(f"| {name} | {rate:,.0f} | {sum(right) / len(right):.1f} |")
+    return lines
+
+
+RECORDS = {"big-table": big_table, "image-files": image_files, "ranks": ranks, "ranks-gpu": ranks}
+
+
+def record(name: str, made: dict[str, Any]) -> list[str]:
+    has = made["environment"]
+    where = f"{has['machine']}, {has['device']}, {has['cores']} cores, torch {has['torch']}, Python {has['python']}"
+    made_by = f"`{made['command'].strip()}` at commit {str(made['commit'])[:12]}; {where}."
+    return [*RECORDS[name](made), "", made_by, ""]
+
+
 def page(results: Path) -> str:
     lines = [
         "# How cost grows",
         "",
         "Made by `python -m tools.scaling_page docs` from [results/scaling](results/scaling). A size has a process "
-        "of its own, tasks excepted, which are learned one after the other; times are medians on a machine that is "
-        "not ours alone, so an exponent is good to about 0.1.",
+        "of its own, tasks excepted, which are learned one after the other. Times are seconds of one core, on a "
+        "machine that is not ours alone: answers and reading are the least of several, learning is the median of the "
+        "last tasks. An exponent is good to about 0.1 or 0.2; it is fitted to the sizes from a tenth of the largest "
+        "on. `make bench-scale` measures all of it anew.",
         "",
     ]
     there = {name: read_json(results / f"{name}.json") for name in REASONS if (results / f"{name}.json").is_file()}
@@ -105,6 +171,9 @@ def page(results: Path) -> str:
         lines += section(made)
     if "tasks" in there:
         lines += outlook(there["tasks"])
+    for name in RECORDS:
+        if (results / f"{name}.json").is_file():
+            lines += record(name, read_json(results / f"{name}.json"))
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -168,7 +169,8 @@ def spoken() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:120]
+        said = re.sub(r"^\[\S*\] ", "", str(error))  # a line of torch's sources
+        reason = next(iter(said.splitlines()), type(error).__name__)[:120]
         raise TrainingError(
             f"another process that learns this task has ended, or cannot be reached ({reason}); tasks before it are "
             "kept, and so is its last checkpoint. Start all of them again with --resume."

@@ -34,6 +34,7 @@ from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, op
 from ibpwf.storage.model_folder import KIND, face_of, whole_folder
 from ibpwf.storage.model_record import Configuration, StoredPacking, manifest_of, read_content
 from ibpwf.storage.network_json import NeedsParts, build, check_same, describe, signature
+from ibpwf.storage.on_demand import parts_of
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at_most, check_numbers, check_part
 from ibpwf.task_learner import TaskLearner
@@ -274,7 +275,7 @@ class Learner(VersionedLearner):
         with whole_folder(path):
             where = f"{manifest_of(opened)} content.configuration"
             configuration = read_record(Configuration, content.configuration, where)
-            files = opened.all_tensors()
+            files = parts_of(opened)
             template = files.get("template", {})
             check_part("template", template, template_shapes(configuration, {*template}))
             described = net is None

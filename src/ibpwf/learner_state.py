@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -60,7 +61,8 @@ class Learned:
     guessing: float = 0.0  # per cent that always giving the largest class of the last task would be right for
     older: tuple[TaskInfo, ...] = ()  # versions of tasks that have newer ones, numbered on after the tasks
 
-    def names(self) -> dict[str, int]:
+    @cached_property
+    def names(self) -> Mapping[str, int]:
         """By what names tasks and older versions can be asked for, and their numbers: `name` is a task's newest
         version, which is also `name@3` if it is the third; `name@1` its first."""
         names = {task.name: task.number for task in (*self.tasks, *self.older)}
@@ -74,7 +76,7 @@ class Learned:
     def task_number(self, task: int | str) -> int:
         """A task's number from its name or number."""
         if isinstance(task, str):
-            names = self.names()
+            names = self.names
             if task not in names:
                 raise unknown("task", task, [known.name for known in (*self.tasks, *self.older)])
             return names[task]
@@ -119,7 +121,7 @@ class Learned:
             raise NotWhole("the tasks' classes are not those of the method's state")
         for one in (*self.tasks, *self.older):
             owner = one.version_of or one.name
-            if self.method.version(one.number) != (self.names().get(owner), one.version):
+            if self.method.version(one.number) != (self.names.get(owner), one.version):
                 raise NotWhole(f"'{one.name}' is not the version of task '{owner}' that the method's state has")
 
     def as_learned(self) -> list[TaskInfo]:

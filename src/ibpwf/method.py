@@ -406,7 +406,7 @@ class IBPWF(AnsweringMethod):
         settings = Settings.from_json(configuration["settings"])
         return cls(factorize(build(configuration["network"]), **settings.factorization).to(device), settings)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def state(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Tensor]]]:
         return method_state.state_of(self)
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -17,7 +17,7 @@ from ibpwf.errors import InputError
 from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.fusion import Calibration, ClassScores, by_task
-from ibpwf.inference.prediction import Prediction, rows_by_value
+from ibpwf.inference.prediction import Answered, OwnTaskPrediction, Prediction, rows_by_value
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.inference.versions import Versions
@@ -157,46 +157,51 @@ class AnsweringMethod(Method):
         joint = self.class_log_scores(x) if task is None and not draws else None
         if joint is not None:
             return self._joint_prediction(joint, marginal)
+        inferred = self.task_probabilities(x) if task is None else None
         if task is None:
-            task_probabilities = self.task_probabilities(x)
-            task = task_probabilities.argmax(1)
-        else:
-            task_probabilities = F.one_hot(self.versions.owners_of(task), self.versions.tasks).double()
-            marginal = False
-        columns = self.class_columns()
-        owners, widths = self.versions.owners, [len(labels) for labels in self.classes]
-        first = [0, *accumulate(widths)]
-        probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
-        best = torch.zeros(len(x), dtype=torch.long, device=x.device)
+            assert inferred is not None
+            task = inferred.argmax(1)
+            if marginal:
+                return self._mixed_prediction(x, task, inferred, draws, seed)
+        known, owners = self.versions.newest, self.versions.owners
         total, single = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
-        # Grouped by task: every row runs through its own task's network once (all tasks' when marginal). Beside a
-        # frozen base, rows of all tasks run through one.
-        together = None if marginal or draws else self._logits_of_all(x, task)
-        everything = torch.arange(len(x), device=x.device)
-        for t, rows in [(t, everything) for t in range(len(widths))] if marginal else rows_by_value(task):
+        # Grouped by task: every row runs through its own task's network once. Beside a frozen base, rows of all tasks
+        # run through one.
+        together = None if draws else self._logits_of_all(x, task)
+        answered = []
+        for t, rows in rows_by_value(task):
             owner = owners[t]
             if together is None:
                 p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
             else:
-                p = (together[rows, : widths[owner]].double() / self.temperature(t)).softmax(1)
+                width = len(known[owner].classes)
+                p = (together[rows, :width].double() / self.temperature(t)).softmax(1)
                 spread = entropy(p)
-            here = slice(first[owner], first[owner + 1])
-            # The label is the inferred task's own best class (the paper's rule), also when marginal.
-            own = task == t if marginal else rows
-            best[own] = first[owner] + (p[own] if marginal else p).argmax(1)
-            weight = task_probabilities[:, t] if marginal else torch.ones_like(spread)
-            probabilities[rows, here] = p * weight.unsqueeze(1) if marginal else p
-            single[rows] += weight * spread
-            total[rows] = entropy(p)
-        if marginal:
-            total = entropy(probabilities)
-        labels = torch.tensor([label for _, label in columns], device=x.device)[best]
+            answered.append(Answered(owner, rows, p))
+            single[rows], total[rows] = spread, entropy(p)
+        information = (total - single).clamp(min=0) if draws else None
+        return OwnTaskPrediction(answered, known, self.versions.owners_of(task), total, information, inferred)
+
+    def _mixed_prediction(self, x: Tensor, task: Tensor, likely: Tensor, draws: int, seed: int) -> Prediction:
+        """All tasks' answers by how likely each task is; those that are likely for no row are not asked."""
+        columns, widths = self.class_columns(), [len(labels) for labels in self.classes]
+        first = [0, *accumulate(widths)]
+        probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
+        best = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        single = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for t in likely.any(0).nonzero().flatten().tolist():
+            p, spread = self.class_probabilities(x, t, draws, seed)
+            own = task == t  # the label is the inferred task's own best class (the paper's rule), also here
+            best[own] = first[t] + p[own].argmax(1)
+            probabilities[:, first[t] : first[t + 1]] = p * likely[:, t].unsqueeze(1)
+            single += likely[:, t] * spread
+        total = entropy(probabilities)
         return Prediction(
-            labels=labels,
+            labels=torch.tensor([label for _, label in columns], device=x.device)[best],
             probabilities=probabilities,
             classes=columns,
-            task=self.versions.owners_of(task),
-            task_probabilities=task_probabilities,
+            task=task,
+            task_probabilities=likely,
             entropy=total,
             mutual_information=(total - single).clamp(min=0) if draws else None,
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
+from ibpwf.core.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
 from ibpwf.core.posterior import LayerVectors
 from ibpwf.core.turns import check_square
 from ibpwf.inference.features.backbone import BackboneFeatures
@@ -22,16 +23,20 @@ from ibpwf.inference.features.layer import features as layer_outputs
 from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.fusion import GRID, RATES, Calibration, ClassScores
-from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.gaussian import GaussianTaskInference, UnreadTensors
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.inference.versions import Version
 from ibpwf.storage.model_record import FactorState, FactorTask
 from ibpwf.storage.network_json import check_runs
+from ibpwf.storage.on_demand import StoredPart
 from ibpwf.storage.records import first_problem
-from ibpwf.storage.tensor_checks import BOUNDED, Expected, NotWhole, buffer_rules, check_numbers, check_part
+from ibpwf.storage.task_shapes import block_shapes, reference_shapes, task_shapes
+from ibpwf.storage.tensor_checks import BOUNDED, NotWhole, check_numbers, check_part
 
 if TYPE_CHECKING:
+    from ibpwf.core.model import FactorModel
+    from ibpwf.inference.base import TaskInference
     from ibpwf.method import IBPWF
 
 REFERENCE = "reference"
@@ -39,20 +44,20 @@ REFERENCE = "reference"
 Tensors = dict[str, Tensor]
 
 
-def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
-    """JSON, and the parts by name. They hold the model's own tensors, not copies."""
+def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Mapping[str, Tensor]]]:
+    """JSON, and the parts by name. They hold the model's own tensors, not copies; one that has not been read from its
+    folder yet stands for itself."""
     model, inference = method.model, method.inference
-    parts: dict[str, Tensors] = {}
+    parts: dict[str, Mapping[str, Tensor]] = {}
     tasks = []
     newest = {version.serial: task for task, version in enumerate(method.versions.newest)}
     for t, version in enumerate(method.versions.all):
         serial = version.serial
-        learned, tensors = inference.task_state(newest[serial]) if serial in newest else (None, {})
+        learned, parts[f"task-{serial:04d}"] = _task_state(model, inference, t, newest.get(serial))
         blocks = {name: dictionary.blocks[t] for name, dictionary in model.layers.items()}
-        factors = sum(len(block.positions) for block in blocks.values())
-        parts[f"task-{serial:04d}"] = _task_part(model.tasks[t], model.fixed_tensors(), tensors)
+        factors, block_part = _blocks_state(blocks)
         if factors:
-            parts[f"factors-{serial:04d}"] = _block_part(blocks)
+            parts[f"factors-{serial:04d}"] = block_part
         tasks.append(
             {
                 "serial": serial,
@@ -73,6 +78,35 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Tensors]]:
         if tensors:
             parts[name] = tensors
     return content, parts
+
+
+def _task_state(
+    model: FactorModel, inference: TaskInference, place: int, number: int | None
+) -> tuple[dict[str, Any] | None, Mapping[str, Tensor]]:
+    """What is kept of a task's inputs, and its part; an older version has no `number` to be inferred by."""
+    task = model.tasks[place]
+    if isinstance(task, TaskOnDemand):
+        known = (
+            inference.unread(number) if number is not None and isinstance(inference, GaussianTaskInference) else None
+        )
+        part = task.part
+        assert isinstance(part, StoredPart)
+        if number is None and not part.inferred:
+            return None, part
+        if known is not None and known[1] is part:
+            return known[0], part
+    learned, tensors = (None, {}) if number is None else inference.task_state(number)
+    return learned, _task_part(task, model.fixed_tensors(), tensors)
+
+
+def _blocks_state(blocks: Mapping[str, FactorBlock]) -> tuple[int, Mapping[str, Tensor]]:
+    """How many factors a task locked, and their part."""
+    places = {id(block.blocks): block.blocks for block in blocks.values() if isinstance(block, BlockOnDemand)}
+    if len(places) == 1 and all(isinstance(block, BlockOnDemand) for block in blocks.values()):
+        unread = next(iter(places.values()))
+        assert isinstance(unread.part, StoredPart)
+        return unread.count, unread.part
+    return sum(len(block.positions) for block in blocks.values()), _block_part(blocks)
 
 
 def _task_part(task: LearnedTask, fixed: Tensors, inference: Tensors) -> Tensors:
@@ -130,42 +164,84 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     method.features.load_state(state.features, part("features"))
     if state.reference:
         tensors = part(REFERENCE)
-        check_part(REFERENCE, tensors, _reference_shapes(method, tensors))
+        check_part(REFERENCE, tensors, reference_shapes(method, tensors))
         _take_reference(method, tensors)
-    learned = []
+    learned: list[tuple[dict[str, Any], Any]] = []
     for entry in state.tasks:
         place = f"task-{entry.serial:04d}"
-        tensors, inference = part(place), {}
-        for name in [name for name in tensors if name.startswith("inference/")]:  # checked by who reads them
-            inference[name.removeprefix("inference/")] = tensors.pop(name)
-        if entry.inference is None and inference:
-            raise NotWhole(f"part '{place}' is of an older version, and has what is known of the task's inputs")
-        block_place = place if entry.factors is None else f"factors-{entry.serial:04d}"
-        factors = tensors if entry.factors is None else part(block_place)
-        shapes, block_shapes = _task_shapes(method, place, tensors, entry.outputs), _block_shapes(method, factors)
-        if entry.factors is None:
-            shapes |= block_shapes
+        if isinstance(files[place], StoredPart) and isinstance(method.inference, GaussianTaskInference):
+            learned.append((entry.inference or {}, _add_on_demand(method, entry, files)))
         else:
-            check_part(block_place, factors, block_shapes)
-        check_part(place, tensors, shapes)
-        vectors, selected = {}, {}
-        for name in model.layers:
-            vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
-            selected[name] = tensors[f"posterior/{name}/selected"]
-            _check_vectors(place, name, vectors[name])
-        own = model.fixed_tensors() | _within(tensors, "own/")
-        task = LearnedTask(entry.outputs, vectors, selected, own, entry.turns)
-        blocks = {name: _block(method, name, factors) for name in model.layers}
-        _check_positions(block_place, blocks, {name: len(chosen) for name, chosen in selected.items()}, entry.factors)
-        model.add_task(task, blocks)
+            task, inference, widths = _task(method, entry, part(place))
+            block_place = place if entry.factors is None else f"factors-{entry.serial:04d}"
+            blocks = _blocks(method, entry, part(block_place), widths)
+            model.add_task(task, blocks)
+            learned.append((entry.inference or {}, inference))
         origin, classes = entry.serial if entry.origin is None else entry.origin, tuple(entry.classes)
         found = Version(entry.serial, classes, origin, entry.version)
         method.versions = method.versions.added(replace(found, calibration=_calibration(method, entry, found)))
-        learned.append((entry.inference or {}, inference))
+    for name, dictionary in model.layers.items():
+        dictionary.width = max(dictionary.width, len(model.tasks[-1].vectors[name]) if model.tasks else 0)
     current = [learned[place] for place in method.versions.places[: method.versions.tasks]]
     method.inference.load_state((state.inference, part("inference")), current)
-    _check_read(method)
+    if not any(isinstance(task, TaskOnDemand) for task in model.tasks):
+        _check_read(method)
     _check_groups(method)
+
+
+def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTask, Tensors, dict[str, int]]:
+    """A task from its part, checked; what is kept of its inputs, which is checked by who reads it; and how many
+    sticks it has in each layer. Schema 1 has its factors there too."""
+    model, place, inference = method.model, f"task-{entry.serial:04d}", {}
+    for name in [name for name in tensors if name.startswith("inference/")]:
+        inference[name.removeprefix("inference/")] = tensors.pop(name)
+    if entry.inference is None and inference:
+        raise NotWhole(f"part '{place}' is of an older version, and has what is known of the task's inputs")
+    shapes = task_shapes(method, place, tensors, entry.outputs)
+    check_part(place, tensors, shapes if entry.factors is not None else shapes | block_shapes(method, tensors))
+    vectors, selected = {}, {}
+    for name in model.layers:
+        vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
+        selected[name] = tensors[f"posterior/{name}/selected"]
+        _check_vectors(place, name, vectors[name])
+    own = model.fixed_tensors() | _within(tensors, "own/")
+    task = LearnedTask(entry.outputs, vectors, selected, own, entry.turns)
+    return task, inference, {name: len(chosen) for name, chosen in selected.items()}
+
+
+def _blocks(
+    method: IBPWF, entry: FactorTask, tensors: Tensors, widths: Mapping[str, int] | None = None
+) -> dict[str, FactorBlock]:
+    """The factors that a task locked, from their part, checked."""
+    place = f"task-{entry.serial:04d}" if entry.factors is None else f"factors-{entry.serial:04d}"
+    if entry.factors is not None:
+        check_part(place, tensors, block_shapes(method, tensors))
+    blocks = {name: _block(method, name, tensors) for name in method.model.layers}
+    _check_positions(place, blocks, widths, entry.factors)
+    return blocks
+
+
+def _add_on_demand(method: IBPWF, entry: FactorTask, files: Mapping[str, Mapping[str, Tensor]]) -> UnreadTensors:
+    """Add a task that is read when it is first asked for, and say how what is kept of its inputs is."""
+    part, device = files[f"task-{entry.serial:04d}"], method.device
+    factors = files.get(f"factors-{entry.serial:04d}")
+    assert isinstance(part, StoredPart)
+    part.inferred = entry.inference is not None
+
+    def on_device(of: Mapping[str, Tensor]) -> Tensors:
+        return {key: tensor.to(device) for key, tensor in of.items()}
+
+    task = TaskOnDemand(
+        entry.outputs, entry.turns, part, part.later(lambda: _task(method, entry, on_device(part))[0])
+    )
+    if isinstance(factors, StoredPart) and entry.factors:
+        read = factors.later(lambda: _blocks(method, entry, on_device(factors)))
+        unread = BlocksOnDemand(entry.factors, factors, read)
+        blocks: dict[str, FactorBlock] = {name: BlockOnDemand(unread, name) for name in method.model.layers}
+    else:
+        blocks = {name: _block(method, name, {}) for name in method.model.layers}
+    method.model.add_stored(task, blocks)
+    return UnreadTensors(part, part.later(lambda: _within(on_device(part), "inference/")))
 
 
 def _calibration(method: IBPWF, entry: FactorTask, version: Version) -> Calibration | None:
@@ -204,71 +280,6 @@ def _check_parts(state: FactorState, files: Mapping[str, Mapping[str, Tensor]]) 
             raise NotWhole(f"part '{name}' is there, and nothing reads it")
 
 
-def _own_shapes(method: IBPWF, tensors: Tensors, outputs: int) -> dict[str, Expected]:
-    """A task's own parameters and buffers: all of the network but factorized weights, and but for frozen ones, which
-    older folders have here too; a dense head has a row per class of the task."""
-    model = method.model
-    elsewhere = {model.weights[name].parameter for name in model.layers}
-    elsewhere |= {name for name in model.fixed_tensors() if f"own/{name}" not in tensors}
-    buffers = buffer_rules(model.net)
-    shapes = {}
-    for name, value in model.net.state_dict().items():
-        if name not in elsewhere and isinstance(value, Tensor):
-            shape = tuple(value.shape)
-            if model.heads == "per-task" and name.rpartition(".")[0] == model.head and name not in buffers:
-                shape = (outputs, *shape[1:])
-            shapes[name] = Expected(shape, value.dtype, buffers.get(name, BOUNDED))
-    return shapes
-
-
-def _task_shapes(method: IBPWF, part: str, tensors: Tensors, outputs: int) -> dict[str, Expected]:
-    """What a task's part must hold: its own tensors, and vectors as long as its strengths are."""
-    model = method.model
-    if model.heads == "shared" and outputs > model.head_width:
-        raise NotWhole(f"part '{part}' has {outputs} classes, and the network {model.head_width} outputs")
-    shapes = {f"own/{name}": shape for name, shape in _own_shapes(method, tensors, outputs).items()}
-    for name in model.layers:
-        width = _length(tensors, f"posterior/{name}/strength")
-        shapes |= {f"posterior/{name}/{key}": Expected((width,)) for key in VECTORS}
-        shapes[f"posterior/{name}/selected"] = Expected((width,), torch.bool)
-    return shapes
-
-
-def _block_shapes(method: IBPWF, tensors: Tensors) -> dict[str, Expected]:
-    """What the factors of the layers named in a part must be like."""
-    shapes = {}
-    for name, dictionary in method.model.layers.items():
-        if any(f"factors/{name}/{key}" in tensors for key in BLOCK):
-            count = _length(tensors, f"factors/{name}/positions")
-            shapes[f"factors/{name}/a"] = Expected((dictionary.inputs, count))
-            shapes[f"factors/{name}/b"] = Expected((count, dictionary.outputs))
-            shapes[f"factors/{name}/positions"] = Expected((count,), torch.int64)
-    return shapes
-
-
-def _reference_shapes(method: IBPWF, tensors: Tensors) -> dict[str, Expected]:
-    """What is kept of a forgotten first task must be like: all that φ reads, and what else of it is there."""
-    model, unread = method.model, tuple(method.features.unread())
-    shapes = _block_shapes(method, tensors)
-    head = f"{model.head}."
-    for name, shape in _own_shapes(method, tensors, 0).items():
-        if f"own/{name}" in tensors or not name.startswith(unread):
-            if name.startswith(head) and shape.shape[:1] == (0,):  # a row per class of the task, which is forgotten
-                shape = replace(shape, shape=(_length(tensors, f"own/{name}"), *shape.shape[1:]))
-            shapes[f"own/{name}"] = shape
-    for name in model.layers:
-        if f"posterior/{name}/selected" in tensors or not model.weights[name].parameter.startswith(unread):
-            width = _length(tensors, f"posterior/{name}/strength")
-            shapes[f"posterior/{name}/strength"] = Expected((width,))
-            shapes[f"posterior/{name}/selected"] = Expected((width,), torch.bool)
-    return shapes
-
-
-def _length(tensors: Tensors, name: str) -> int:
-    """How many a tensor has, if it is there: what else must be as many is compared with it."""
-    return len(tensors[name]) if name in tensors and tensors[name].ndim else 0
-
-
 def _check_vectors(part: str, layer: str, vectors: LayerVectors) -> None:
     for key in ("c", "d"):
         values = getattr(vectors, key)
@@ -277,15 +288,15 @@ def _check_vectors(part: str, layer: str, vectors: LayerVectors) -> None:
 
 
 def _check_positions(
-    part: str, blocks: Mapping[str, FactorBlock], widths: Mapping[str, int], declared: int | None
+    part: str, blocks: Mapping[str, FactorBlock], widths: Mapping[str, int] | None, declared: int | None
 ) -> None:
-    """Every factor has a place of its own among its task's sticks."""
+    """Every factor has a place of its own among its task's sticks, if it is known how many these are."""
     for name, block in blocks.items():
-        at = block.positions
-        inside = not len(at) or (int(at[0]) >= 0 and int(at[-1]) < widths[name])
+        at, width = block.positions, 1 << 62 if widths is None else widths[name]
+        inside = not len(at) or (int(at[0]) >= 0 and int(at[-1]) < width)
         if not inside or not bool((at[1:] > at[:-1]).all()):
             where = f"tensor 'factors/{name}/positions' of part '{part}'"
-            raise NotWhole(f"{where} does not rise between 0 and {widths[name]}")
+            raise NotWhole(f"{where} does not rise between 0 and {width}")
     found = sum(len(block.positions) for block in blocks.values())
     if declared is not None and found != declared:
         raise NotWhole(f"part '{part}' holds {found} factors instead of {declared}")
@@ -302,8 +313,9 @@ def _check_groups(method: IBPWF) -> None:
         raise NotWhole(f"absolute_ridge is {inference.absolute_ridge} with {len(tasks)} tasks")
     each = inference.per_class or isinstance(inference, SharedGaussianInference)
     for number, task in enumerate(tasks):
-        if inference.owner.count(number) != (len(task.classes) if each else 1):
-            raise NotWhole(f"task {task.serial} has {inference.owner.count(number)} Gaussians, which are not its own")
+        if len(inference.groups_of(number)) != (len(task.classes) if each else 1):
+            found = len(inference.groups_of(number))
+            raise NotWhole(f"task {task.serial} has {found} Gaussians, which are not its own")
 
 
 def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:

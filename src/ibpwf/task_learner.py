@@ -222,7 +222,7 @@ class TaskLearner:
         name = name if name is not None else f"task-{len(self.tasks) + 1}"
         if not isinstance(name, str) or not name.strip():
             raise InputError(f"name is {name!r}; give the task a name, such as 'left camera'.")
-        if name in self._learned.names():
+        if name in self._learned.names:
             raise InputError(f"a task named '{name}' has been learnt already; choose another name.")
         return name
 
@@ -294,7 +294,7 @@ class TaskLearner:
 
     def names(self) -> list[str]:
         """By which tasks and versions of them can be asked for."""
-        return list(self._learned.names())
+        return list(self._learned.names)
 
     def info(self, task: int | str) -> TaskInfo:
         """What is known of a task, or of an older version."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import integrate, special
 
-from ibpwf.accel.series_table import HIGH, LOW, STEP, series_table
+from ibpwf.accel.series_table import HIGH, LOW, STEP, derivatives, series_table
 
 
 def by_quadrature(log_x: float, log_b: float) -> float:
@@ -58,3 +59,14 @@ def test_nothing_jumps_where_cells_meet_or_the_table_ends(terms: int | None) -> 
         below, above = (table(at + shift, log_b) for shift in (-1e-9, 1e-9))
         for left, right in zip(below, above, strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("terms", [None, 10])
+def test_beyond_the_grid_the_reference_and_its_gradient_are_taken(terms: int | None) -> None:
+    """Sticks that hundreds of tasks have used lie there."""
+    chance = np.random.default_rng(2)
+    log_x, log_b = chance.uniform(-12, 12, 300), chance.uniform(HIGH[1] + 0.1, 35, 300)
+    log_b[::3] = chance.uniform(LOW[1] - 2, LOW[1] - 0.1, 100)
+    expected = derivatives(torch.from_numpy(log_x), torch.from_numpy(log_b), terms)
+    for found, wanted in zip(series_table(terms)(log_x, log_b), expected, strict=False):
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-9, atol=1e-12)

@@ -22,16 +22,33 @@ def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -
         {"size": n, **times, "folder_bytes": n * 5e6, "peak_bytes": 4e8, "accuracy": 96.1} for n in (1, 100, 1_000)
     ]
     has = {"machine": "x86_64", "threads": 2, "cores": 2, "torch": "2.13", "python": "3.11"}
-    made = {"axis": "tasks", "what": "Small ones.", "command": "python b.py", "commit": "abc", "environment": has}
+    made = {"axis": "tasks", "what": "Small ones.", "environment": has}
+    made["commands"] = [{"command": "python b.py", "commit": "abc"}]
     results = tmp_path / "results" / "scaling"
     results.mkdir(parents=True)
     write_json(results / "tasks.json", {**made, "rows": rows})
+    step = {"seconds": 12.3, "cpu_seconds": 20.0, "peak_rss_gb": 0.71, "command": "ibpwf learn model big"}
+    names = ("learn", "predict", "evaluate", "learn tenth in memory", "learn tenth on disk")
+    of_tenth = {"accuracy_of_a_tenth_in_memory": 69.0, "accuracy_of_a_tenth_on_disk": 69.25}
+    table = {"summary": {"rows": 1000, "parquet_bytes": 2e6, "accuracy": 70.5, **of_tenth}}
+    whole = {"environment": {**has, "device": "cpu"}, "command": "python c.py", "commit": "abc"}
+    write_json(results / "big-table.json", {**whole, **table, "steps": dict.fromkeys(names, step)})
+    found = {"per_second": {"1 process": 50.0, "2 processes": 90.0}}
+    right = {"right_percent": {"1 process": [90.0, 91.0], "2 processes": [91.0, 91.0]}}
+    write_json(results / "ranks.json", {**whole, "network": "Wide", "summary": {**found, **right}})
+    ways = {"memory": {"per_second": 100.0}, "path": {"per_second": 99.0}}
+    summary = {"files": 10, "of_memory": {"path": 0.99}}
+    write_json(results / "image-files.json", {**whole, "summary": summary, "ways": ways})
     assert scaling_page.main([str(tmp_path)]) == 0
     text = (tmp_path / "scaling.md").read_text(encoding="utf-8")
     assert "| 1,000 | 0.5 | 2 | 1,000 | 1,000 | 5,000 | 400 | 96.1 |" in text
     assert "| exponent | 0.00 | 0.00 | 0.00 | 0.00 | 1.00 | 0.00 |  |" in text
     assert "| folder | 5,000,000 MB |" in text
     assert "## Rows" not in text
+    assert "| `ibpwf learn model big` | 12 | 20 | 0.71 |" in text
+    assert "from a tenth on disk 69.25 %" in text
+    assert "| 2 processes | 90 | 91.0 |" in text
+    assert "| path | 99 | 99 % |" in text
 
 
 def test_without_measurements_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

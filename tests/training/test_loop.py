@@ -218,6 +218,24 @@ def test_an_epochs_loss_is_the_mean_over_its_steps() -> None:
     assert method.ended
 
 
+def test_many_steps_are_measured_in_few_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ibpwf.training.step.TOGETHER", 3)
+    method = Recorder(Phase("p", 2, 1, 1.0, "sgd"), loss=lambda number, w: w.sum() * 0 + number)
+    told: list[EpochEnd] = []
+    training = Training(method, numbered(8), [Epochs(told.append)])
+    for _ in training.run():
+        pass
+    assert [(p.epoch, p.loss) for p in told] == [(1, 4.5), (2, 12.5)]
+    step = training.step
+    assert step is not None
+    assert [len(step._earlier), len(step._log)] == [2, 2]
+    assert step.measured()[:, 0].tolist() == list(range(9, 17))
+    tensors = {"log": step.measured()}
+    step.start_epoch(torch.Generator().manual_seed(0))
+    step.restore(tensors, 0)
+    assert step.measured()[:, 0].tolist() == list(range(9, 17))
+
+
 def test_parameters_are_asked_for_again_when_a_method_has_new_ones() -> None:
     method = Recorder(Phase("p", 4, 4, 0.5, "sgd"))
     method.renew_after = {1}

@@ -61,9 +61,11 @@ def content_problems(model: Path) -> list[Problem]:
     from ibpwf.learner import load
     from ibpwf.storage.folder import MANIFEST, Problem
     from ibpwf.storage.network_json import NeedsParts
+    from ibpwf.storage.on_demand import everything_now
 
     try:
-        load(model, device="cpu")
+        with everything_now():
+            load(model, device="cpu")
     except NeedsParts:
         pass
     except StoreError as error:

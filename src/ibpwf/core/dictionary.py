@@ -70,9 +70,10 @@ class Dictionary:
     def locked(self) -> int:
         return sum(len(block.positions) for block in self.all_blocks)
 
-    def gathered(self) -> FactorBlock:
-        """All locked factors, ordered by stick position."""
+    def gathered(self, tasks: int | None = None) -> FactorBlock:
+        """All locked factors, or those of the first `tasks` tasks and of φ, ordered by stick position."""
         blocks = self.all_blocks
+        blocks = blocks if tasks is None else blocks[: len(blocks) - len(self.blocks) + tasks]
         if not blocks:
             empty = torch.empty(0)
             return FactorBlock(empty.new_empty(self.inputs, 0), empty.new_empty(0, self.outputs), empty.long())
@@ -112,8 +113,8 @@ class Dictionary:
 
     def lock(self, block: FactorBlock, width: int) -> None:
         """Append a copy of a finished task's new factors. Nothing already locked is touched."""
-        taken = {int(position) for old in self.all_blocks for position in old.positions}
-        if taken & {int(position) for position in block.positions}:
+        taken = [old.positions for old in self.all_blocks]
+        if taken and bool(torch.isin(block.positions, torch.cat(taken)).any()):
             raise ValueError("a locked factor cannot be locked again")
         parts = (block.a, block.b, block.positions)
         own = (part.detach().clone(memory_format=torch.contiguous_format) for part in parts)

@@ -35,7 +35,7 @@ from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import Views, class_logits
 from ibpwf.core.weights import Weight, sharing
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, StoreError
 
 TASKS, FORGOTTEN = "tasks", "reference"
 """Where a state dict keeps the tasks, and what φ reads of a forgotten first one."""
@@ -205,6 +205,12 @@ class FactorModel(nn.Module):
             dictionary.lock(blocks[name], width=len(task.vectors[name]))
         self.tasks.append(task)
 
+    def add_stored(self, task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> None:
+        """`add_task` of one that lies in a folder, which is not read for it; `width` must be set after the last."""
+        for name, dictionary in self.layers.items():
+            dictionary.blocks.append(blocks[name])
+        self.tasks.append(task)
+
     def state(self, task: int) -> dict[str, Tensor]:
         """The plain network's state dict for a task, weights composed from locked factors only; cached."""
         task = range(len(self.tasks))[task]  # a negative number must not outlive the next task in the cache
@@ -343,13 +349,21 @@ class FactorModel(nn.Module):
 
     def selected_factors(self, task: int, layer: str) -> tuple[FactorBlock, Tensor]:
         """The locked factors a task reads in a layer, in stick order, and their strengths r."""
+        task = range(len(self.tasks))[task]
         learned = self.tasks[task]
-        return self._chosen(layer, learned.selected[layer], learned.vectors[layer].strength)
+        return self._chosen(layer, learned.selected[layer], learned.vectors[layer].strength, task + 1)
 
-    def _chosen(self, layer: str, selected: Tensor, strength: Tensor) -> tuple[FactorBlock, Tensor]:
+    def _chosen(
+        self, layer: str, selected: Tensor, strength: Tensor, tasks: int | None = None
+    ) -> tuple[FactorBlock, Tensor]:
+        """A factor belongs to the first task that reads it: none that a task reads is of a later one."""
         at = selected.nonzero().flatten()
-        locked = self.layers[layer].gathered()
+        locked = self.layers[layer].gathered(tasks)
         place = torch.searchsorted(locked.positions, at)
+        if len(at) and not (int(place[-1]) < len(locked.positions) and torch.equal(locked.positions[place], at)):
+            raise StoreError(
+                f"a task reads factors of layer '{layer}' that are not there; restore the model's folder."
+            )
         return FactorBlock(locked.a[:, place].contiguous(), locked.b[place].contiguous(), at), strength[at]
 
     def ready(self, task: int) -> nn.Module:

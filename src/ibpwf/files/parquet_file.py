@@ -26,7 +26,7 @@ class ParquetFile:
             what = "is empty" if not start else f"is no Parquet file (it starts with {start!r})"
             raise DataError(f"{shown(path)} {what}; check the name of the file.")
         try:
-            self._file = self.arrow.parquet.ParquetFile(str(path))
+            self._file = self.arrow.parquet.ParquetFile(str(path), pre_buffer=False)  # not all of it at once
             self._schema = self._file.schema_arrow
         except Exception as error:  # pyarrow raises several kinds on a damaged file
             raise self._damaged(error) from error

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -100,6 +100,37 @@ class MomentAccumulator:
         return Moments(self.count, self.shift + offset, (covariance + covariance.T) / 2)
 
 
+class StoredMoments(Moments):
+    """Those of a task's group that lies in a folder, until they are asked for. `part` is where, and `read` gives the
+    checked tensors of all groups of the task."""
+
+    part: object
+
+    def __init__(self, count: int, number: int, part: object, read: Callable[[], Mapping[str, Tensor]]) -> None:
+        self.__dict__.update(count=count, _number=number, part=part, _read=read)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.__dict__["_read"]()[f"{self.__dict__['_number']}/mean"]  # type: ignore[no-any-return]
+
+    @property
+    def covariance(self) -> Tensor:
+        tensors = self.__dict__["_read"]()
+        own: Tensor = tensors.get(f"{self.__dict__['_number']}/covariance", tensors["0/covariance"])
+        return own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Moments, (self.count, self.mean, self.covariance)
+
+
+@dataclass(frozen=True)
+class UnreadTensors:
+    """Instead of a task's tensors, in `load_state`: where they lie, and how they are read."""
+
+    part: object
+    read: Callable[[], Mapping[str, Tensor]]
+
+
 def whitening(covariance: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """W with WWᵀ = (Σ + ρI)⁻¹, and ½ log|Σ + ρI|.
 
@@ -134,6 +165,7 @@ class GaussianTaskInference(TaskInference):
         self.version = 0  # counts changes, for whoever prepares something from all groups
         self._whitening: tuple[Tensor, Tensor, Tensor] | None = None
         self._each: dict[int, tuple[Moments, Tensor, Tensor]] = {}  # a group's whitening, by its id
+        self._by_task: tuple[int, dict[int, list[Moments]]] = (-1, {})  # groups by owner, as of a version
 
     @property
     def tasks(self) -> int:
@@ -185,10 +217,7 @@ class GaussianTaskInference(TaskInference):
         return sums
 
     def add(self, task: int, moments: Moments) -> None:
-        if self.absolute_ridge is None:
-            raise ValueError("moments without the ridge they belong to")
-        self.groups.append(moments)
-        self.owner.append(task)
+        self._append(task, moments)
         self._changed()
 
     def forget(self, task: int) -> None:
@@ -295,7 +324,7 @@ class GaussianTaskInference(TaskInference):
         return {"absolute_ridge": self.absolute_ridge}, {}
 
     def task_state(self, task: int) -> State:
-        groups = [group for group, owner in zip(self.groups, self.owner, strict=True) if owner == task]
+        groups = self.groups_of(task)
         tensors = {}
         for number, group in enumerate(groups):
             tensors[f"{number}/mean"] = group.mean
@@ -303,7 +332,24 @@ class GaussianTaskInference(TaskInference):
                 tensors[f"{number}/covariance"] = group.covariance
         return {"groups": [group.count for group in groups]}, tensors
 
-    def load_state(self, state: State, tasks: Iterable[State]) -> None:
+    def groups_of(self, task: int) -> list[Moments]:
+        version, found = self._by_task
+        if version != self.version:
+            found = {}
+            for group, owner in zip(self.groups, self.owner, strict=True):
+                found.setdefault(owner, []).append(group)
+            self._by_task = self.version, found
+        return found.get(task, [])
+
+    def unread(self, task: int) -> tuple[dict[str, Any], object] | None:
+        """`task_state` of a task whose groups lie where they lay, and that place; None of any other."""
+        groups = self.groups_of(task)
+        places = {id(group.part): group.part for group in groups if isinstance(group, StoredMoments)}
+        if len(places) != 1 or not all(isinstance(group, StoredMoments) for group in groups):
+            return None
+        return {"groups": [group.count for group in groups]}, next(iter(places.values()))
+
+    def load_state(self, state: State, tasks: Iterable[State | tuple[dict[str, Any], UnreadTensors]]) -> None:
         ridge = state[0]["absolute_ridge"]
         if ridge is not None and not (type(ridge) in (int, float) and 0 < ridge < math.inf):
             raise ValueError(f"absolute_ridge is {ridge!r}; it must be above 0")
@@ -313,18 +359,47 @@ class GaussianTaskInference(TaskInference):
             counts = content["groups"]
             if not counts or not all(type(count) is int and 0 < count < 1 << 53 for count in counts):
                 raise ValueError(f"task number {task} has {counts!r} rows in its Gaussians")
-            wanted = {f"{number}/mean" for number in range(len(counts))} | {"0/covariance"}
-            for name in {*tensors} ^ wanted:
-                if name not in tensors or name.removesuffix("/covariance") not in map(str, range(len(counts))):
-                    raise ValueError(f"the Gaussians of task number {task} and tensor '{name}' do not fit together")
-            size = len(tensors["0/mean"]) if size is None else size
-            scale = self.absolute_ridge or 0.0  # what a covariance may have been rounded at
-            for name, tensor in sorted(tensors.items(), key=lambda item: item[1].ndim):
-                check_moment(name, tensor, size, scale)
-                scale = max(scale, float(tensor.square().max())) if tensor.ndim == 1 else scale
+            if isinstance(tensors, UnreadTensors):
+                self._add_unread(task, counts, tensors)
+                continue
+            size = self._check_task(task, len(counts), tensors, size)
             for number, count in enumerate(counts):
                 covariance = tensors.get(f"{number}/covariance", tensors["0/covariance"])
-                self.add(task, Moments(count, tensors[f"{number}/mean"], covariance))
+                self._append(task, Moments(count, tensors[f"{number}/mean"], covariance))
+        self._changed()
+
+    def _check_task(self, task: int, groups: int, tensors: Mapping[str, Tensor], size: int | None) -> int:
+        """Refuse what are no Gaussians of so many features, or of any one number if none is known; that number."""
+        wanted = {f"{number}/mean" for number in range(groups)} | {"0/covariance"}
+        for name in {*tensors} ^ wanted:
+            if name not in tensors or name.removesuffix("/covariance") not in map(str, range(groups)):
+                raise ValueError(f"the Gaussians of task number {task} and tensor '{name}' do not fit together")
+        size = len(tensors["0/mean"]) if size is None else size
+        scale = self.absolute_ridge or 0.0  # what a covariance may have been rounded at
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].ndim):
+            check_moment(name, tensor, size, scale)
+            scale = max(scale, float(tensor.square().max())) if tensor.ndim == 1 else scale
+        return size
+
+    def _add_unread(self, task: int, counts: list[int], unread: UnreadTensors) -> None:
+        found: list[Mapping[str, Tensor]] = []
+        first = self.groups[0] if self.groups else None
+
+        def read() -> Mapping[str, Tensor]:
+            if not found:
+                tensors = unread.read()
+                self._check_task(task, len(counts), tensors, None if first is None else len(first.mean))
+                found.append(tensors)
+            return found[0]
+
+        for number, count in enumerate(counts):
+            self._append(task, StoredMoments(count, number, unread.part, read))
+
+    def _append(self, task: int, moments: Moments) -> None:
+        if self.absolute_ridge is None:
+            raise ValueError("moments without the ridge they belong to")
+        self.groups.append(moments)
+        self.owner.append(task)
 
 
 def check_moment(name: str, tensor: Tensor, size: int, scale: float) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,64 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+class Known(Protocol):
+    """A task, as far as its answers are concerned."""
+
+    @property
+    def classes(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Some rows, and the probabilities of the classes of the task that they were answered for."""
+
+    task: int
+    rows: Tensor
+    probabilities: Tensor
+
+
+class OwnTaskPrediction(Prediction):
+    """A prediction each row of which is conditional on one task. Columns of other tasks hold nothing, so the table of
+    all tasks' columns is made when it is first asked for: without it an answer costs the same among a million."""
+
+    _answered: Sequence[Answered]
+    _known: Sequence[Known]
+
+    def __init__(
+        self,
+        answered: Sequence[Answered],
+        known: Sequence[Known],
+        task: Tensor,
+        entropy: Tensor,
+        mutual_information: Tensor | None = None,
+        task_probabilities: Tensor | None = None,
+    ) -> None:
+        labels = torch.zeros_like(task)
+        for part in answered:
+            own = torch.tensor(known[part.task].classes, device=task.device)
+            labels[part.rows] = own[part.probabilities.argmax(1)]
+        fields = {"labels": labels, "task": task, "entropy": entropy, "mutual_information": mutual_information}
+        if task_probabilities is not None:
+            fields["task_probabilities"] = task_probabilities
+        self.__dict__.update(fields, _answered=answered, _known=known)  # frozen, as its parent is
+
+    @cached_property
+    def classes(self) -> tuple[tuple[int, int], ...]:
+        return tuple((task, label) for task, known in enumerate(self._known) for label in known.classes)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        first = [0, *accumulate(len(known.classes) for known in self._known)]
+        out = torch.zeros(len(self), first[-1], dtype=torch.float64, device=self.task.device)
+        for part in self._answered:
+            out[part.rows, first[part.task] : first[part.task + 1]] = part.probabilities
+        return out
+
+    @cached_property
+    def task_probabilities(self) -> Tensor:
+        return F.one_hot(self.task, len(self._known)).double()
 
 
 def rows_by_value(values: Tensor) -> list[tuple[int, Tensor]]:

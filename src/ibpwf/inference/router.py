@@ -131,9 +131,7 @@ class RidgeRouter(TaskInference):
     def class_levels(self) -> Tensor:
         """What `class_log_scores` are on average for the rows of each class that were learned from, ΣC: f is linear,
         so it is that of their mean."""
-        solution = self.solution()
-        means = torch.cat([task.means for task in solution.sums.tasks])
-        return solution.scores(means).diagonal().double() * SHARPNESS
+        return self.solution().levels * SHARPNESS
 
     def log_scores(self, phi: Tensor) -> Tensor:
         """log P(t | φ) up to a constant, N×T: a task is as good as its best class."""

@@ -24,6 +24,7 @@ from ibpwf.serving.passes import warm
 from ibpwf.serving.versions import Kept, can_look_back, history_of, versions_of
 from ibpwf.storage.folder import MANIFEST, open_folder
 from ibpwf.storage.model_folder import KIND
+from ibpwf.storage.on_demand import everything_now
 
 RESIDENT = 4
 """Earlier versions of a model that stay in memory, those asked for last."""
@@ -112,7 +113,8 @@ class ServedModel:
         if number in state.counts:
             classifier = state.newest.classifier.first_tasks(state.counts[number])
         else:
-            classifier = ContinualClassifier.load(Kept(self.path).path(number), device="cpu")
+            with everything_now():
+                classifier = ContinualClassifier.load(Kept(self.path).path(number), device="cpu")
         return _loaded(self.name, number, classifier)
 
     def refresh(self) -> bool:
@@ -139,7 +141,8 @@ class ServedModel:
             raise StoreError(
                 f"{self.path} has learnt no task yet; learn one first: ibpwf learn {self.path} DATA.csv."
             )
-        classifier = ContinualClassifier.load(self.path, device="cpu")
+        with everything_now():  # the folder may be written anew while this answers
+            classifier = ContinualClassifier.load(self.path, device="cpu")
         if not self.read_only:
             kept.keep()
         if _stamp(self.path) != stamp:

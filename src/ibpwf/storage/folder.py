@@ -119,16 +119,26 @@ class OpenedFolder:
         entry = self.files[name]
         path = self.path / entry.file
         with Directory.opened(self.path, self.within) as folder:
-            if folder.kind(entry.file) is None:
-                hint = "If the folder was saved anew meanwhile, open it again; if not, restore it from a copy."
-                raise StoreError(f"{str(path)!r} is missing. {hint}")
-            size = folder.size(entry.file)
-            if size is not None and size != entry.bytes:
-                raise StoreError(f"{str(path)!r} has {size} bytes instead of {entry.bytes}. {RESTORE}")
+            self._check_size(folder, entry)
             data = folder.read(entry.file)
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise StoreError(f"{str(path)!r} is damaged: its SHA-256 is not the manifest's. {RESTORE}")
         return decode_tensors(data, path, device)
+
+    def check_sizes(self) -> None:
+        """That every part is there, and as long as it should be; their content is not read."""
+        with Directory.opened(self.path, self.within) as folder:
+            for entry in self.files.values():
+                self._check_size(folder, entry)
+
+    def _check_size(self, folder: Directory, entry: FileEntry) -> None:
+        path = self.path / entry.file
+        if folder.kind(entry.file) is None:
+            hint = "If the folder was saved anew meanwhile, open it again; if not, restore it from a copy."
+            raise StoreError(f"{str(path)!r} is missing. {hint}")
+        size = folder.size(entry.file)
+        if size is not None and size != entry.bytes:
+            raise StoreError(f"{str(path)!r} has {size} bytes instead of {entry.bytes}. {RESTORE}")
 
     def all_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Every part; large ones a few at a time, since a digest takes longer than reading."""

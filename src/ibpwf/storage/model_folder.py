@@ -92,6 +92,7 @@ class SavedParts:
         self._announced: dict[str, str] = {}  # that of a manifest about to be written, which an interrupt may follow
         self._opened: OpenedFolder | None = None
         self._tensors: dict[str, dict[str, tuple[Tensor, object]]] = {}
+        self._unread: dict[str, Mapping[str, Tensor]] = {}
 
     def announce(self, path: str | Path, sha256: str) -> None:
         """This manifest is about to take its place in a folder."""
@@ -101,8 +102,11 @@ class SavedParts:
         self._opened = opened
         self._seals[os.path.realpath(opened.path)] = opened.sha256
         # The tensors themselves are kept too, so that their memory is not given to others.
+        self._unread = {name: part for name, part in files.items() if not isinstance(part, dict)}
         self._tensors = {
-            name: {key: (tensor, _identity(tensor)) for key, tensor in part.items()} for name, part in files.items()
+            name: {key: (tensor, _identity(tensor)) for key, tensor in part.items()}
+            for name, part in files.items()
+            if name not in self._unread
         }
 
     def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
@@ -112,6 +116,8 @@ class SavedParts:
         return {name: self._opened.files[name] for name, part in files.items() if self._is_same(name, part)}
 
     def _is_same(self, name: str, part: Mapping[str, Tensor]) -> bool:
+        if self._opened is not None and self._unread.get(name) is part:  # a part of a folder, never read
+            return name in self._opened.files
         known = self._tensors.get(name)
         if known is None or self._opened is None or name not in self._opened.files or known.keys() != part.keys():
             return False

@@ -208,8 +208,9 @@ class FactorState(Record):
             if before is not None and not (alike and before.version < task.version):
                 raise ValueError(f"tasks {before.serial} and {task.serial} are no versions of one task")
             last[origin] = task
+        newest = {task.serial for task in last.values()}
         for task in self.tasks:
-            if (task.inference is not None) != any(task is newest for newest in last.values()):
+            if (task.inference is not None) != (task.serial in newest):
                 raise ValueError(f"task {task.serial} lacks what is known of its inputs, or an older version has it")
 
 

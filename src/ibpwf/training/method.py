@@ -225,7 +225,7 @@ class Method(Objective):
         """Answer inputs, for a task per row, or inferring it when `task` is None."""
 
     @abstractmethod
-    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def state(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Tensor]]]:
         """What to store: JSON, and named files of tensors (one per task where it can be)."""
 
     @abstractmethod

@@ -15,6 +15,9 @@ from ibpwf.training.objective import Objective
 from ibpwf.training.phase import TIMES, Phase
 from ibpwf.training.rows import Rows
 
+TOGETHER = 256
+"""Steps whose measurements become one tensor."""
+
 
 class Step:
     """Step after step over a task's rows, epoch by epoch.
@@ -28,7 +31,8 @@ class Step:
         self.parameters = list(objective.parameters(phase))
         self.optimizer = objective.make_optimizer(phase, self.parameters)
         self.done = 0
-        self._log: list[Tensor] = []
+        self._log: list[Tensor] = []  # of the last steps, 3 numbers each
+        self._earlier: list[Tensor] = []  # of those before, many steps in one tensor
         self._batches: Iterator[tuple[Tensor, Tensor]] = iter(())
         like = self.parameters[0]
         self._none, self._unknown = like.new_zeros(()), like.new_full((), torch.nan)
@@ -36,7 +40,7 @@ class Step:
     def start_epoch(self, shuffle: Generator) -> None:
         """Begin a pass; its order is drawn from `shuffle`."""
         self._batches = self.rows.epoch(self.phase.batch_size, shuffle)
-        self._log, self.done = [], 0
+        self._log, self._earlier, self.done = [], [], 0
 
     def gradients(self) -> bool:
         """Gradients of the next mini-batch's loss; False where the epoch is over."""
@@ -50,6 +54,9 @@ class Step:
         """Let the optimizer move the parameters."""
         self.take_step()
         self._log.append(self.out)
+        if len(self._log) == TOGETHER:  # a tensor for each of a million steps would take a gigabyte
+            self._earlier.append(torch.stack(self._log))
+            self._log = []
         self.done += 1
 
     def take_gradients(self, x: Tensor, y: Tensor) -> None:
@@ -82,7 +89,8 @@ class Step:
         return self.out
 
     def measured(self) -> Tensor:
-        return torch.stack(self._log) if self._log else self._none.new_zeros(0, 3)
+        parts = [*self._earlier, torch.stack(self._log)] if self._log else self._earlier
+        return torch.cat(parts) if parts else self._none.new_zeros(0, 3)
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -117,7 +125,7 @@ class Step:
         """Pass over the batches of an epoch that have been learned already."""
         for _ in range(done):
             next(self._batches)
-        self._log, self.done = list(log), done
+        self._log, self._earlier, self.done = [], [log] if len(log) else [], done
 
 
 def _run_backward(loss: Tensor) -> None:

@@ -356,6 +356,9 @@ def test_a_job_gives_the_same_bytes_whenever_it_is_done() -> None:
 class Threads:
     """An engine of one thread, here."""
 
+    def check(self) -> None:
+        """It is always here."""
+
     def explained(self, error: Exception) -> Exception:
         return error
 
@@ -370,6 +373,15 @@ def test_any_executor_will_do(tmp_path: Path) -> None:
     done = run_in_workers(runs, engine=Threads())
     assert [result["method"] for result in done] == ["ibpwf", "sgd"]
     assert done[0] == read_json(tmp_path / "a" / "result.json")
+
+
+def test_an_address_where_nobody_answers_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ibpwf.lab.experiments.cluster.SECONDS_TO_CONNECT", 1)
+    with pytest.raises(InputError, match="no Dask scheduler answers"):
+        run_in_workers([Run(config(seeds=(0,)), tmp_path / "run")], engine=Cluster("127.0.0.1:1"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_all_runs_are_lines_of_one_table() -> None:

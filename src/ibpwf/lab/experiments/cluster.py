@@ -100,6 +100,12 @@ class Cluster:
             )
         return address
 
+    def check(self) -> None:
+        """A wrong address or certificate is found out before anything is read or written."""
+        if self.workers is None:
+            with contextlib.ExitStack() as held:
+                held.enter_context(self._client(held))
+
     def explained(self, error: Exception) -> Exception:
         from distributed.scheduler import KilledWorker
 

@@ -44,6 +44,9 @@ _tell: Tell | None = None  # in a worker: sends to whoever opened the executor
 class Engine(Protocol):
     """Who does jobs."""
 
+    def check(self) -> None:
+        """Refuse, before anything is read or written, an engine that cannot be reached."""
+
     def open(self, told: Tell) -> contextlib.AbstractContextManager[Executor]:
         """An executor for the time of the block. `told` is given what jobs `tell`, in any thread."""
 
@@ -103,6 +106,9 @@ class Processes:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+
+    def check(self) -> None:
+        """They are started when they are needed."""
 
     def explained(self, error: Exception) -> Exception:
         return TrainingError(LOST_WORKER) if isinstance(error, BrokenProcessPool) else error

@@ -105,6 +105,7 @@ def run_in_workers(
     """
     if started_as() is not None:
         raise InputError("torchrun's processes learn one task together and workers learn many; use one of them.")
+    engine.check()
     streams: Streams = {}
     with contextlib.ExitStack() as held, quiet():
         for one in runs:
