@@ -121,7 +121,7 @@ class Turned(Method):
         problem = Problem.from_json(configuration)
         return cls(cls.kind.create({**configuration, "outputs": TURNS * problem.outputs}, device), problem)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def state(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Tensor]]]:
         content, files = self.plain.state()
         return {"classes": [list(labels) for labels in self.classes], "plain": content}, files
 
