@@ -176,8 +176,10 @@ def test_a_loss_in_bfloat16_is_that_in_full_precision_to_three_digits(
         assert all(p.dtype == torch.float32 for p in parameters)
         found.append([loss.detach(), *(p.grad for p in parameters if p.grad is not None)])
     torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=5e-3)
-    for one, other in zip(*found, strict=True):
-        assert float((one - other).norm()) <= 0.2 * float(other.norm()) + 1e-4
+    rounded, exact = (torch.cat([gradient.flatten() for gradient in each[1:]]) for each in reversed(found))
+    assert float((rounded - exact).norm()) <= 0.1 * float(exact.norm())
+    for one, other in zip(*found, strict=True):  # of few numbers that nearly cancel less is left
+        assert float((one - other).norm()) <= 0.2 * float(other.norm()) + 0.02 * float(exact.norm())
 
 
 @GPU

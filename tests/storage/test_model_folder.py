@@ -49,13 +49,13 @@ def small_learner() -> Learner:
 @pytest.mark.parametrize("folder", OLD_FOLDERS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_a_folder_of_every_schema_version_answers_as_when_it_was_written(folder: Path) -> None:
     """The stored tensors come back bit for bit (their digests are checked); what is calculated from them may differ
-    in the last digits from one processor to another, so answers are compared to 1e-6."""
+    in the last digits from one processor to another, so answers are compared to 1e-5."""
     stored = load_file(folder / "answers.safetensors")
     learner = Learner.load(folder, device="cpu")
     assert f"v{open_folder(folder).schema}" == folder.parent.name
 
     def close(mine: Tensor, theirs: Tensor) -> None:
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
     for number in range(len(learner.tasks)):
         close(learner.logits(stored["x"], number), stored[f"logits/{number}"])
