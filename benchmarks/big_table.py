@@ -21,6 +21,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -218,7 +219,9 @@ def write_record(asked: argparse.Namespace, steps: dict[str, Any], table_bytes: 
     record = {
         "name": "big-table",
         "what": (__doc__ or "").splitlines()[0],
-        "command": " ".join(["python", "benchmarks/big_table.py", *sys.argv[1:]]),
+        "command": re.sub(
+            r"--keep \S+", "--keep DIR", " ".join(["python", "benchmarks/big_table.py", *sys.argv[1:]])
+        ),
         "commit": commit(),
         "environment": {**environment(), "cores": os.cpu_count()},
         "summary": {

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import resource
 import statistics
 import subprocess
@@ -333,7 +334,8 @@ def main(given: list[str]) -> None:
         before = read_json(file) if asked.add and file.is_file() else {"rows": [], "commands": []}
         found = [row for row in before["rows"] if row["size"] not in sizes]
         old = {row["size"]: row for row in before["rows"]}
-        made["commands"] = [*before["commands"], {"command": command, "commit": commit()}]
+        calls = [*before["commands"], {"command": command, "commit": commit()}]
+        made["commands"] = [{**one, "command": re.sub(r"--keep \S+", "--keep DIR", one["command"])} for one in calls]
         for together in [sizes] if name == "tasks" and not asked.again else [[size] for size in sizes]:
             for row in measured_apart(name, together, asked.keep, asked.again):
                 if asked.again:

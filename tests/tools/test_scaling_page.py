@@ -31,7 +31,7 @@ def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -
     names = ("learn", "predict", "evaluate", "learn tenth in memory", "learn tenth on disk")
     of_tenth = {"accuracy_of_a_tenth_in_memory": 69.0, "accuracy_of_a_tenth_on_disk": 69.25}
     table = {"summary": {"rows": 1000, "parquet_bytes": 2e6, "accuracy": 70.5, **of_tenth}}
-    whole = {"environment": {**has, "device": "cpu"}, "command": "python c.py", "commit": "abc"}
+    whole = {"environment": {**has, "device": "cpu", "load": 1.5}, "command": "python c.py", "commit": "abc"}
     write_json(results / "big-table.json", {**whole, **table, "steps": dict.fromkeys(names, step)})
     found = {"per_second": {"1 process": 50.0, "2 processes": 90.0}}
     right = {"right_percent": {"1 process": [90.0, 91.0], "2 processes": [91.0, 91.0]}}
