@@ -40,15 +40,21 @@ def test_what_would_change_is_shown_and_nothing_is_written(there: Path, command:
 
 
 def test_a_version_is_kept_asked_for_and_dropped(there: Path, command: Command) -> None:
-    old = command("predict", "model", "test.csv", "--task", "fruit", "-o", "-").out
+
+    def answered(task: str) -> list[str]:
+        """All but what is new, which is told by all that was learned until then."""
+        lines = command("predict", "model", "test.csv", "--task", task, "-o", "-").out.splitlines()
+        return [line.rsplit(",", 2)[0] for line in lines]
+
+    old = answered("fruit")
     done = command("learn", "model", "other.csv", "--more", "fruit", "--device", "cpu", "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert (told["task"], told["version"], told["kept"], told["rows"], told["held_out"]) == ("fruit", 2, True, 64, 16)
     assert told["accuracy"] >= told["accuracy_before"]
     assert told["accuracy_inferred"] > told["accuracy_inferred_before"]
-    assert command("predict", "model", "test.csv", "--task", "fruit@1", "-o", "-").out == old
-    assert command("predict", "model", "test.csv", "--task", "fruit", "-o", "-").out != old
+    assert answered("fruit@1") == old
+    assert answered("fruit") != old
     assert command("verify", "model").code == 0
     shown = command("inspect", "model", COLUMNS="100").out
     assert "2 tasks, 1 older version" in shown

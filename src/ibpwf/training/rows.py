@@ -64,8 +64,8 @@ class Rows(Protocol):
         """All rows at once, for methods that need them so."""
 
     def sample(self, most: int, draw: Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """At least `most` rows, or all: for quantiles and the like. Of rows that are not in memory they are drawn at
-        random, since a file may well be sorted; of tensors they are the first."""
+        """`most` rows drawn at random, in their order, since a table may well be sorted; all where there are no more:
+        for quantiles and the like."""
 
     def labels_in_order(self) -> Tensor:
         """The label of every row."""
@@ -140,7 +140,10 @@ class TensorRows(IndexedRows):
         return zip(torch.split(self.x, batch_size), torch.split(self.y, batch_size), strict=True)
 
     def sample(self, most: int, draw: Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.in_order()
+        if len(self) <= most:
+            return self.in_order()
+        rows = torch.randperm(len(self), generator=draw)[:most].sort().values.to(self.x.device)
+        return zip(torch.split(self.x[rows], ROWS_AT_ONCE), torch.split(self.y[rows], ROWS_AT_ONCE), strict=True)
 
     def identity(self) -> dict[str, Tensor]:
         return {"x": self.x, "y": self.y} | ({} if self.weights is None else {"weights": self.weights})

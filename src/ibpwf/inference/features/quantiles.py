@@ -41,10 +41,10 @@ class QuantileFeatures(RandomFeatures):
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         kept, labels, found = [], [], 0
-        for x, y in batches:
-            kept.append(x.flatten(1))
-            labels.append(y)
-            found += len(y)
+        for x, y in batches:  # as many rows however many come at a time
+            kept.append(x.flatten(1)[: MOST_ROWS - found])
+            labels.append(y[: MOST_ROWS - found])
+            found += len(labels[-1])
             if found >= MOST_ROWS:
                 break
         x = torch.cat(kept)
