@@ -330,7 +330,6 @@ def main(given: list[str]) -> None:
             "environment": {**environment("cpu"), "threads": 1},
         }
         file, command = asked.out / f"{name}.json", "python benchmarks/scaling.py " + " ".join(given)
-        command = command if asked.keep is None else command.replace(str(asked.keep), "DIR")
         before = read_json(file) if asked.add and file.is_file() else {"rows": [], "commands": []}
         found = [row for row in before["rows"] if row["size"] not in sizes]
         old = {row["size"]: row for row in before["rows"]}
