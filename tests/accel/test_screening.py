@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ibpwf.accel import screening
+from ibpwf.accel import pairs, screening
 from ibpwf.accel.inferring import screen_of
 from ibpwf.accel.screening import Screen
 from ibpwf.core.factorize import factorize
@@ -72,6 +72,46 @@ def test_tasks_that_overlap_and_that_do_not_are_told_apart_as_by_the_reference(
     model = taught(tasks, apart, per_task)
     phi = torch.cat([drawn(task, 6, apart, seed) for task in range(tasks)])
     torch.testing.assert_close(quick(model, phi), whole(model, phi), rtol=1e-8, atol=1e-17)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tasks=st.integers(4, 40),
+    log_apart=st.floats(-3, 2),
+    coordinates=st.integers(1, 12),
+    at_once=st.sampled_from([1, 1_000, 2**20]),
+    few=st.sampled_from([0, 16]),
+    seed=st.integers(1, 1000),
+)
+def test_many_tasks_are_told_apart_as_by_the_reference_however_few_coordinates_come_first(
+    tasks: int, log_apart: float, coordinates: int, at_once: int, few: int, seed: int
+) -> None:
+    apart = 10**log_apart
+    phi = torch.cat([drawn(task, 3, apart, seed) for task in range(tasks)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(screening, "MANY_GROUPS", 4)
+        patch.setattr(screening, "FEWER_COORDINATES", coordinates)
+        patch.setattr(screening, "AT_ONCE", at_once)
+        patch.setattr(pairs, "AT_ONCE", at_once)
+        patch.setattr(pairs, "FEW", few)
+        model = taught(tasks, apart)
+        found = quick(model, phi)
+        prepared = screen_of(model)
+        assert prepared.screen is not None
+        assert len(prepared.screen.offsets) == tasks * coordinates
+        left = prepared.screen.survivors(prepared.screen.place(phi.double()))
+    truth = whole(model, phi)
+    torch.testing.assert_close(found, truth, rtol=1e-8, atol=1e-17)
+    assert float(truth[~left].max() if bool((~left).any()) else 0.0) < 1e-19
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.3, 3.0])
+def test_a_hundred_tasks_and_more_are_told_apart_as_by_the_reference(apart: float) -> None:
+    model = taught(130, apart)
+    phi = torch.cat([drawn(task, 3, apart, seed=3) for task in range(130)])
+    found, truth = quick(model, phi), whole(model, phi)
+    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-17)
+    assert torch.equal(found.argmax(1), truth.argmax(1))
 
 
 @pytest.mark.parametrize("per_task", [1, 3])
@@ -159,7 +199,7 @@ def test_the_frame_is_orthonormal() -> None:
     assert screen is not None
     assert screen.basis.shape == (30, 12)
     factor = screen.whole.matrix.double()
-    frames = screen.frames.double().view(12, 6, -1).permute(1, 0, 2)
+    frames = screen.frames.double().view(12, -1, 6).permute(2, 0, 1)
     q = torch.linalg.solve_triangular(factor, frames, upper=False)
     eye = torch.eye(q.shape[2], dtype=torch.float64).expand(6, -1, -1)
     torch.testing.assert_close(q.transpose(1, 2) @ q, eye, rtol=0, atol=1e-3)

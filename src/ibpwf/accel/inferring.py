@@ -1,8 +1,8 @@
 """Telling a hundred tasks apart in the time of a few: stands for `inference.base.infer_tasks`.
 
 Groups that are out of the question are found from a few coordinates of each (`accel.screening`), straight from the
-input where φ is one linear layer of it (`accel.folding`). Probabilities are those of the whole computation, with 0
-for less than 1e-19.
+input where φ is one linear layer of it (`accel.folding`). Those that are left are scored in the directions that φ
+takes (`accel.reduced`). Probabilities are those of the whole computation, with 0 for less than 1e-19.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from ibpwf.accel.folding import Fold, LinearFeatures, linear_features
+from ibpwf.accel.pairs import products
+from ibpwf.accel.reduced import ReducedScores
 from ibpwf.accel.screening import Screen
 from ibpwf.core.reference import stands_for
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.features.layer import LayerFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.inference.prediction import rows_by_value
 from ibpwf.inference.shared import SharedGaussianInference
 
 SCREEN_FROM = 4
@@ -35,7 +36,16 @@ class Prepared:
 
     version: int
     screen: Screen | None
+    reduced: ReducedScores | None = None
     latest: tuple[LinearFeatures, Fold | None] | None = None
+    whitened: Tensor | None = None
+
+    def offsets(self, inference: GaussianTaskInference) -> Tensor:
+        """−μW of every group."""
+        if self.whitened is None:
+            means, whiten, _ = inference.prepared()
+            self.whitened = -(means.unsqueeze(1) @ whiten).squeeze(1)
+        return self.whitened
 
     def fold(self, layer: LinearFeatures) -> Fold | None:
         found = self.latest
@@ -54,8 +64,10 @@ def screen_of(inference: GaussianTaskInference) -> Prepared:
     if found is None or found.version != inference.version:
         means, whiten, constant = inference.prepared()
         total = sum((group.covariance for group in inference.groups), torch.zeros_like(whiten[0]))
-        screen = Screen.of(means, whiten, constant, total / len(inference.groups), inference.ridge_for(0))
-        found = _prepared[inference] = Prepared(inference.version, screen)
+        pooled, ridge = total / len(inference.groups), inference.ridge_for(0)
+        screen = Screen.of(means, whiten, constant, pooled, ridge)
+        reduced = None if screen is None else ReducedScores.of(screen, means, whiten, constant, pooled, ridge)
+        found = _prepared[inference] = Prepared(inference.version, screen, reduced)
     return found
 
 
@@ -94,8 +106,8 @@ def screened_tasks(inference: TaskInference, features: Features, x: Tensor) -> T
 
 
 def likely_scores(inference: GaussianTaskInference, left: Tensor, phi_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """`group_scores` of the groups that are `left` of every row, -inf for the others; `phi_of` gives φ of the rows it
-    is asked for."""
+    """`group_scores` of the groups that are `left` of every row up to a constant of the row, -inf for the others;
+    `phi_of` gives φ of the rows it is asked for."""
     scores = torch.full(left.shape, -torch.inf, dtype=torch.float64, device=left.device).masked_fill_(left, 0.0)
     rows = (left.sum(1) > 1).nonzero().flatten()  # a group left alone has probability 1, whatever its score
     if len(rows):
@@ -103,9 +115,19 @@ def likely_scores(inference: GaussianTaskInference, left: Tensor, phi_of: Callab
         if 2 * int(claimed.sum()) > claimed.numel():
             scores[rows] = inference.group_scores(phi)
             return scores
-        means, whiten, constant = inference.prepared()
-        place, group = claimed.nonzero(as_tuple=True)
-        for one, at in rows_by_value(group):
-            z = phi[place[at]] @ whiten[one] - means[one] @ whiten[one]
-            scores[rows[place[at]], one] = constant[one] - 0.5 * z.square().sum(-1)
+        prepared = screen_of(inference)
+        certain = torch.zeros(len(rows), dtype=torch.bool, device=phi.device)
+        if prepared.reduced is not None:
+            certain = prepared.reduced.certain(phi)
+            place, group = (claimed & certain.unsqueeze(1)).nonzero(as_tuple=True)
+            scores[rows[place], group] = prepared.reduced(phi, place, group)
+        place, group = (claimed & ~certain.unsqueeze(1)).nonzero(as_tuple=True)
+        if len(place):
+            _, whiten, constant = inference.prepared()
+            squares = products(whiten, prepared.offsets(inference), phi, place, group, _square)
+            scores[rows[place], group] = torch.add(constant[group], squares, alpha=-0.5)
     return scores
+
+
+def _square(z: Tensor) -> Tensor:
+    return z.square().sum(-1)

@@ -6,7 +6,8 @@ The squared Mahalanobis distance is a sum of squares of whitened coordinates, �
 
 so a few coordinates of every group, one product for all groups together, bound every group's distance from below, and
 the whole distance to the group that looks nearest bounds the best score from below. What may still come within
-NEGLIGIBLE_NATS nats of that is looked at in more coordinates, and what is left then gets its whole distance too. φ
+NEGLIGIBLE_NATS nats of that is looked at in more coordinates, and what is left then gets its whole distance too. Of
+many groups the first look is at fewer coordinates: it is the one look that all of them get. φ
 seldom fills its space: all this happens in the r directions that the groups' φ takes. Everything is in float32, less
 (or plus) all that rounding and the other directions can do: a group that is dropped has a probability below
 e^-NEGLIGIBLE_NATS for certain, and who is left is scored in float64.
@@ -19,13 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibpwf.inference.prediction import rows_by_value
+from ibpwf.accel.pairs import products
 
 NEGLIGIBLE_NATS = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
 COORDINATES = 32  # of every group, for every input
-FURTHER_COORDINATES = 16  # of the groups that these do not rule out
+MANY_GROUPS, FEWER_COORDINATES = 100, 12  # from so many groups on, so few of each
+FURTHER_COORDINATES = 16  # beyond the first 32, of the groups that these do not rule out
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
-AT_ONCE = 2**20  # numbers to copy rather than take group by group
+AT_ONCE = 2**20  # numbers of the first look, for as many inputs as that is enough for
 ROUNDING = 2.0**-24
 RELATIVE_ERROR = 1e-4  # relative, for norms in float32 and factors found in float64
 
@@ -49,25 +51,22 @@ class Coordinates:
     offset: Tensor
 
     def norms(self, inside: Tensor, row: Tensor, group: Tensor) -> Tensor:
-        """‖z‖ of pairs of rows and groups: of few pairs all at once, of many group by group."""
-        if len(row) * self.matrix[0].numel() <= AT_ONCE:
-            z = torch.baddbmm(self.offset[group].unsqueeze(1), inside[row].unsqueeze(1), self.matrix[group])
-            norms: Tensor = torch.linalg.vector_norm(z.squeeze(1), dim=1).double()
-            return norms
-        out = torch.empty(len(row), dtype=torch.float64, device=inside.device)
-        for one, at in rows_by_value(group):
-            mine = inside if len(at) == len(inside) else inside[row[at]]  # rows of one task alone, in order
-            z = torch.addmm(self.offset[one], mine, self.matrix[one])
-            out[at] = torch.linalg.vector_norm(z, dim=1).double()
-        return out
+        """‖z‖ of pairs of rows and groups."""
+        norms: Tensor = products(self.matrix, self.offset, inside, row, group, _norm)
+        return norms.double()
+
+
+def _norm(z: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(z, dim=-1)
+    return norm
 
 
 @dataclass(frozen=True)
 class Screen:
     """G groups. `centre` (D) is taken from φ, `basis` (D×r) leads to the directions it takes. There `whole` has every
-    coordinate of a group, `frames` (r×Gk) and `offsets` (Gk) the k most telling ones of all groups side by side, and
-    `more` those that come next. The rest are bounds of what rounding can do, and `steepest`, the most that whitening
-    stretches any direction."""
+    coordinate of a group, `frames` (r×kG) and `offsets` (kG) the most telling one of every group, then the second of
+    every group and so on to the k-th, and `more` those that come next. The rest are bounds of what rounding can do,
+    and `steepest`, the most that whitening stretches any direction."""
 
     center: Tensor
     basis: Tensor
@@ -100,13 +99,14 @@ class Screen:
         frame = factor @ _telling_directions(factor, there, values[taken])
         centers = (there.unsqueeze(1) @ factor).squeeze(1)
         offset = (there.unsqueeze(1) @ frame).squeeze(1)
+        first = COORDINATES if len(means) < MANY_GROUPS else FEWER_COORDINATES
         return cls(
             center,
             basis.float(),
             Coordinates(factor.float(), -centers.float()),
-            frame[:, :, :COORDINATES].permute(1, 0, 2).reshape(basis.shape[1], -1).float(),
-            -offset[:, :COORDINATES].flatten().float(),
-            Coordinates(frame[:, :, COORDINATES:].float(), -offset[:, COORDINATES:].float()),
+            frame[:, :, :first].permute(1, 2, 0).reshape(basis.shape[1], -1).float(),
+            -offset[:, :first].T.flatten().float(),
+            Coordinates(frame[:, :, first:].float(), -offset[:, first:].float()),
             constant,
             factor.flatten(1).norm(dim=1),
             centers.norm(dim=1),
@@ -124,11 +124,11 @@ class Screen:
 
     def survivors(self, located: Located) -> Tensor:
         """N×G: which groups may have a probability above e^-NEGLIGIBLE_NATS, at least one in every row."""
-        inside, groups = located.inside, len(self.constant)
+        inside = located.inside
         each = (inside.shape[1] + 8) * ROUNDING
         error = torch.outer(each * located.length, self.factor_size).add_(each * self.means_size).add_(located.doubt)
-        found = torch.addmm(self.offsets, inside, self.frames).view(len(inside), groups, len(self.offsets) // groups)
-        near = torch.linalg.vector_norm(found, dim=2).double()
+        parts = torch.split(inside, max(1, AT_ONCE // len(self.offsets)))
+        near = torch.cat([self._first_look(some) for some in parts])
         most = _scores(self.constant, near, error, -1)
         best = most.argmax(1)
         at = torch.arange(len(best), device=best.device)
@@ -149,6 +149,12 @@ class Screen:
             left[row, group] = _scores(self.constant[group], fine, error_fine, -1) >= least[row]
         left[at, best] = _scores(constant, distance, doubt, -1) >= least
         return left
+
+    def _first_look(self, inside: Tensor) -> Tensor:
+        """‖z‖ of the first k coordinates of every row and group."""
+        groups = len(self.constant)
+        found = torch.addmm(self.offsets, inside, self.frames).view(len(inside), len(self.offsets) // groups, groups)
+        return found.square_().sum(1).sqrt_().double()
 
 
 def _scores(constant: Tensor, near: Tensor, error: Tensor, sign: int) -> Tensor:
