@@ -71,7 +71,8 @@ def stored(learner: Learner, x: Tensor) -> dict[str, float]:
         gc.freeze()  # who reads a folder has no other learner for Python's collector to look through
         took = seconds(load, 3)
         gc.unfreeze()
-        return {"folder_bytes": folder_bytes(folder), "load_seconds": took}
+        manifest = (folder / "manifest.json").stat().st_size
+        return {"folder_bytes": folder_bytes(folder), "manifest_bytes": manifest, "load_seconds": took}
 
 
 def permuted_digits(task: int) -> tuple[Tensor, Tensor]:

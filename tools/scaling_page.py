@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.storage.files import read_json, write_text
+from ibpwf.storage.folder import LARGEST_MANIFEST, MOST_ENTRIES
 
 COLUMNS = {
     "learn_seconds": ("learning a task", "s"),
@@ -26,17 +27,19 @@ COLUMNS = {
     "accuracy": ("right", "%"),
 }
 SCALES = {"s": 1.0, "ms": 1e3, "MB": 1e-6, "%": 1.0, "×": 1.0}
+LIMITS = "model-format.md#what-is-checked-when-a-folder-is-read"
 NO_FIT = ("accuracy", "next_to_eleventh")
 REASONS = {
     "tasks": """A task is learned beside the factors that are there, most of which it reuses: what grows is the number
 of factors that it chooses among, ever more slowly, and with it the posterior. With the task given, its own weights
 alone are multiplied, and the columns of other tasks are not made unless they are asked for, so the number of tasks
-does not matter. To infer it, a few coordinates of every task's Gaussian are looked at, which is one product for all
-of them, and the rest of those that may still win; how many may grows where a thousand tasks share a small space of
-features, as here. The folder has a part a task, most of it the covariance of its
-features. From 100 parts on, opening it reads the manifest and looks whether all parts are there; a task's part, and
-the factors of the tasks before it, are read when it is first asked for. The line for fewer parts has all of them read
-and checked.""",
+does not matter. To infer it, a few coordinates of every task's Gaussian are looked at, twelve of each from a hundred
+tasks on, which is one product for all of them, and the rest of those that may still win. Both grow with the tasks,
+the latter where a thousand of them share a small space of features, as here; but up to a thousand tasks what an
+answer costs anyway is a part of it, so that the whole grows more slowly. The folder has a part a task, most of it the
+covariance of its features. From 100 parts on, opening it reads the manifest and looks whether all parts are there; a
+task's part, and the factors of the tasks before it, are read when it is first asked for. The line for fewer parts has
+all of them read and checked.""",
     "classes": """Experts are of their own task's size, so a task costs what it costs. The router's regression has one
 column a class; its sums are those of its features, D²/2 numbers whatever the number of classes, and a mean per
 class. To infer a class all columns are multiplied, and all experts are asked. Of 10,000 classes whose centers are
@@ -88,14 +91,24 @@ def outlook(made: dict[str, Any]) -> list[str]:
     """What the last tasks' numbers and their exponents mean for a million, said as the extrapolation that it is."""
     rows = made["rows"]
     last, sizes = rows[-1], [row["size"] for row in rows]
+    each = ""
+    if "manifest_bytes" in last:
+        each = f"Here a task takes {last['manifest_bytes'] / last['size']:,.0f} bytes of it. "
     lines = ["## A million tasks", ""]
-    lines.append(f"Not measured: the numbers for {last['size']:,} tasks, carried on with the exponents above.")
-    lines += ["", "| | at a million |", "|---|---:|"]
+    lines.append(
+        f"Not measured: the numbers for {last['size']:,} tasks, carried on with the exponents above. A folder takes "
+        f"{MOST_ENTRIES:,} tasks and a manifest of {LARGEST_MANIFEST >> 20} MiB; with more it is not saved, and says "
+        f"so ([limits]({LIMITS})). {each}The manifest names every part and is written anew with every task, and all "
+        "of it is read to open the folder, so a million tasks are better ten folders or more."
+    )
+    reached = [size for size in (MOST_ENTRIES, 1_000_000) if size > last["size"]]
+    lines += ["", "| | " + " | ".join(f"at {size:,}" for size in reached) + " |", "|---|" + "---:|" * len(reached)]
     for key in ("learn_seconds", "given_seconds", "inferred_seconds", "load_seconds", "folder_bytes"):
         fit = exponent(sizes, [row[key] for row in rows])
         words, unit = COLUMNS[key]
         if fit is not None:
-            lines.append(f"| {words} | {number(last[key] * (1_000_000 / last['size']) ** fit, unit)} {unit} |")
+            cells = (f"{number(last[key] * (size / last['size']) ** fit, unit)} {unit}" for size in reached)
+            lines.append(f"| {words} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from disk_faults import Killed, calls_of, fault
 from ibpwf.errors import StoreError
 from ibpwf.storage.files import append_jsonl, read_json, write_text
-from ibpwf.storage.folder import LOCK, lock_folder, open_folder, save_folder, verify_folder
+from ibpwf.storage.folder import LOCK, MOST_ENTRIES, lock_folder, open_folder, save_folder, verify_folder
 
 KIND = "model"
 OLD = {"base": {"w": torch.arange(6.0).reshape(2, 3)}, "task-0001": {"s": torch.tensor(1.5)}}
@@ -380,6 +380,20 @@ def stand_in(kind: str, place: Path, precious: Path) -> None:
 
 
 STANDING = ["link", "link to nothing", "folder", "pipe"]
+
+
+@pytest.mark.parametrize("field", ["tasks", "history"])
+def test_as_many_tasks_are_saved_as_are_read_and_no_more(tmp_path: Path, field: str) -> None:
+    most = [0] * MOST_ENTRIES
+    saved = save_folder(tmp_path, kind=KIND, content={field: most}, files={})
+    assert open_folder(tmp_path).content == {field: most}
+    for content in ({field: [*most, 0]}, {"state": {field: [*most, 0]}}):
+        with pytest.raises(
+            StoreError, match=f"'{field}' has 100001 entries; at most 100000 are read.*another folder"
+        ):
+            save_folder(tmp_path, kind=KIND, content=content, files={"other": {"x": torch.zeros(1)}})
+    assert open_folder(tmp_path).sha256 == saved.sha256
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "manifest.json"]
 
 
 @pytest.mark.parametrize("kind", STANDING)

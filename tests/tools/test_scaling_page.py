@@ -19,7 +19,8 @@ def test_the_exponent_is_that_of_the_power_law_at_large_sizes() -> None:
 def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -> None:
     times = {"learn_seconds": 0.5, "given_seconds": 2e-3, "inferred_seconds": 1.0, "load_seconds": 1.0}
     rows = [
-        {"size": n, **times, "folder_bytes": n * 5e6, "peak_bytes": 4e8, "accuracy": 96.1} for n in (1, 100, 1_000)
+        {"size": n, **times, "folder_bytes": n * 5e6, "peak_bytes": 4e8, "accuracy": 96.1, "manifest_bytes": n * 600}
+        for n in (1, 100, 1_000)
     ]
     has = {"machine": "x86_64", "threads": 2, "cores": 2, "torch": "2.13", "python": "3.11"}
     made = {"axis": "tasks", "what": "Small ones.", "environment": has}
@@ -43,7 +44,9 @@ def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -
     text = (tmp_path / "scaling.md").read_text(encoding="utf-8")
     assert "| 1,000 | 0.5 | 2 | 1,000 | 1,000 | 5,000 | 400 | 96.1 |" in text
     assert "| exponent | 0.00 | 0.00 | 0.00 | 0.00 | 1.00 | 0.00 |  |" in text
-    assert "| folder | 5,000,000 MB |" in text
+    assert "| folder | 500,000 MB | 5,000,000 MB |" in text
+    assert "A folder takes 100,000 tasks and a manifest of 256 MiB" in text
+    assert "Here a task takes 600 bytes of it." in text
     assert "## Rows" not in text
     assert "| `ibpwf learn model big` | 12 | 20 | 0.71 |" in text
     assert "from a tenth on disk 69.25 %" in text

@@ -249,6 +249,9 @@ def write_folder(
     there = folder.kind(MANIFEST) is not None
     old = read_folder(folder, kind=kind, newest=schema).files if there else {}
     plain = json.loads(encode_json(content, "content"))  # refused before anything is written
+    if (what := _too_long(plain)) is not None:
+        remedy = "What was saved before is untouched; learn further tasks in another folder."
+        raise StoreError(f"cannot save to {str(folder.path)!r}: {what}. {remedy}")
     entries: dict[str, FileEntry] = {}
     aside: dict[str, str] = {}  # what lies aside, by the name it is to have
     notes: list[str] = []
@@ -362,12 +365,17 @@ def read_folder(
 
 def _check_lengths(found: object, where: str) -> None:
     """Refuse lists that are too long before each of their entries is looked at."""
-    content = found.get("content") if isinstance(found, dict) else None
+    if (what := _too_long(found.get("content") if isinstance(found, dict) else None)) is not None:
+        raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged. {RESTORE}")
+
+
+def _too_long(content: object) -> str | None:
+    """What is said of a list that has more entries than are read; None where none has."""
     for holder in (content, content.get("state") if isinstance(content, dict) else None):
         for field, value in holder.items() if isinstance(holder, dict) else ():
             if field in ("tasks", "history") and isinstance(value, list) and len(value) > MOST_ENTRIES:
-                what = f"field '{field}' has {len(value)} entries; at most {MOST_ENTRIES} are read"
-                raise StoreError(f"{where!r}: {what}. It was not written by ibpwf, or was damaged. {RESTORE}")
+                return f"field '{field}' has {len(value)} entries; at most {MOST_ENTRIES} are read"
+    return None
 
 
 def is_ours(name: str) -> bool:
