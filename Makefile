@@ -73,7 +73,7 @@ test-zoo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/ibpwf bench --profile --out docs/results/bench
 	$(BIN)/python benchmarks/scaling.py --small --out docs/results/bench/scaling
-	$(BIN)/python benchmarks/ranks.py --rows 256 --rounds 1 --out docs/results/bench/scaling
+	$(BIN)/python benchmarks/ranks.py --rows 256 --rounds 1 --seeds 1 --epochs 4 --out docs/results/bench/scaling
 	$(BIN)/python benchmarks/big_table.py --rows 20000 --set epochs=2 --out docs/results/bench/scaling
 	$(BIN)/python benchmarks/image_files.py --files 2000 --out docs/results/bench/scaling
 

@@ -1,14 +1,20 @@
-"""Several processes learn one task beside one process: how many images a second, and whether they learn the same.
+"""Several processes learn one task beside one process: how many images a second, and whether they learn as well.
 
     python benchmarks/ranks.py                      # one and two processes on the CPU, a thread each
     python benchmarks/ranks.py --device cuda        # that many on one card: for correctness, not for speed
-    python benchmarks/ranks.py --rows 256 --rounds 1 --out DIR   # to see that it runs
+    python benchmarks/ranks.py --rows 256 --rounds 1 --seeds 1 --epochs 4 --out DIR   # to see that it runs
 
-A residual network learns two tasks of made-up images, each time in processes of its own that `torch.distributed.run`
-starts. `per_second` counts images of all epochs but the first, the best of some rounds that take turns. What one
-process and several come to is compared: answers to rows that were not learned from, and the Gaussians that tell tasks
-apart, sums of what each process saw. That all processes of a round hold the same dictionary is checked by ibpwf
-itself after every task. The result goes to docs/results/scaling/ranks.json, on a GPU to ranks-gpu.json.
+Speed: a residual network learns two tasks of made-up images, each time in processes of its own that
+`torch.distributed.run` starts. `per_second` counts images of all epochs but the first, the best of some rounds that
+take turns. The Gaussians that tell tasks apart, sums of what each process saw, are compared with one process's.
+
+Accuracy: a perceptron and a residual network with batch normalization learn the digits of scikit-learn, 0 to 4 and 5
+to 9, to the end, some seeds each, in one process and in several with the same mini-batches. Rows that were not
+learned from are answered with the task given and with the task inferred; what several processes get right more or
+less than one, seed by seed, comes with its standard error.
+
+That all processes hold the same dictionary is checked by ibpwf itself after every task. The result goes to
+docs/results/scaling/ranks.json, on a GPU to ranks-gpu.json.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,18 +32,21 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.distributed import join
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.models import resnet9
+from ibpwf.models import mlp, resnet9
 from ibpwf.storage.files import write_json
 from ibpwf.training.callbacks import Callback, EpochEnd
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
 CLASSES, SIDE, EPOCHS, BATCH, SEED = 4, 32, 5, 64, 0
+NETWORKS = {"perceptron": "perceptron, 64-100", "residual": "resnet9 of width 8, with batch normalization"}
+LEARNED = 600
+"""Rows of each half of the digits that are learned from; the others are asked about."""
 
 
 def images(task: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -58,34 +68,75 @@ class Clock(Callback):
         self.ends.append(time.perf_counter())
 
 
-def child(rows: int, width: int, device: str, into: Path) -> None:
-    """Learn both tasks, and write down how long it took and what is known then."""
+def digits(half: int, images: bool) -> tuple[Tensor, Tensor]:
+    """0 to 4 or 5 to 9 in one order for all; as images of 16×16, each pixel four times."""
+    from sklearn.datasets import load_digits
+
+    all_of_them = load_digits()
+    x = torch.tensor(all_of_them.images, dtype=torch.float32).unsqueeze(1) / 16
+    y = torch.tensor(all_of_them.target)
+    mine = (y // 5 == half).nonzero().flatten()
+    mine = mine[torch.randperm(len(mine), generator=torch.Generator().manual_seed(SEED))]
+    x = x.repeat_interleave(2, 2).repeat_interleave(2, 3) if images else x.flatten(1)
+    return x[mine], y[mine]
+
+
+def speed(rows: int, width: int, device: str) -> dict[str, Tensor]:
+    """Learn two tasks of made-up images, and say how fast that was."""
     torch.manual_seed(SEED)
     settings = Settings(epochs=EPOCHS - 1, finetune_epochs=1, batch_size=BATCH, learning_rate=5e-3)
     learner = Learner(resnet9(width=width, classes=CLASSES), settings, seed=SEED, device=device, distributed="auto")
     took = 0.0
     for task in range(2):
-        x, y = images(task, rows + rows // 4)
         clock = Clock()
-        learner.learn(x[:rows], y[:rows], callbacks=[clock])
+        learner.learn(*images(task, rows), callbacks=[clock])
         took += clock.ends[-1] - clock.ends[0]
-    if not join("auto", device).writes:
-        return
-    found: dict[str, Tensor] = {"per_second": torch.tensor(2 * rows * (EPOCHS - 1) / took)}
     inference = learner.method.inference
     assert isinstance(inference, GaussianTaskInference)
-    for task in range(2):
-        x, y = images(task, rows + rows // 4)
-        told = learner.predict(x[rows:])
-        found[f"right/{task}"] = ((told.labels.cpu() == y[rows:]) & (told.task.cpu() == task)).double().mean()
-    found["mean"] = inference.groups[0].mean.cpu().contiguous()
-    save_file(found, into)
+    mean = inference.groups[0].mean.cpu().contiguous()
+    return {"per_second": torch.tensor(2 * rows * (EPOCHS - 1) / took), "mean": mean}
 
 
-def measured(processes: int, threads: int, asked: argparse.Namespace, place: Path) -> dict[str, Tensor]:
+def accuracy(seeds: int, epochs: int, device: str) -> dict[str, Tensor]:
+    """Learn both halves of the digits by every network and seed; per cent of the other rows right, task given and
+    task inferred."""
+    found: dict[str, Tensor] = {}
+    for name in NETWORKS:
+        halves = [digits(half, name == "residual") for half in range(2)]
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            network: nn.Module = (
+                resnet9(width=8, classes=5, in_channels=1) if name == "residual" else mlp(64, [100], 5)
+            )
+            settings = Settings(epochs=epochs, finetune_epochs=epochs // 4, batch_size=BATCH, learning_rate=5e-3)
+            learner = Learner(network, settings, seed=seed, device=device, distributed="auto")
+            for x, y in halves:
+                learner.learn(x[:LEARNED], y[:LEARNED])
+            right = []
+            for known in (True, False):
+                told = [
+                    learner.predict(x[LEARNED:], task=half if known else None).labels.cpu() == y[LEARNED:]
+                    for half, (x, y) in enumerate(halves)
+                ]
+                right.append(100 * torch.cat(told).double().mean())
+            found[f"{name}/{seed}"] = torch.stack(right)
+    return found
+
+
+def child(asked: argparse.Namespace) -> None:
+    if asked.part == "speed":
+        found = speed(asked.rows, asked.width, asked.device)
+    else:
+        found = accuracy(asked.seeds, asked.epochs, asked.device)
+    if join("auto", asked.device).writes:
+        save_file(found, asked.child)
+
+
+def measured(part: str, processes: int, threads: int, asked: argparse.Namespace, place: Path) -> dict[str, Tensor]:
     into = place / "found.safetensors"
-    words = [str(Path(__file__)), "--child", str(into), "--rows", str(asked.rows), "--width", str(asked.width)]
-    words += ["--device", asked.device]
+    words = [str(Path(__file__)), "--child", str(into), "--part", part]
+    for option in ("rows", "width", "seeds", "epochs", "device"):
+        words += [f"--{option}", str(getattr(asked, option))]
     start = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
     has = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run([sys.executable, *start, *words], env=has, capture_output=True, text=True, check=False)
@@ -94,18 +145,38 @@ def measured(processes: int, threads: int, asked: argparse.Namespace, place: Pat
     return load_file(into)
 
 
+def compared(one: dict[str, Tensor], several: dict[str, Tensor], seeds: int) -> dict[str, Any]:
+    """By network and by whether the task was given: what each got right by seed, and how far several processes are
+    from one, beside how far that would be by chance if they learned alike."""
+    found: dict[str, Any] = {}
+    for name in NETWORKS:
+        for number, known in enumerate(("task given", "task inferred")):
+            here = [[float(way[f"{name}/{seed}"][number]) for seed in range(seeds)] for way in (one, several)]
+            apart = [second - first for first, second in zip(*here, strict=True)]
+            found[f"{NETWORKS[name]}; {known}"] = {
+                "one": here[0],
+                "several": here[1],
+                "difference": statistics.mean(apart),
+                "standard_error": statistics.stdev(apart) / seeds**0.5 if seeds > 1 else None,
+            }
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_024)
     parser.add_argument("--width", type=int, default=16, help="channels of the network's first layer")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5, help="of each network that learns to the end")
+    parser.add_argument("--epochs", type=int, default=16, help="of these, and a quarter more for the fine-tuning")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=["speed", "accuracy"], help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child is not None:
-        child(asked.rows, asked.width, asked.device, asked.child)
+        child(asked)
         return
     ways = {"1 process": (1, 1), f"{asked.processes} processes": (asked.processes, 1)}
     if asked.device == "cpu":
@@ -114,17 +185,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for _ in range(asked.rounds):
             for name, (processes, threads) in ways.items():
-                found[name].append(measured(processes, threads, asked, Path(place)))
+                found[name].append(measured("speed", processes, threads, asked, Path(place)))
                 print(name, float(found[name][-1]["per_second"]), flush=True)
+        learned = [measured("accuracy", processes, 1, asked, Path(place)) for processes in (1, asked.processes)]
     one, several = (found[name][0] for name in list(ways)[:2])
     best = {name: max(float(each["per_second"]) for each in rounds) for name, rounds in found.items()}
     first, second = list(ways)[:2]
     summary: dict[str, Any] = {
         "per_second": best,
         "several_to_one": best[second] / best[first],
-        "right_percent": {
-            name: [100 * float(rounds[0][f"right/{task}"]) for task in range(2)] for name, rounds in found.items()
-        },
+        "accuracy": compared(*learned, asked.seeds),
         "same_bits_every_round": all(
             torch.equal(each["mean"], rounds[0]["mean"]) for rounds in found.values() for each in rounds
         ),
@@ -136,6 +206,8 @@ def main() -> None:
         "command": " ".join(["python", "benchmarks/ranks.py", *sys.argv[1:]]),
         "commit": commit(),
         "seed": SEED,
+        "seeds": asked.seeds,
+        "processes": asked.processes,
         "environment": {**environment(asked.device), "load": os.getloadavg()[0]},
         "network": f"resnet9 of width {asked.width}, {SIDE}×{SIDE} images, mini-batches of {BATCH}",
         "summary": summary,

@@ -35,8 +35,9 @@ def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -
     whole = {"environment": {**has, "device": "cpu", "load": 1.5}, "command": "python c.py", "commit": "abc"}
     write_json(results / "big-table.json", {**whole, **table, "steps": dict.fromkeys(names, step)})
     found = {"per_second": {"1 process": 50.0, "2 processes": 90.0}}
-    right = {"right_percent": {"1 process": [90.0, 91.0], "2 processes": [91.0, 91.0]}}
-    write_json(results / "ranks.json", {**whole, "network": "Wide", "summary": {**found, **right}})
+    right = {"one": [90.0, 92.0], "several": [91.0, 92.0], "difference": 0.5, "standard_error": 0.5}
+    ranks = {"network": "Wide", "seeds": 2, "processes": 2, "summary": {**found, "accuracy": {"Small": right}}}
+    write_json(results / "ranks.json", {**whole, **ranks})
     ways = {"memory": {"per_second": 100.0}, "path": {"per_second": 99.0}}
     summary = {"files": 10, "of_memory": {"path": 0.99}}
     write_json(results / "image-files.json", {**whole, "summary": summary, "ways": ways})
@@ -50,7 +51,8 @@ def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -
     assert "## Rows" not in text
     assert "| `ibpwf learn model big` | 12 | 20 | 0.71 |" in text
     assert "from a tenth on disk 69.25 %" in text
-    assert "| 2 processes | 90 | 91.0 |" in text
+    assert "| 2 processes | 90 |" in text
+    assert "| Small | 91.00 ± 1.41 | 91.50 ± 0.71 | +0.50 ± 0.50 |" in text
     assert "| path | 99 | 99 % |" in text
 
 
