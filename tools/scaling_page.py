@@ -96,7 +96,9 @@ def outlook(made: dict[str, Any]) -> list[str]:
         each = f"Here a task takes {last['manifest_bytes'] / last['size']:,.0f} bytes of it. "
     lines = ["## A million tasks", ""]
     lines.append(
-        f"Not measured: the numbers for {last['size']:,} tasks, carried on with the exponents above. A folder takes "
+        f"Not measured: the numbers for {last['size']:,} tasks, carried on with the exponents above, except that "
+        "inferring goes on in proportion to the tasks: all are looked at, which outweighs the rest there, and the "
+        "Gaussians of all are held in memory, D² numbers each. A folder takes "
         f"{MOST_ENTRIES:,} tasks and a manifest of {LARGEST_MANIFEST >> 20} MiB; with more it is not saved, and says "
         f"so ([limits]({LIMITS})). {each}The manifest names every part and is written anew with every task, and all "
         "of it is read to open the folder, so a million tasks are better ten folders or more."
@@ -107,6 +109,7 @@ def outlook(made: dict[str, Any]) -> list[str]:
         fit = exponent(sizes, [row[key] for row in rows])
         words, unit = COLUMNS[key]
         if fit is not None:
+            fit = max(fit, 1.0) if key == "inferred_seconds" else fit
             cells = (f"{number(last[key] * (size / last['size']) ** fit, unit)} {unit}" for size in reached)
             lines.append(f"| {words} | " + " | ".join(cells) + " |")
     return [*lines, ""]

@@ -46,6 +46,7 @@ def test_the_page_has_a_table_for_every_axis_that_was_measured(tmp_path: Path) -
     assert "| 1,000 | 0.5 | 2 | 1,000 | 1,000 | 5,000 | 400 | 96.1 |" in text
     assert "| exponent | 0.00 | 0.00 | 0.00 | 0.00 | 1.00 | 0.00 |  |" in text
     assert "| folder | 500,000 MB | 5,000,000 MB |" in text
+    assert "| 200 rows, task inferred | 100,000 ms | 1,000,000 ms |" in text
     assert "A folder takes 100,000 tasks and a manifest of 256 MiB" in text
     assert "Here a task takes 600 bytes of it." in text
     assert "## Rows" not in text
