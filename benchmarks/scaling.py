@@ -300,9 +300,9 @@ def measured_apart(name: str, sizes: list[int], keep: Path | None, again: bool) 
         raise SystemExit(f"measuring {name} at {sizes} ended with {child.returncode}")
 
 
-def main(given: list[str]) -> None:
+def options(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("axes", nargs="*", default=list(AXES), choices=[*AXES, []])
+    parser.add_argument("axes", nargs="*", default=[], choices=[*AXES, []], metavar="{" + ",".join(AXES) + "}")
     parser.add_argument("--sizes", nargs="+", type=int)
     parser.add_argument("--small", action="store_true", help="sizes up to a tenth of the largest")
     parser.add_argument("--add", action="store_true", help="keep what the result file has of other sizes")
@@ -311,6 +311,12 @@ def main(given: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(given)
+    asked.axes = asked.axes or list(AXES)
+    return asked
+
+
+def main(given: list[str]) -> None:
+    asked = options(given)
     if asked.child:
         torch.set_num_threads(1)
         more = {"keep": asked.keep} if asked.axes[0] == "tasks" else {}
