@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ibpwf.errors import InputError
+
+Sizes = int | tuple[int, ...] | Literal["auto"]
 
 MOST_WEIGHTS = 1 << 29
 """Of one layer that is built from a user's numbers: 2 GiB, and several times that in training."""
@@ -10,6 +14,7 @@ MOST_WEIGHTS = 1 << 29
 MOST_FEATURES = 20_000
 """Of φ: the covariance of so many takes 3.2 GB."""
 
+MOST_IMAGE_SIZES = 4
 MOST_PATCH_SIZES = 4
 
 MOST_DRAWS = 10_000
@@ -44,6 +49,15 @@ def check_patch_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
     if not 1 <= len(sizes) <= MOST_PATCH_SIZES or len({*sizes}) < len(sizes):
         raise InputError(
             f"patch_sizes is {list(sizes)}; give one to {MOST_PATCH_SIZES} different sizes, such as [5, 8]."
+        )
+    return sizes
+
+
+def check_image_sizes(sizes: Sizes) -> Sizes:
+    """Of several, refuses none at all, more than anybody needs, and one given twice."""
+    if isinstance(sizes, tuple) and (not 1 <= len(sizes) <= MOST_IMAGE_SIZES or len({*sizes}) < len(sizes)):
+        raise InputError(
+            f"backbone_size is {list(sizes)}; give one to {MOST_IMAGE_SIZES} different sizes, such as [224, 288]."
         )
     return sizes
 

@@ -42,7 +42,7 @@ from ibpwf.training.linear import compared
 from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
-from ibpwf.training.rows import Rows
+from ibpwf.training.rows import Again, Rows
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
 from ibpwf.training.stopping import tempered_loss
 
@@ -330,7 +330,7 @@ class IBPWF(AnsweringMethod):
     def _fit_features(self, data: TaskData, rows: Rows) -> None:
         """Those that look at some rows alone take them from all over."""
         some = self.features.rows_to_fit
-        batches = rows.in_order() if some is None else rows.sample(some, data.generator("sample"))
+        batches = Again(lambda: rows.in_order() if some is None else rows.sample(some, data.generator("sample")))
         self.features.fit(batches, len(rows), data.generator("random features"))
 
     def take_rows(self, task: int, rows: Rows) -> None:

@@ -17,7 +17,9 @@ from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.core.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
 from ibpwf.core.posterior import LayerVectors
 from ibpwf.core.turns import check_square
+from ibpwf.inference.base import Features
 from ibpwf.inference.features.backbone import BackboneFeatures
+from ibpwf.inference.features.joined import JoinedFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.layer import features as layer_outputs
 from ibpwf.inference.features.patches import PatchFeatures
@@ -326,27 +328,34 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
         raise NotWhole(f"the network gives {list(given)} for one input, and {head}")
     for task in method.model.tasks:
         check_square(torch.zeros(1, *shape), task.turns, method.image_shape)
-    features, inference = method.features, method.inference
-    width: int | None = None
-    if isinstance(features, RandomFeatures):
-        width = len(features.bias)
-        if features.inputs != math.prod(shape):
-            raise NotWhole(f"random features take {features.inputs} numbers, inputs have shape {list(shape)}")
-    elif isinstance(features, FactorFeatures):
-        kept, layer = method.model.reference or method.model.tasks[0], features.layers[0]
-        width = int(kept.selected[layer].sum())
-    elif isinstance(features, LayerFeatures):
-        net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
-        width = layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]
-    elif isinstance(features, BackboneFeatures):
-        features.check_shape(torch.zeros(1, *shape))
-        width = features.width
-    elif isinstance(features, PatchFeatures):
-        width = features(torch.zeros(1, *shape, device=method.device)).shape[1]
+    inference, width = method.inference, _width(method, method.features, shape)
     if isinstance(inference, RidgeRouter) and width not in (None, inference.width):
         raise NotWhole(f"the router is of {inference.width} features, and φ has {width}")
     if isinstance(inference, GaussianTaskInference) and width not in (None, len(inference.groups[0].mean)):
         raise NotWhole(f"the Gaussians are of {len(inference.groups[0].mean)} features, and φ has {width}")
+
+
+def _width(method: IBPWF, features: Features, shape: tuple[int, ...]) -> int | None:
+    """How many features φ has of inputs of this shape; None where that is not for us to know."""
+    if isinstance(features, JoinedFeatures):
+        widths = [_width(method, part, shape) for part in features.parts]
+        return None if None in widths else sum(each for each in widths if each is not None)
+    if isinstance(features, RandomFeatures):
+        if features.inputs != math.prod(shape):
+            raise NotWhole(f"random features take {features.inputs} numbers, inputs have shape {list(shape)}")
+        return len(features.bias)
+    if isinstance(features, FactorFeatures):
+        kept, layer = method.model.reference or method.model.tasks[0], features.layers[0]
+        return int(kept.selected[layer].sum())
+    if isinstance(features, LayerFeatures):
+        net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
+        return layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]
+    if isinstance(features, BackboneFeatures):
+        features.check_shape(torch.zeros(1, *shape))
+        return features.width
+    if isinstance(features, PatchFeatures):
+        return features(torch.zeros(1, *shape, device=method.device)).shape[1]
+    return None
 
 
 def _upgraded(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ibpwf.errors import InputError, unknown
-from ibpwf.limits import MOST_FEATURES, check_patch_sizes
+from ibpwf.limits import MOST_FEATURES, check_image_sizes, check_patch_sizes
 from ibpwf.settings_words import in_range, spell
 
 Positive = Annotated[float, Field(gt=0)]
@@ -22,6 +22,8 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Auto = Literal["auto"]
 PatchSizes = Annotated[tuple[Annotated[int, Field(ge=2, le=32)], ...], AfterValidator(check_patch_sizes)]
+ImageSize = Annotated[int, Field(ge=32, le=1024)]
+ImageSizes = Annotated[ImageSize | tuple[ImageSize, ...] | Auto, AfterValidator(check_image_sizes)]
 
 
 class FrozenSettings(BaseModel):
@@ -245,7 +247,7 @@ class Settings(Factorization):
         "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, "
         "one on the 'quantiles' of a table's columns, the 'inputs' themselves, an image's likeness to 'patches' "
         "of the first task's images, what a trained 'backbone' makes of it, a name that a package has "
-        "registered, or module:Name",
+        "registered, or module:Name; several side by side with + between them, such as 'patches+backbone'",
     )
     inference: str = Field(
         "gaussian",
@@ -288,9 +290,10 @@ class Settings(Factorization):
     backbone_depths: Auto | tuple[Count, ...] = Field(
         "auto", description="at which depths the backbone is read, such as [6, 8]; 'auto': at the deepest"
     )
-    backbone_size: Annotated[int, Field(ge=32, le=1024)] | Auto = Field(
+    backbone_size: ImageSizes = Field(
         "auto",
-        description="pixels across to which images are resized for the backbone; 'auto': as it was trained",
+        description="pixels across to which images are resized for the backbone, or several such sizes, whose "
+        "features come side by side, such as [224, 288]; 'auto': as it was trained",
     )
     backbone_projection: Annotated[int, Field(ge=0, le=MOST_FEATURES)] = Field(
         0,

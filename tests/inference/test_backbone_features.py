@@ -233,3 +233,18 @@ def test_a_classifier_of_flat_pixels_knows_what_they_were(levels: int) -> None:
     assert np.corrcoef(found.ravel(), by_hand.ravel())[0, 1] > 0.99  # some rows are held out of the first task
     with pytest.raises(InputError, match="give pixels from 0 to 255"):
         ContinualClassifier(settings=own).learn(-x.flatten(1).numpy(), y.numpy())
+
+
+def test_several_sizes_come_side_by_side() -> None:
+    first, later = images(), images(5, seed=1)
+    both = fitted(first, sizes=(8, 16))
+    alone = [fitted(first, sizes=size)(later) for size in (8, 16)]
+    torch.testing.assert_close(both(later), torch.cat(alone, 1))
+    assert both.width == 2 * WIDTHS[-1]
+    content, tensors = both.state()
+    assert content["size"] == [8, 16]
+    again = BackboneFeatures(NAME, sizes=(8, 16))
+    again.load_state(content, tensors)
+    assert torch.equal(again(later), both(later))
+    with pytest.raises(InputError, match=r"backbone_size is \[64, 64\]; give one to 4 different sizes"):
+        SETTINGS.replace(backbone_size=[64, 64])

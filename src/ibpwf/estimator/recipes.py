@@ -201,7 +201,7 @@ def _table_training(first: FirstTask, rows: int) -> dict[str, Any]:
 
 
 def _columns(x: Any, first: FirstTask, settings: Settings) -> Preparation:
-    return (Standardizer.of_pixels if settings.features == "backbone" else Standardizer.fit)(x)
+    return (Standardizer.of_pixels if "backbone" in settings.features.split("+") else Standardizer.fit)(x)
 
 
 def _plain_settings(first: FirstTask) -> dict[str, Any]:
@@ -280,6 +280,10 @@ def _backbone_settings(first: FirstTask) -> dict[str, Any]:
 def _features(x: Any, first: FirstTask, settings: Settings) -> Preparation:
     assert first.image is not None
     size = None if settings.backbone_size == "auto" else settings.backbone_size
+    if isinstance(size, tuple):
+        raise InputError(
+            f"backbone_size is {list(size)}, but recipe 'backbone' looks at images in one size; give one, as 224."
+        )
     return BackbonePreparation.fit(x, first.image, settings.backbone, size)
 
 

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.errors import InputError
+from ibpwf.inference.base import Features
 from ibpwf.inference.features.inputs import InputFeatures
+from ibpwf.inference.features.joined import JoinedFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.patches import BLANK, PatchFeatures, pooling_matrix
 from ibpwf.inference.features.quantiles import QuantileFeatures, weighted
@@ -101,8 +103,13 @@ class _LayerPhi(nn.Module):
 
 def phi_of(method: IBPWF) -> nn.Module:
     """φ(x) as a module of its own: the random layer, patches, or a copy of the network up to the layer
-    it is read from."""
-    features = method.features
+    it is read from, or several of them side by side."""
+    return _module_of(method.features, method)
+
+
+def _module_of(features: Features, method: IBPWF) -> nn.Module:
+    if isinstance(features, JoinedFeatures):
+        return _SideBySide([_module_of(part, method) for part in features.parts])
     if isinstance(features, InputFeatures):
         return nn.Flatten()
     if isinstance(features, RandomFeatures):

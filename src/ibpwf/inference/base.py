@@ -31,11 +31,12 @@ State = tuple[dict[str, Any], dict[str, Tensor]]
 class Features(ABC):
     """φ: what inputs are told apart by. It is fitted once, on the first task, and never changes after that."""
 
-    rows_to_fit: ClassVar[int | None] = None
+    rows_to_fit: int | None = None
     """How many rows `fit` looks at; None: at all."""
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:  # noqa: B027
-        """See the first task's (x, y), `rows` of them in all; random numbers come from `generator`."""
+        """See the first task's (x, y), `rows` of them in all, as often as `batches` is gone through; random
+        numbers come from `generator`."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:

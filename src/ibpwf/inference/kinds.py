@@ -12,6 +12,7 @@ from ibpwf.errors import InputError
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
 from ibpwf.inference.features.inputs import InputFeatures
+from ibpwf.inference.features.joined import JoinedFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.quantiles import QuantileFeatures
@@ -35,7 +36,7 @@ def _backbone(settings: Settings) -> Features:
     return BackboneFeatures(
         settings.backbone,
         depths=None if settings.backbone_depths == "auto" else settings.backbone_depths,
-        size=None if settings.backbone_size == "auto" else settings.backbone_size,
+        sizes=None if settings.backbone_size == "auto" else settings.backbone_size,
         projection=settings.backbone_projection,
         mirror=settings.mirror,
         shape=None if settings.image_shape == "auto" else settings.image_shape,
@@ -73,10 +74,15 @@ INFERENCE: dict[str, Callable[..., TaskInference]] = {
 
 
 def make_features(settings: Settings, model: FactorModel, *, imports: bool = True) -> Features:
-    """What `settings.features` names. One of your own is called with `settings` and the model where
-    it takes them, else with nothing."""
-    kind = registry.find(registry.FEATURES, settings.features, FEATURES, imports=imports)
-    made: Features = _made("features", settings.features, Features, kind, settings, model)
+    """What `settings.features` names, or of several names with + between them all side by side. One of your own is
+    called with `settings` and the model where it takes them, else with nothing."""
+    parts = [_one_of(name, settings, model, imports=imports) for name in settings.features.split("+")]
+    return parts[0] if len(parts) == 1 else JoinedFeatures(parts)
+
+
+def _one_of(name: str, settings: Settings, model: FactorModel, *, imports: bool) -> Features:
+    kind = registry.find(registry.FEATURES, name, FEATURES, imports=imports)
+    made: Features = _made("features", name, Features, kind, settings, model)
     return made
 
 

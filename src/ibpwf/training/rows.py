@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -31,6 +32,16 @@ class Batches(Protocol):
     """Mini-batches (x, y) of one task, anew with every iteration. `len`, where there is one, counts them."""
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Again:
+    """What `begin` gives, from the start with every iteration."""
+
+    begin: Callable[[], Iterator[tuple[Tensor, Tensor]]]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.begin()
 
 
 def gives_batches(x: Any, y: object) -> bool:

@@ -64,7 +64,8 @@ class _Fitted:
 
 class BackboneFeatures(Features):
     """`backbone` is a name of the catalog, or one that you have loaded. `depths` count from 1; None: the deepest.
-    `size` is what images are resized to; None: what the network was trained on. `projection` is how many random sums
+    `sizes` is what images are resized to, one size or several, whose features come side by side; None: what the
+    network was trained on. `projection` is how many random sums
     take the features' place; 0: none. With `mirror` an image and its mirror image are two rows to learn from, and an
     answer is about both. `shape` says of rows that come flat what images they are. `scale` says how inputs were made
     from pixels; None: they are pixels, from 0 to 1 or from 0 to 255, as the first task shows.
@@ -77,7 +78,7 @@ class BackboneFeatures(Features):
         backbone: str | Backbone = "efficientnet-lite0",
         *,
         depths: Sequence[int] | None = None,
-        size: int | None = None,
+        sizes: int | Sequence[int] | None = None,
         projection: int = 0,
         mirror: bool = False,
         shape: tuple[int, ...] | None = None,
@@ -92,8 +93,11 @@ class BackboneFeatures(Features):
             self.name, self.digest, widths = known.name, known.digest, known.widths
             self.text = known.kind == "text"
         self.depths = checked_depths(self.name, len(widths), depths)
-        self.inner_width = sum(widths[depth - 1] for depth in self.depths)
-        self.size, self.projection, self.mirror = size, projection, mirror and not self.text
+        self.sizes: tuple[int | None, ...] = (sizes,) if sizes is None or isinstance(sizes, int) else tuple(sizes)
+        if not self.sizes or len({*self.sizes}) < len(self.sizes):
+            raise InputError(f"backbone_size is {sizes}; give one size or several different ones.")
+        self.inner_width = len(self.sizes) * sum(widths[depth - 1] for depth in self.depths)
+        self.projection, self.mirror = projection, mirror and not self.text
         self.shape, self.scale = shape, scale
         self._fitted: _Fitted | None = None
 
@@ -149,7 +153,7 @@ class BackboneFeatures(Features):
             "backbone": self.name,
             "digest": self.digest,
             "depths": list(self.depths),
-            "size": self.size,
+            "size": self.sizes[0] if len(self.sizes) == 1 else list(self.sizes),
             "projection": self.projection,
             "mirror": self.mirror,
             "shape": None if self.shape is None else list(self.shape),
@@ -166,8 +170,9 @@ class BackboneFeatures(Features):
                 f"this model was learned with backbone '{content['backbone']}' of sha256 {content['digest']}, and "
                 f"'{self.name}' here has {self.digest}; give the one it was learned with."
             )
-        stored = (tuple(content["depths"]), content["size"], content["projection"], content["mirror"])
-        if stored != (self.depths, self.size, self.projection, self.mirror):
+        sizes = tuple(content["size"]) if isinstance(content["size"], list) else (content["size"],)
+        stored = (tuple(content["depths"]), sizes, content["projection"], content["mirror"])
+        if stored != (self.depths, self.sizes, self.projection, self.mirror):
             raise NotWhole(f"backbone features were {stored}, which the settings do not say")
         self.shape = None if content["shape"] is None else tuple(content["shape"])
         width = (self.inner_width,)
@@ -210,10 +215,15 @@ class BackboneFeatures(Features):
         found = rows.new_empty(len(rows), self.inner_width, dtype=torch.float32)
         at_once = ROWS_AT_ONCE.get(rows.device.type, 32)
         for start in range(0, len(rows), at_once):
-            part = rows[start : start + at_once]
-            if not isinstance(net.input, TextInput):
-                part = net.input(scale.pixels(part.float()), self.size)
-            found[start : start + at_once] = net.features(part, self.depths)
+            part, made = rows[start : start + at_once], []
+            for size in self.sizes:
+                given = part
+                if not isinstance(net.input, TextInput):
+                    given = net.input(scale.pixels(part.float()), size)
+                    if given.is_cuda:
+                        given = given.contiguous(memory_format=torch.channels_last)
+                made.append(net.features(given, self.depths))
+            found[start : start + at_once] = torch.cat(made, 1)
         return found
 
     def _network(self, device: torch.device) -> Backbone:

@@ -9,7 +9,7 @@ on 500 such features tell forest covers (covertype, three tasks) apart better th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def weighted(encoding: TableEncoding, x: Tensor) -> Tensor:
 class QuantileFeatures(RandomFeatures):
     """A random layer on encoded numbers. `width` is its number of units; None: by the first task's rows."""
 
-    rows_to_fit: ClassVar[int | None] = MOST_ROWS
+    rows_to_fit = MOST_ROWS
 
     def __init__(self, width: int | None = None) -> None:
         super().__init__(width)

@@ -102,7 +102,11 @@ class RunConfig(FrozenSettings):
         """Of the method, and for one setting where that has its own; `changes` hold in both. A backbone is told how
         our scenarios make inputs from pixels."""
         settings = self.chosen().make_settings(self.method, setting).replace(**self.changes)
-        if isinstance(settings, Settings) and settings.features == "backbone" and settings.image_mean == "auto":
+        if (
+            isinstance(settings, Settings)
+            and "backbone" in settings.features.split("+")
+            and settings.image_mean == "auto"
+        ):
             from ibpwf.lab.data.catalog import preprocessing
 
             made = preprocessing(self.scenario)

@@ -1,0 +1,84 @@
+"""φ(x) of several kinds side by side: what one of them cannot tell apart, another may.
+
+    φ(x) = [φ₁(x), φ₂(x), …]
+
+Each is fitted as it would be alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ibpwf.core.model import FactorModel
+from ibpwf.errors import InputError
+from ibpwf.inference.base import Batch, Features, State
+
+
+class JoinedFeatures(Features):
+    """All features of `parts` in a row."""
+
+    def __init__(self, parts: Iterable[Features]) -> None:
+        self.parts = tuple(parts)
+        if len(self.parts) < 2:
+            raise InputError("features side by side are at least two; give one alone as it is.")
+        wanted = [part.rows_to_fit for part in self.parts]
+        self.rows_to_fit = None if None in wanted else max(each for each in wanted if each is not None)
+
+    def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
+        """`batches` can be gone through again and again."""
+        for part in self.parts:
+            part.fit(batches, rows, generator)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], 1)
+
+    def views(self, x: Tensor) -> Iterator[Tensor]:
+        """Those that look at a row in one way only say the same beside every view of the others."""
+        found = [list(part.views(x)) for part in self.parts]
+        count = max(len(views) for views in found)
+        if any(len(views) not in (1, count) for views in found):
+            raise InputError(
+                f"features side by side look at a row in {[len(views) for views in found]} ways; let those that have "
+                "several ways have as many as each other."
+            )
+        for number in range(count):
+            yield torch.cat([views[number % len(views)] for views in found], 1)
+
+    def check(self, x: Tensor) -> None:
+        for part in self.parts:
+            part.check(x)
+
+    def unread(self) -> tuple[str, ...]:
+        """What none of them reads."""
+        first, *others = (part.unread() for part in self.parts)
+        for other in others:
+            pairs = ((one, two) for one in first for two in other)
+            first = tuple(
+                max(pair, key=len) for pair in pairs if pair[0].startswith(pair[1]) or pair[1].startswith(pair[0])
+            )
+        return tuple(dict.fromkeys(first))
+
+    def fork(self, model: FactorModel) -> Self:
+        other = copy.copy(self)
+        other.parts = tuple(part.fork(model) for part in self.parts)
+        return other
+
+    def state(self) -> State:
+        """A part's tensors have its number before their names, such as `1/mean`."""
+        states = [part.state() for part in self.parts]
+        if not any(content or tensors for content, tensors in states):
+            return {}, {}
+        tensors = {f"{number}/{name}": one for number, (_, own) in enumerate(states) for name, one in own.items()}
+        return {"parts": [content for content, _ in states]}, tensors
+
+    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        if not content:
+            return
+        for number, (part, own) in enumerate(zip(self.parts, content["parts"], strict=True)):
+            start = f"{number}/"
+            part.load_state(own, {name[len(start) :]: one for name, one in tensors.items() if name.startswith(start)})

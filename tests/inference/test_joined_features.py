@@ -1,0 +1,132 @@
+"""Several kinds of features side by side, by name or by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ibpwf import Learner, Settings, export
+from ibpwf.errors import InputError
+from ibpwf.inference.features.inputs import InputFeatures
+from ibpwf.inference.features.joined import JoinedFeatures
+from ibpwf.inference.features.layer import LayerFeatures
+from ibpwf.inference.features.patches import PatchFeatures
+from ibpwf.inference.features.quantiles import QuantileFeatures
+from ibpwf.inference.features.random import RandomFeatures
+from router_tasks import CLASSES, examples, network
+
+SETTINGS = Settings(
+    inference="router",
+    features="patches+random",
+    patch_filters=6,
+    patch_sizes=(3,),
+    random_features=20,
+    image_shape=(1, 8, 8),
+    mirror=True,
+    epochs=2,
+    finetune_epochs=1,
+    held_out=0.1,
+)
+
+
+def images(rows: int, seed: int = 0) -> Tensor:
+    return torch.rand(rows, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def learned(tasks: int, settings: Settings = SETTINGS) -> Learner:
+    learner = Learner(network(), settings, seed=1)
+    for number in range(tasks):
+        learner.learn(*examples(CLASSES[number]))
+    return learner
+
+
+def test_each_part_is_fitted_as_it_would_be_alone() -> None:
+    x, later = images(40), images(5, seed=1)
+    patches, inputs = PatchFeatures(4, patch=3, mirror=True), InputFeatures()
+    both, batches = JoinedFeatures([PatchFeatures(4, patch=3, mirror=True), InputFeatures()]), [(x, torch.zeros(40))]
+    for one in (patches, inputs, both):
+        one.fit(batches, 40, torch.Generator().manual_seed(3))
+    assert torch.equal(both(later), torch.cat([patches(later), inputs(later)], 1))
+    views = list(both.views(later))
+    assert len(views) == 2
+    for found, own in zip(views, patches.views(later), strict=True):
+        assert torch.equal(found, torch.cat([own, inputs(later)], 1))
+
+
+def test_they_ask_for_as_many_rows_as_the_part_that_needs_most() -> None:
+    assert JoinedFeatures([QuantileFeatures(), InputFeatures()]).rows_to_fit is None
+    assert JoinedFeatures([QuantileFeatures(), QuantileFeatures()]).rows_to_fit == QuantileFeatures.rows_to_fit
+
+
+def test_what_is_unread_is_read_by_none() -> None:
+    class Reader(InputFeatures):
+        def __init__(self, *unread: str) -> None:
+            super().__init__()
+            self.names = unread
+
+        def unread(self) -> tuple[str, ...]:
+            return self.names
+
+    def unread(*parts: tuple[str, ...]) -> tuple[str, ...]:
+        return JoinedFeatures([Reader(*part) for part in parts]).unread()
+
+    assert unread(("",), ("",)) == ("",)
+    assert unread(("",), ("b.", "c.")) == ("b.", "c.")
+    assert unread(("b.1.", "c."), ("b.", "d.")) == ("b.1.",)
+
+
+def test_a_learner_answers_the_same_after_it_was_stored(tmp_path: Path) -> None:
+    learner = learned(2)
+    x = examples(CLASSES[1], 30, 100)[0]
+    learner.save(tmp_path / "model")
+    again = Learner.load(tmp_path / "model")
+    assert isinstance(again.method.features, JoinedFeatures)
+    assert torch.equal(again.predict(x).probabilities, learner.predict(x).probabilities)
+    for one in (learner, again):
+        one.learn(*examples(CLASSES[2]))
+    assert torch.equal(again.predict(x).labels, learner.predict(x).labels)
+
+
+def test_old_tasks_answers_stay_and_a_fork_is_apart() -> None:
+    learner = learned(1)
+    x = examples(CLASSES[0], 30, 100)[0]
+    before, phi = learner.logits(x, 0), learner.method.features(x)
+    fork = learner.fork()
+    learner.learn(*examples(CLASSES[1]))
+    assert torch.equal(learner.logits(x, 0), before)
+    assert torch.equal(learner.method.features(x), phi)
+    assert torch.equal(fork.method.features(x), phi)
+
+
+def test_together_with_a_layer_of_the_network() -> None:
+    learner = learned(2, SETTINGS.replace(features="layer+inputs", mirror=False))
+    layer, inputs = learner.method.features.parts  # type: ignore[attr-defined]
+    assert isinstance(layer, LayerFeatures)
+    assert isinstance(inputs, InputFeatures)
+    x, y = examples(CLASSES[0], 20, 100)
+    assert (learner.predict(x).labels == y).double().mean() > 0.5
+
+
+def test_they_are_exported_as_one_graph_where_every_part_can_be(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    learner = learned(2, SETTINGS.replace(mirror=False, experts="all"))
+    export(learner, None, "onnx", tmp_path / "all.onnx")
+    x = examples(CLASSES[1], 20, 100)[0]
+    session = onnxruntime.InferenceSession(str(tmp_path / "all.onnx"))
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {session.get_inputs()[0].name: x.numpy()}), strict=True))
+    joint = learner.method.class_log_scores(x)
+    assert joint is not None
+    np.testing.assert_allclose(found["probabilities"], joint.softmax(1).numpy(), atol=1e-4)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(InputError, match="unknown features 'pathces'"):
+        Learner(network(), SETTINGS.replace(features="pathces+random"))
+    with pytest.raises(InputError, match="at least two"):
+        JoinedFeatures([RandomFeatures(4)])
