@@ -1,0 +1,103 @@
+"""A pass over rows of several tasks as a CUDA graph."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ibpwf import factorize
+from ibpwf.accel import replayed
+from ibpwf.core.mixed import in_one_pass
+from ibpwf.core.model import FactorModel
+from ibpwf.core.reference import accelerated, stand_ins
+from ibpwf.models import mlp
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+TASKS = 5
+
+
+def taught(device: str) -> FactorModel:
+    torch.manual_seed(0)
+    model = factorize(mlp(12, [16, 16], 3), base="frozen", heads="per-task").to(device)
+    for task in range(TASKS):
+        generator = torch.Generator().manual_seed(task)
+        begun = model.start_task(3, generator)
+        with torch.no_grad():
+            for parameter in begun.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator).to(device) * 0.3)
+            begun.posterior.logit.fill_(2.0)
+        model.finish_task(begun, 0.5)
+    return model
+
+
+def batch(rows: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tasks = torch.cat([torch.arange(TASKS), torch.randint(TASKS, (rows - TASKS,), generator=generator)])
+    return torch.randn(rows, 12, generator=generator).to(device), tasks.to(device)
+
+
+def answers(model: FactorModel, x: Tensor, tasks: Tensor) -> Tensor:
+    found = model.mixed_logits(x, tasks)
+    assert found is not None
+    return found
+
+
+def test_on_a_cpu_a_pass_is_taken_plainly() -> None:
+    model = taught("cpu")
+    x, tasks = batch(20, 0, "cpu")
+    with accelerated(False):
+        plain = answers(model, x, tasks)
+    assert torch.equal(answers(model, x, tasks), plain)
+    assert stand_ins(in_one_pass) == [replayed.replayed]
+    assert not any(isinstance(key, nn.Module) for key in replayed._recordings)
+
+
+@gpu
+def test_every_batch_of_a_shape_has_the_answers_of_a_plain_pass() -> None:
+    model = taught("cuda")
+    for number, rows in enumerate([20, 20, 20, 33, 33, 20, 7, 8, 9, 10, 20, 20]):
+        x, tasks = batch(rows, number, "cuda")
+        with accelerated(False):
+            plain = answers(model, x, tasks)
+        assert torch.equal(answers(model, x, tasks), plain), f"batch {number}"
+    kept = next(iter(replayed._recordings.values()))
+    assert not kept.failed
+    assert len(kept.of_shape) == replayed.SHAPES
+
+
+@gpu
+def test_threads_have_each_their_own_answers() -> None:
+    model = taught("cuda")
+    batches = [batch(40, number, "cuda") for number in range(8)]
+    with accelerated(False):
+        plain = [answers(model, *one) for one in batches]
+    wrong: list[int] = []
+
+    def ask(number: int) -> None:
+        for _ in range(50):
+            if not torch.equal(answers(model, *batches[number]), plain[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@gpu
+def test_a_network_that_looks_at_its_numbers_is_asked_plainly() -> None:
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if float(x.sum()) > 0 else x * 3
+
+    net, places = Looks(), torch.zeros(4, dtype=torch.long, device="cuda")
+    for number in range(4):
+        x = torch.randn(4, 2, generator=torch.Generator().manual_seed(number)).cuda()
+        assert torch.equal(in_one_pass(net, x, places), x * 2 if float(x.sum()) > 0 else x * 3)
+    assert replayed._recordings[net].failed
