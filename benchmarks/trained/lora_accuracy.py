@@ -28,7 +28,16 @@ from trained.images import VALIDATION, Progress, added, factor_layers, learner, 
 from trained.lora_layers import Batches, adapter_size, made_by, with_lora
 
 SETTINGS = cifar10.SETTINGS.replace(
-    turns=1, inference="gaussian", features="random", random_features=16, backbone_projection=0, held_out=0.0
+    turns=1,
+    inference="gaussian",
+    features="random",
+    random_features=16,
+    patch_filters="small",
+    backbone_projection=0,
+    held_out=0.0,
+    epochs=4,
+    finetune_epochs=8,
+    batch_size=256,
 )
 ROWS = 500
 

@@ -25,7 +25,7 @@ from trained.images import VALIDATION, Progress, added, learner, percent
 DATA_SETS = ("mnist", "fashion-mnist", "cifar10")
 SIDE = 32
 IMAGES = lora_accuracy.SETTINGS.replace(
-    augment="none", mirror=False, epochs=2, finetune_epochs=4, image_mean=(0.0,), image_std=(1.0,)
+    alpha=3.0, augment="none", mirror=False, epochs=2, finetune_epochs=4, image_mean=(0.0,), image_std=(1.0,)
 )
 ROWS = 500
 
