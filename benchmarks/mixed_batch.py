@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import ibpwf.accel.standins  # noqa: F401 (as a learner does)
 from ibpwf import factorize
 from ibpwf.core.model import FactorModel
 from ibpwf.lab.experiments.result import commit, environment
