@@ -291,7 +291,8 @@ class IBPWF(AnsweringMethod):
         plan = self._plan(len(rows))
         if not plan.finetune_epochs:
             network.fix_selection(self.settings.kappa)
-            estimate_statistics(network, rows, plan.batch_size, lambda x: turned(x, network.turns, self.image_shape))
+        batches = rows.epoch(plan.batch_size, data.generator("statistics"))
+        estimate_statistics(network, ((turned(x, network.turns, self.image_shape), y) for x, y in batches))
         self.model.finish_task(network, self.settings.kappa)
         self._keep(data, rows)
 

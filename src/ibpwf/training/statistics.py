@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-from ibpwf.training.rows import Rows
 
 
 def has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
+ROWS_ASKED = 65_536
+"""A mean over so many rows is as good as one over all of a long table."""
+
+
 @torch.no_grad()
-def estimate_statistics(
-    network: nn.Module, rows: Rows, batch_size: int, given: Callable[[Tensor], Tensor] = lambda x: x
-) -> None:
-    """Give batch normalization the statistics of the weights as they are now, averaged over all rows: those it kept
-    while weights were sampled belong to other weights, and a network that answered with them would fail."""
-    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Give batch normalization the statistics of the weights as they are now, a plain mean over batches: those it
+    kept in training belong to weights that have moved on since. Batches should be as in training, of rows from all
+    over: the variance within a batch of a single class is not that of the task. A normalization that was not in
+    training keeps what it has."""
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats and m.training]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
+    in_training = [module for module in network.modules() if module.training]
+    network.eval()
     for norm in norms:
+        norm.train()
         norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over batches
-    for x, _ in rows.in_order(batch_size):
+        norm.momentum = None  # a plain mean
+    rows = 0
+    for x, y in batches:
         if len(x) > 1:
-            network(given(x))
+            network(x)
+        rows += len(y)
+        if rows >= ROWS_ASKED:
+            break
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+    for module in in_training:
+        module.training = True
