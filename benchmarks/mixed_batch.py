@@ -100,9 +100,10 @@ def main(given: list[str]) -> None:
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     clock = CLOCKS[asked.clock]
+    told = [word for at, word in enumerate(given) if "--out" not in (word, *given[max(at - 1, 0) : at])]
     found = {name: measured(taught(net, asked.device), shape, clock) for name, (net, shape) in networks().items()}
     record = {
-        "command": "python benchmarks/mixed_batch.py " + " ".join(given),
+        "command": "python benchmarks/mixed_batch.py " + " ".join(told),
         "commit": commit(),
         "environment": environment(asked.device),
         "clock": asked.clock,
