@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,17 +21,17 @@ SIZE = 3
 class Threads(Group):
     """A process that is a thread: sums go through a place that all see."""
 
-    def __init__(self, rank: int, place: dict[int, list[Tensor]], barrier: threading.Barrier) -> None:
+    def __init__(self, rank: int, place: dict[int, Tensor], barrier: threading.Barrier) -> None:
         super().__init__(rank, SIZE)
         self.place, self.barrier, self.sums = place, barrier, 0
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def gathered(self, tensor: Tensor) -> Tensor:
         self.sums += 1
-        self.place[self.rank] = [tensor.clone() for tensor in tensors]
+        self.place[self.rank] = tensor
         self.barrier.wait(20)
-        for number, tensor in enumerate(tensors):
-            tensor.copy_(sum(self.place[rank][number] for rank in range(SIZE)))
+        rows = torch.stack([self.place[rank] for rank in range(SIZE)])
         self.barrier.wait(20)
+        return rows
 
 
 def learned(net: nn.Module, x: Tensor, y: Tensor, weight: float = 1.0) -> list[Tensor]:
@@ -46,7 +45,7 @@ def learned(net: nn.Module, x: Tensor, y: Tensor, weight: float = 1.0) -> list[T
 
 def in_threads(net: nn.Module, x: Tensor, y: Tensor, batches: int) -> tuple[list[nn.Module], list[list[Tensor]]]:
     """Each thread's network, and what it found in the last batch."""
-    place: dict[int, list[Tensor]] = {}
+    place: dict[int, Tensor] = {}
     barrier = threading.Barrier(SIZE)
     nets = [copy.deepcopy(net) for _ in range(SIZE)]
 
@@ -146,11 +145,12 @@ def test_a_compiled_network_sees_all_rows() -> None:
     class Whole(Group):
         """The process that has all rows, among others that have none."""
 
-        def add_up(self, tensors: Sequence[Tensor]) -> None:
-            sums.append(len(tensors))
+        def gathered(self, tensor: Tensor) -> Tensor:
+            sums.append(len(tensor))
+            return torch.stack([tensor, torch.zeros_like(tensor)])
 
-    with by_all_rows(norms_of([net]), Whole(0, SIZE), 1.0):
+    with by_all_rows(norms_of([net]), Whole(0, 2), 1.0):
         found = learned(compiled, x[0], y[0])
-    assert sums == [1, 1]
+    assert sums == [9, 2]
     for one, other in zip(found, whole, strict=True):
         torch.testing.assert_close(one, other)

@@ -97,7 +97,7 @@ class _ByAllRows(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             both = torch.stack([of_products, of_gradients]).to(mean.dtype).mul_(ctx.weight)
-            ctx.group.add_up([both])
+            both = ctx.group.gathered(both).sum(0)
             slope = (variance + ctx.eps).rsqrt()
             slope = slope if scale is None else slope * scale
             both.mul_(slope / (-ctx.weight * count))
@@ -114,10 +114,7 @@ def _channels_last(x: Tensor) -> bool:
 def _statistics(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and number of the values of each channel in all processes: the same bits in each of them."""
     mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
-    each = mean.new_zeros(group.size, 2 * len(mean) + 1)  # a row of each process
-    torch.cat([mean, variance], out=each[group.rank, :-1])
-    each[group.rank, -1] = x.numel() / x.shape[1]
-    group.add_up([each])
+    each = group.gathered(torch.cat([mean, variance, mean.new_full((1,), x.numel() / x.shape[1])]))
     counts = each[:, -1:]
     means, variances = each[:, :-1].chunk(2, 1)
     count = counts.sum()
