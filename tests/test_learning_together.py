@@ -59,6 +59,12 @@ def test_answers_are_those_of_one_process_within_noise(both: tuple[dict[str, tor
     assert torch.allclose(two["first step"], one["first step"], atol=1e-5)  # before rounding errors have grown
 
 
+def test_batch_normalization_sees_the_rows_of_all(both: tuple[dict[str, torch.Tensor], ...]) -> None:
+    two, one = both
+    for name in ("parameters", "statistics", "logits 0", "logits 1"):
+        torch.testing.assert_close(two[f"batch-norm/{name}"], one[f"batch-norm/{name}"], rtol=1e-4, atol=1e-4)
+
+
 def test_alone_is_a_group_too() -> None:
     assert join("auto") is ALONE
     assert join("off") is ALONE

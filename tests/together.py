@@ -15,6 +15,9 @@ from ibpwf import Learner, Settings
 from ibpwf.distributed import Distributed
 from ibpwf.training.callbacks import Callback, StepEnd
 
+STEPS = 8
+"""Of batch normalization, in parts of 7 and of 8 rows, after which processes are compared with one."""
+
 KINDS = ("gaussian", "class-gaussian", "shared-gaussian", "router")
 
 
@@ -47,7 +50,8 @@ def table(path: Path, seed: int) -> Path:
 
 def network(norm: bool = False) -> nn.Module:
     """Drawn from torch's own random numbers, which processes do not share."""
-    return nn.Sequential(nn.Linear(6, 16), *([nn.BatchNorm1d(16)] if norm else []), nn.ReLU(), nn.Linear(16, 2))
+    first = [nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16)] if norm else [nn.Linear(6, 16)]
+    return nn.Sequential(*first, nn.ReLU(), nn.Linear(16, 2))
 
 
 def learner(kind: str, distributed: Distributed, *, norm: bool = False, epochs: int = 6) -> Learner:
@@ -56,16 +60,18 @@ def learner(kind: str, distributed: Distributed, *, norm: bool = False, epochs: 
     return Learner(network(norm), settings, distributed=distributed, device="cpu")
 
 
-class FirstStep(Callback):
-    """The parameters after the first step of all."""
+class FirstSteps(Callback):
+    """The parameters, and what else training changes, after the first step of all, or after some."""
 
-    def __init__(self) -> None:
-        self.seen: Tensor | None = None
+    def __init__(self, steps: int = 1) -> None:
+        self.steps, self.seen, self.beside = steps, torch.empty(0), torch.empty(0)
 
     def step_end(self, step: StepEnd) -> None:
-        if self.seen is None:
-            parameters = step.training.step.parameters
-            self.seen = torch.cat([parameter.detach().flatten() for parameter in parameters])
+        self.steps -= 1
+        if self.steps == 0:
+            objective = step.training.step.objective
+            self.seen = torch.cat([parameter.detach().flatten() for parameter in step.training.step.parameters])
+            self.beside = torch.cat([buffer.double().flatten() for buffer in objective.buffers()])
 
 
 def learn_all(distributed: Distributed) -> dict[str, Tensor]:
@@ -73,7 +79,7 @@ def learn_all(distributed: Distributed) -> dict[str, Tensor]:
     found = {}
     for kind in KINDS:
         torch.manual_seed(0 if distributed == "off" else int(os.environ["RANK"]))
-        one, first = learner(kind, distributed), FirstStep()
+        one, first = learner(kind, distributed), FirstSteps()
         for number in range(2):
             one.learn(*DATA.task(number), callbacks=[first])
             # φ is the first task's network, which rounding makes another one: sums of the inputs themselves
@@ -88,11 +94,13 @@ def learn_all(distributed: Distributed) -> dict[str, Tensor]:
             found |= {f"sums/{kind}/{number}/{name}": tensor for name, tensor in tensors.items()}
         found |= {f"sums/{kind}/{name}": tensor for name, tensor in fresh.state()[1].items()}
         found[f"labels/{kind}"] = one.predict(DATA.x).labels
-        assert first.seen is not None
         found["first step"] = first.seen
-    one = learner("gaussian", distributed, norm=True)
+    torch.manual_seed(0 if distributed == "off" else int(os.environ["RANK"]))
+    one, first = learner("gaussian", distributed, norm=True), FirstSteps(STEPS)
     for number in range(2):
-        one.learn(*DATA.task(number))
+        one.learn(*DATA.task(number), callbacks=[first])
+        found[f"batch-norm/logits {number}"] = one.logits(DATA.x, number)
+    found |= {"batch-norm/parameters": first.seen, "batch-norm/statistics": first.beside}
     found["labels/batch-norm"] = one.predict(DATA.x).labels
     return {name: tensor.clone().contiguous() for name, tensor in found.items()}
 
@@ -107,7 +115,7 @@ def main() -> None:
     torch.set_num_threads(1)
     what, rank = sys.argv[1], int(os.environ["RANK"])
     if what == "die":
-        learner("gaussian", "auto", epochs=200).learn(*DATA.task(0), callbacks=[Dies()] if rank else [])
+        learner("gaussian", "auto", norm=True, epochs=200).learn(*DATA.task(0), callbacks=[Dies()] if rank else [])
     elif what == "other data":
         x, y = DATA.task(0)
         learner("router", "auto").learn(x * (1 + rank), y)  # features are fitted to all rows by everybody

@@ -167,7 +167,7 @@ def ranks(made: dict[str, Any]) -> list[str]:
         "",
         "Accuracy: digits of scikit-learn, 0 to 4 and 5 to 9, trained to the end with the same mini-batches; per "
         f"cent right of rows not learned from, mean of {made['seeds']} seeds and their standard deviation. Batch "
-        "normalization does not see the same: it normalizes by each process's own part of a mini-batch.",
+        "normalization looks at the rows of all processes; sums of parts are rounded otherwise than one sum.",
     ]
     lines += [
         "",

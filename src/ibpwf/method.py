@@ -242,6 +242,9 @@ class IBPWF(AnsweringMethod):
         own = (buffer for buffer in network.network.buffers() if id(buffer) not in fixed)
         return [network.posterior.temperature, *own]
 
+    def trained_networks(self) -> Sequence[nn.Module]:
+        return (self._training,)
+
     def loss(self, x: Tensor, y: Tensor) -> Loss:
         """The negative ELBO (eq. ELBO); once the selection is fixed, the fit alone."""
         network, turns = self._training, self._training.turns

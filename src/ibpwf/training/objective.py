@@ -58,6 +58,11 @@ class Objective(ABC):
         """State the loss changes besides parameters, such as running statistics."""
         return ()
 
+    def trained_networks(self) -> Sequence[nn.Module]:
+        """What the loss runs rows through. Where several processes train it, batch normalization in them looks at the
+        rows of all."""
+        return ()
+
     def after_backward(self) -> None:  # noqa: B027
         """Called between the backward pass and the optimizer's step; may change gradients."""
 

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from ibpwf.core.reference import reference
 from ibpwf.errors import InputError
 from ibpwf.training.augment import CropAndFlip
+from ibpwf.training.batch_norm import by_all_rows, norms_of
 from ibpwf.training.objective import Objective
 from ibpwf.training.phase import TIMES, Phase
 from ibpwf.training.rows import Rows
@@ -30,6 +31,7 @@ class Step:
         self.objective, self.phase, self.rows, self.augment = objective, phase, rows, augment
         self.parameters = list(objective.parameters(phase))
         self.optimizer = objective.make_optimizer(phase, self.parameters)
+        self.norms = [] if objective.group.alone else norms_of(objective.trained_networks())
         self.done = 0
         self._log: list[Tensor] = []  # of the last steps, 3 numbers each
         self._earlier: list[Tensor] = []  # of those before, many steps in one tensor
@@ -62,21 +64,24 @@ class Step:
     def take_gradients(self, x: Tensor, y: Tensor) -> None:
         if self.augment is not None:
             x = self.augment(x)
-        group = self.objective.group
+        group, rows = self.objective.group, len(y)
         x, y, weight = group.part(x, y)
         if x.is_cuda and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)  # as its convolutions want images
         self.optimizer.zero_grad(set_to_none=True)
         rounded = self.objective.bfloat16 and x.is_cuda
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if rounded else nullcontext():
-            loss = self.objective.loss(x, y)
-        _run_backward(loss.total)
+        with by_all_rows(self.norms if len(y) < rows else (), group, weight):
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if rounded else nullcontext():
+                loss = self.objective.loss(x, y)
+            _run_backward(loss.total)
         self.objective.after_backward()
         penalty = self._none if loss.penalty is None else loss.penalty.detach()
         accuracy = self._unknown if loss.accuracy is None else loss.accuracy
         self.out = torch.stack([loss.total.detach(), penalty, accuracy])
         group.add_gradients(self.parameters, weight, self.out)
-        group.average(self.objective.buffers() if not group.alone else ())
+        if not group.alone:
+            alike = {id(buffer) for norm in self.norms for buffer in norm.buffers(recurse=False)}
+            group.average([buffer for buffer in self.objective.buffers() if id(buffer) not in alike])
 
     def take_step(self) -> None:
         if self.phase.clip is not None and not hasattr(self.optimizer, "clip"):  # one that clips by itself
