@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -213,6 +214,9 @@ def _start(device: str) -> None:
     cards = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if cards:
         torch.cuda.set_device(local % cards)
+    # What torch's optimizers import keeps the group for good, as the default of arguments, if there is one by then:
+    # its threads would outlive the interpreter, and now and then end the process with SIGABRT.
+    importlib.import_module("torch._dynamo")
     with spoken():
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if cards >= here else "gloo", timeout=TIMEOUT)
     atexit.register(_leave)
