@@ -42,6 +42,7 @@ def test_there_is_a_stand_in_for_every_reference_and_all_are_registered_at_once(
         "core.layers.layer_weight",
         "core.layers.layer_product",
         "core.layers.deal_scores",
+        "core.mixed.in_one_pass",
         "inference.base.infer_tasks",
         "models.normalized",
         "training.objective.share_right",
