@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 import numpy as np
@@ -32,7 +33,7 @@ class NoStream(InputError, AttributeError):
     """An attribute that only a stream has: for `hasattr` it is not there."""
 
 
-class Streamed(Answering):
+class Streamed(Answering, ABC):
     """What `stream=True` adds to a classifier. `_stream` is there once the first batch was taken."""
 
     stream: Any
@@ -89,8 +90,9 @@ class Streamed(Answering):
         self.__dict__ = {**vars(other), "_changing": self._changes()}
         return self
 
+    @abstractmethod
     def _changes(self) -> Any:
-        raise NotImplementedError
+        """The lock of whoever changes the classifier."""
 
     def _stream_rows(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Checked rows and labels; columns must be those of the first batch."""
@@ -162,8 +164,9 @@ class Streamed(Answering):
         stream.note("new task", reason, task=self.tasks_[-1], rows=rows, training_accuracy=accuracy)
         stream.settled(self._told(segment.x[-stream.options.window :]))
 
+    @abstractmethod
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
-        raise NotImplementedError
+        """Learn a task."""
 
     def _names(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
         names = self._labels.classes[self._labels.columns()[numbers]]
@@ -223,8 +226,9 @@ class Streamed(Answering):
         self._stream = stream
         return self
 
+    @abstractmethod
     def forget(self, task: str | int) -> Any:
-        raise NotImplementedError
+        """Take a task out."""
 
     def _forget_all(self) -> None:
         """As before the first task; labels and the online part stay."""

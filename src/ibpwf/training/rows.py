@@ -8,6 +8,7 @@ epoch, so random transforms are drawn afresh.
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -86,7 +87,7 @@ class Rows(Protocol):
         where that cannot be, or has none."""
 
 
-class IndexedRows:
+class IndexedRows(ABC):
     """Examples that can be had by their numbers. An epoch is a shuffled order.
 
     With `weights`, on the CPU, rows come as often as these say, one drawn independently of the other: what is learned
@@ -122,13 +123,13 @@ class IndexedRows:
     def labels_in_order(self) -> Tensor:
         return self.y
 
+    @abstractmethod
     def with_weights(self, weights: Tensor) -> Rows:
         """The same rows, each to come as often as its weight says."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part(self, rows: Tensor) -> Rows:
         """Those of the rows that are marked."""
-        raise NotImplementedError
 
     def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
         chosen = drawn_rows(self.y, share, most, shuffle).to(self.y.device)
