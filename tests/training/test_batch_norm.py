@@ -16,6 +16,7 @@ from ibpwf.distributed import Group
 from ibpwf.training.batch_norm import by_all_rows, norms_of
 
 SIZE = 3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Threads(Group):
@@ -100,6 +101,29 @@ def test_parts_are_normalized_as_the_whole(kind: str, last: bool) -> None:
         for name, buffer in norm.named_buffers():
             torch.testing.assert_close(net.get_buffer(name), buffer, rtol=1e-5, atol=1e-5)
             assert torch.equal(net.get_buffer(name), nets[0].get_buffer(name))
+
+
+class Alone(Group):
+    """All rows are here. (Threads cannot wait for each other in a GPU's backward pass: it is one for all.)"""
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        return tensor.unsqueeze(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_rows_on_one_device_are_normalized_as_torch_does(kind: str) -> None:
+    norm, shape = KINDS[kind]
+    norm = copy.deepcopy(norm).to(DEVICE)
+    other = copy.deepcopy(norm)
+    x, y = (torch.randn(7, *shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE) for seed in range(2))
+    whole = learned(norm, x, y)
+    with by_all_rows(norms_of([other]), Alone(0, 1), 1.0):
+        found = learned(other, x, y)
+    assert len(found) == len(whole)
+    for one, two in zip(found, whole, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-5)
+    for name, buffer in norm.named_buffers():
+        torch.testing.assert_close(other.get_buffer(name), buffer, rtol=1e-5, atol=1e-5)
 
 
 def test_a_network_is_as_before_once_the_step_is_over() -> None:

@@ -162,16 +162,21 @@ def in_one_pass(net: nn.Module, x: Tensor, places: Tensor) -> Tensor:
 
 
 class MixedNetwork:
-    """A network that answers for rows of several tasks at once. `alone` gives the outputs of the task in a place; an
-    answer that is `doubtful` is compared with it first."""
+    """A network that answers for rows of several `tasks` at once. `alone` gives the outputs of one of them; an answer
+    that is `doubtful` is compared with it first."""
 
-    def __init__(self, net: nn.Module, alone: Callable[[Tensor, int], Tensor], *, doubtful: bool) -> None:
+    def __init__(
+        self, net: nn.Module, tasks: Tensor, alone: Callable[[Tensor, int], Tensor], *, doubtful: bool
+    ) -> None:
         self.net, self.alone, self.doubtful, self.fits = net, alone, doubtful, True
+        self.places = tasks.new_zeros(int(tasks.max()) + 1)
+        self.places[tasks] = torch.arange(len(tasks), device=tasks.device)
 
-    def __call__(self, x: Tensor, places: Tensor) -> Tensor | None:
-        """Outputs, a row for each of x, whose task is the one in its place; None where layers do not keep to rows."""
+    def __call__(self, x: Tensor, tasks: Tensor) -> Tensor | None:
+        """Outputs, a row for each of x, of the task that it is of; None where layers do not keep to rows."""
         if not self.fits:
             return None
+        places = self.places.index_select(0, tasks)
         try:
             out = in_one_pass(self.net, x, places)
         except NotMixed:
@@ -182,15 +187,15 @@ class MixedNetwork:
             self.fits = False
             return None
         if self.doubtful:
-            self.fits = self._agrees(x, places, out)
+            self.fits = self._agrees(x, tasks, out)
             self.doubtful = False
         return out if self.fits else None
 
-    def _agrees(self, x: Tensor, places: Tensor, out: Tensor) -> bool:
+    def _agrees(self, x: Tensor, tasks: Tensor, out: Tensor) -> bool:
         """Whether a row of each task has the answer of its task alone."""
-        for place in torch.unique(places).tolist():
-            row = int((places == place).nonzero()[0])
-            own = self.alone(x[row : row + 1], place)[0]
+        for task in torch.unique(tasks).tolist():
+            row = int((tasks == task).nonzero()[0])
+            own = self.alone(x[row : row + 1], task)[0]
             if not torch.allclose(out[row, : len(own)], own, rtol=1e-3, atol=1e-4):
                 return False
         return True
@@ -226,7 +231,7 @@ def mixed(model: FactorModel, tasks: Sequence[int]) -> MixedNetwork | None:
         replace_module(net, name, stand_in)
     for key in loose:
         _look_up(net, key, torch.stack([part[key] for part in own]))
-    return MixedNetwork(net, lambda x, place: model.logits(x, tasks[place]), doubtful=bool(loose))
+    return MixedNetwork(net, torch.tensor(tasks, device=model.device), model.logits, doubtful=bool(loose))
 
 
 def _added_to_rows(parameter: Tensor) -> bool:

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -385,13 +386,12 @@ class FactorModel(nn.Module):
     def mixed_logits(self, x: Tensor, tasks: Tensor) -> Tensor | None:
         """Outputs for rows of several tasks in one pass (`core.mixed`), as many columns as the largest of them has
         classes, of which a row's own come first; None where that cannot be had."""
-        at, tasks = x.device, tasks.cpu()  # what is asked of a GPU about a few numbers takes longer than the numbers
-        here = torch.bincount(tasks, minlength=len(self.tasks)) > 0
-        key = tuple(here.nonzero().flatten().tolist())
+        # What is asked of a GPU, or of torch, about a few numbers takes longer than the numbers.
+        key = tuple(np.flatnonzero(np.bincount(tasks.cpu().numpy())).tolist())
         if key not in self._mixed:
             self._mixed = {**dict(list(self._mixed.items())[-MIXTURES:]), key: mixed(self, key)}
         network = self._mixed[key]
-        return None if network is None else network(x, (here.cumsum(0) - 1)[tasks].to(at))
+        return None if network is None else network(x, tasks.to(x.device))
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the

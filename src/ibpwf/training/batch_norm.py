@@ -90,16 +90,16 @@ class _ByAllRows(torch.autograd.Function):
         process's own gradients are weighted later on, so they are divided by its weight here."""
         x, scale, mean, variance, count = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last) if _channels_last(x) else dy.contiguous()
+        inverse = (variance + ctx.eps).rsqrt()  # CPUs read the variance, GPUs this
         sums = torch.ops.aten.native_batch_norm_backward(
-            dy, x, scale, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            dy, x, scale, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
         of_products, of_gradients = sums[1], sums[2]
         dx = None
         if ctx.needs_input_grad[0]:
             both = torch.stack([of_products, of_gradients]).to(mean.dtype).mul_(ctx.weight)
             both = ctx.group.gathered(both).sum(0)
-            slope = (variance + ctx.eps).rsqrt()
-            slope = slope if scale is None else slope * scale
+            slope = inverse if scale is None else inverse * scale
             both.mul_(slope / (-ctx.weight * count))
             dx = F.batch_norm(x, mean, variance, both[0], both[1], False, 0.0, ctx.eps)
             dx.addcmul_(dy, slope.to(dy.dtype).view(-1, *[1] * (x.ndim - 2)))
