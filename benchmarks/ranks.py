@@ -200,10 +200,12 @@ def main() -> None:
         ),
         "largest_difference_of_feature_means": float((one["mean"] - several["mean"]).abs().max()),
     }
+    words = sys.argv[1:]  # whoever runs it has a place of their own
+    told = [word for at, word in enumerate(words) if "--out" not in (word, *words[max(at - 1, 0) : at])]
     record = {
         "name": "ranks",
         "what": (__doc__ or "").splitlines()[0],
-        "command": " ".join(["python", "benchmarks/ranks.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/ranks.py", *told]),
         "commit": commit(),
         "seed": SEED,
         "seeds": asked.seeds,

@@ -12,7 +12,7 @@ from torch import Tensor
 from ibpwf import Learner, Settings
 from ibpwf.lab import scenario
 from ibpwf.lab.data.catalog import CIFAR10
-from ibpwf.lab.data.tasks import Scenario
+from ibpwf.lab.data.tasks import Scenario, Task
 from trained.images import (
     LAYERS,
     NORMS,
@@ -112,24 +112,35 @@ def answers(made: Learner, stream: Scenario, validation: bool) -> dict[str, Any]
     owner = torch.repeat_interleave(torch.arange(len(widths), device=y.device), widths)
     router, experts = method.fusion_weights()
     best = torch.cat([part.joint(router, experts) for part in parts]).argmax(1)
-    given = own_scores(made, x, tasks, expert_scores, owner).argmax(1)
+    by_expert = own_scores(made, x, tasks, expert_scores, owner).argmax(1) == y
+    given = torch.cat([right_given(made, x[tasks == number], task, validation) for number, task in enumerate(stream)])
     sweep = [
         {"weight": weight, "class": percent(torch.cat([p.joint(router, weight) for p in parts]).argmax(1) == y)}
         for weight in WEIGHTS
     ]
     return {
         "class": percent(best == y),
-        "given": percent(given == y),
+        "given": percent(given),
+        "given_by_experts_alone": percent(by_expert),
         "task_inferred": percent(owner[best] == tasks),
         "router_alone": percent(router_scores.argmax(1) == y),
         "experts_alone": percent(expert_scores.argmax(1) == y),
         "experts_asked": float((expert_scores > -torch.inf)[:, (widths.cumsum(0) - 1)].sum(1).float().mean()),
-        "given_by_task": [percent((given == y)[tasks == task]) for task in range(len(widths))],
+        "given_by_task": [percent(given[tasks == task]) for task in range(len(widths))],
+        "given_by_task_by_experts_alone": [percent(by_expert[tasks == task]) for task in range(len(widths))],
         "class_by_task": [percent((best == y)[tasks == task]) for task in range(len(widths))],
         "weights": {"router": router, "experts": experts},
         "fits": [[one.router, one.experts, one.alone] for one in method.calibrations if one is not None],
         "sweep": sweep,
     }
+
+
+def right_given(made: Learner, x: Tensor, task: Task, validation: bool) -> Tensor:
+    """Which rows of a task are answered rightly by whom it is told."""
+    part = task.validation if validation else task.test
+    assert part is not None
+    told = [made.predict(rows, task=task.name).labels for rows in torch.split(x, ROWS_ASKED)]
+    return torch.cat(told) == part.y.to(x.device)
 
 
 def own_scores(made: Learner, x: Tensor, tasks: Tensor, known: Tensor, owner: Tensor) -> Tensor:

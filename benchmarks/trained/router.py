@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ibpwf import backbones
 from ibpwf.device import choose_device
-from ibpwf.inference.features.backbone import ROWS_AT_ONCE, PixelScale, projection_matrix
+from ibpwf.inference.features.backbone import ROWS_AT_ONCE, PixelScale
+from ibpwf.inference.features.scaled import projection_matrix
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab import scenario
 from ibpwf.lab.data.catalog import CIFAR10

@@ -34,6 +34,8 @@ from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.fusion import Calibration, ClassScores
 from ibpwf.inference.kinds import make_features, make_inference
+from ibpwf.inference.opinion import Opinion
+from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.versions import Version, Versions
 from ibpwf.method_answers import AnsweringMethod
 from ibpwf.settings import Factorization, Schedule, Settings
@@ -53,6 +55,7 @@ BUILT_WITH = (
     *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
     *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon", "image_shape"),
     *("backbone", "backbone_depths", "backbone_size", "backbone_projection", "image_mean", "image_std"),
+    "adapted_projection",
     *("router_ridge", "router_precision", "keep_sums_per_task"),
 )
 """Settings that all tasks have in common; any other may change from task to task."""
@@ -99,12 +102,12 @@ class IBPWF(AnsweringMethod):
 
     def __init__(self, model: FactorModel, settings: Settings, parts: Parts | None = None) -> None:
         self.model, self.parts = model, parts or Parts()
-        self._take(settings)
         self.sets_rate = self.parts.optimizer is None  # one of the user's own has its own rate
         self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
         given = self.parts
         self.features = make_features(settings, model) if given.features is None else given.features
         self.inference = make_inference(settings) if given.inference is None else given.inference
+        self._take(settings)
         self.fit_loss = F.cross_entropy if given.loss is None else given.loss
         self.versions = Versions()
         self._held_out: tuple[Rows, Rows] | None = None  # while a task is learned: what it learns from, and the rest
@@ -114,6 +117,11 @@ class IBPWF(AnsweringMethod):
         self._examples = 1
 
     def _take(self, settings: Settings) -> None:
+        if settings.second_opinion and not isinstance(self.inference, RidgeRouter):
+            raise InputError(
+                f"second_opinion is True, and {type(self.inference).__name__} has no regression on classes to keep; "
+                "set inference='router', or second_opinion=False."
+            )
         self.settings = settings
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
@@ -325,7 +333,7 @@ class IBPWF(AnsweringMethod):
             self.inference.learn(data.index, self._phi(seen), len(data.classes))
             serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
             new = Version(serial, data.classes, serial)
-        self.versions = self.versions.added(new)
+        self.versions = self.versions.added(replace(new, opinion=self._opinion(data.index)))
         if self._held_out is not None and (not data.more or new.calibration is not None):
             self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
         self.network = self._held_out = self._old_version = None
@@ -345,6 +353,19 @@ class IBPWF(AnsweringMethod):
         batches = self.group.shares(batches) if self.inference.adds_up else batches
         return ((phi, y) for x, y in batches for phi in self.features.views(x))
 
+    def _opinion(self, task: int) -> Opinion | None:
+        if not self.settings.second_opinion:
+            return None
+        assert isinstance(self.inference, RidgeRouter)  # see `_take`
+        found = self.inference.opinion(task)
+        self._as_if_not_asked()
+        return found
+
+    def _as_if_not_asked(self) -> None:
+        """Let a router on a CPU solve again: training has other threads than answering, so other bits."""
+        if self.device.type == "cpu":
+            self.inference = self.inference.fork()
+
     def _calibrated(self, task: int, apart: tuple[Rows, Rows], old: Calibration | None) -> Calibration:
         """What the held-out rows of a task say of it, the second of the rows that were set `apart`, with all that is
         learned by now; of a new version, beside what those of the `old` one said."""
@@ -353,11 +374,12 @@ class IBPWF(AnsweringMethod):
         own = self.logits(x, task)
         self.outcome = compared(train, rows, own) if len(y) >= FEWEST_HELD_OUT else None
         scores = self.class_scores(x, "all", distances=True) if isinstance(self.inference, ClassScores) else None
-        if self.device.type == "cpu":
-            self.inference = self.inference.fork()  # as if not asked yet: training has other threads, so other bits
+        self._as_if_not_asked()
+        kept = self.versions[task].opinion
+        opinion = None if kept is None else kept.scores(self.phi(x))
         if old is not None:
-            return fusion.recalibrated(old, scores, own, y, task)
-        return fusion.calibrate(scores, own, y, self.calibrations)
+            return fusion.recalibrated(old, scores, own, y, task, opinion)
+        return fusion.calibrate(scores, own, y, self.calibrations, opinion)
 
     def fork(self) -> Self:
         other = copy.copy(self)

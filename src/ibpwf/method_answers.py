@@ -17,6 +17,7 @@ from ibpwf.errors import InputError
 from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.fusion import Calibration, ClassScores, by_task
+from ibpwf.inference.opinion import EXPERT, REGRESSION
 from ibpwf.inference.prediction import Answered, OwnTaskPrediction, Prediction, rows_by_value
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
@@ -168,14 +169,15 @@ class AnsweringMethod(Method):
         # Grouped by task: every row runs through its own task's network once. Beside a frozen base, rows of all tasks
         # run through one.
         together = None if draws else self._logits_of_all(x, task)
+        phi = None if together is None else self._phi_of(x, task)
         answered = []
         for t, rows in rows_by_value(task):
             owner = owners[t]
             if together is None:
                 p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
             else:
-                width = len(known[owner].classes)
-                p = (together[rows, :width].double() / self.temperature(t)).softmax(1)
+                own = together[rows, : len(known[owner].classes)]
+                p = self._given(own, t, None if phi is None else phi[rows]).softmax(1)
                 spread = entropy(p)
             answered.append(Answered(owner, rows, p))
             single[rows], total[rows] = spread, entropy(p)
@@ -245,15 +247,43 @@ class AnsweringMethod(Method):
             generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + serial) % (1 << 63))
             stacked = self.model.drawn_states(place, draws, generator)
             classes, views = self.model.tasks[place].classes, self.views(task)
+            kept = self.versions[task].opinion
+            divisor, beside = self.temperature(task), None
+            if kept is not None:
+                expert, regression = self._weights_given(task)
+                divisor, beside = 1 / expert, regression * kept.scores(self.phi(x))
             with self.model.shell() as net:
                 return draw_probabilities(
                     net,
                     stacked,
                     x,
-                    logits=lambda of, rows: class_logits(of, rows, classes, views) / self.temperature(task),
+                    logits=lambda of, rows: class_logits(of, rows, classes, views) / divisor,
+                    beside=beside,
                 )
-        p = (self.logits(x, task).double() / self.temperature(task)).softmax(1)
+        p = self._given(self.logits(x, task), task, self._phi_of(x, task)).softmax(1)
         return p, entropy(p)
+
+    def phi(self, x: Tensor) -> Tensor:
+        """φ of all rows."""
+        return torch.cat([self.features(rows) for rows in torch.split(x, ROWS_AT_ONCE)])
+
+    def _phi_of(self, x: Tensor, task: int | Tensor) -> Tensor | None:
+        """φ where one of the tasks has an opinion, or a task has one."""
+        tasks = [task] if isinstance(task, int) else torch.unique(task).tolist()
+        return self.phi(x) if any(self.versions[one].opinion is not None for one in tasks) else None
+
+    def _given(self, own: Tensor, task: int, phi: Tensor | None) -> Tensor:
+        """log P(c | x, t) up to a constant, from a task's own class scores and what it keeps of the router's."""
+        opinion = self.versions[task].opinion
+        if opinion is None or phi is None:
+            return own.double() / self.temperature(task)
+        expert, regression = self._weights_given(task)
+        return expert * own.double() + regression * opinion.scores(phi)
+
+    def _weights_given(self, task: int) -> tuple[float, float]:
+        """Of a task's own class scores, and of its opinion: what its held-out rows say."""
+        calibration = self.versions[task].calibration
+        return (EXPERT, REGRESSION) if calibration is None or calibration.opinion is None else calibration.opinion
 
     def temperature(self, task: int) -> float:
         """What a task's class scores are divided by: 1, or what its held-out rows say."""

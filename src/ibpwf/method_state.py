@@ -18,6 +18,7 @@ from ibpwf.core.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
 from ibpwf.core.posterior import LayerVectors
 from ibpwf.core.turns import check_square
 from ibpwf.inference.base import Features
+from ibpwf.inference.features.adapted import AdaptedFeatures
 from ibpwf.inference.features.backbone import BackboneFeatures
 from ibpwf.inference.features.joined import JoinedFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
@@ -26,6 +27,7 @@ from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.fusion import GRID, RATES, Calibration, ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference, UnreadTensors
+from ibpwf.inference.opinion import Opinion
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.inference.versions import Version
@@ -34,14 +36,14 @@ from ibpwf.storage.network_json import check_runs
 from ibpwf.storage.on_demand import StoredPart
 from ibpwf.storage.records import first_problem
 from ibpwf.storage.task_shapes import block_shapes, reference_shapes, task_shapes
-from ibpwf.storage.tensor_checks import BOUNDED, NotWhole, check_numbers, check_part
+from ibpwf.storage.tensor_checks import BOUNDED, Expected, NotWhole, check_numbers, check_part
 
 if TYPE_CHECKING:
     from ibpwf.core.model import FactorModel
     from ibpwf.inference.base import TaskInference
     from ibpwf.method import IBPWF
 
-REFERENCE = "reference"
+REFERENCE, OPINION = "reference", "opinion/"
 
 Tensors = dict[str, Tensor]
 
@@ -55,7 +57,10 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Mapping[str, Tens
     newest = {version.serial: task for task, version in enumerate(method.versions.newest)}
     for t, version in enumerate(method.versions.all):
         serial = version.serial
-        learned, parts[f"task-{serial:04d}"] = _task_state(model, inference, t, newest.get(serial))
+        learned, part = _task_state(model, inference, t, newest.get(serial))
+        if version.opinion is not None:
+            part = {**part, **{f"{OPINION}{name}": tensor for name, tensor in version.opinion.tensors().items()}}
+        parts[f"task-{serial:04d}"] = part
         blocks = {name: dictionary.blocks[t] for name, dictionary in model.layers.items()}
         factors, block_part = _blocks_state(blocks)
         if factors:
@@ -70,13 +75,14 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Mapping[str, Tens
                 "factors": factors,
                 "inference": learned,
                 "calibration": None if version.calibration is None else asdict(version.calibration),
+                **({} if version.opinion is None else {"opinion": True}),
             }
         )
     if model.reference is not None:
         parts[REFERENCE] = _reference_part(method)
     content: dict[str, Any] = {"reference": model.reference is not None, "tasks": tasks}
-    for name, part in (("features", method.features), ("inference", method.inference)):
-        content[name], tensors = part.state()
+    for name, kept in (("features", method.features), ("inference", method.inference)):
+        content[name], tensors = kept.state()
         if tensors:
             parts[name] = tensors
     return content, parts
@@ -170,22 +176,25 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         _take_reference(method, tensors)
     learned: list[tuple[dict[str, Any], Any]] = []
     for entry in state.tasks:
-        place = f"task-{entry.serial:04d}"
+        place, opinion = f"task-{entry.serial:04d}", None
         if isinstance(files[place], StoredPart) and isinstance(method.inference, GaussianTaskInference):
             learned.append((entry.inference or {}, _add_on_demand(method, entry, files)))
         else:
-            task, inference, widths = _task(method, entry, part(place))
+            tensors = part(place)
+            opinion = _opinion(method, entry, tensors)
+            task, inference, widths = _task(method, entry, tensors)
             block_place = place if entry.factors is None else f"factors-{entry.serial:04d}"
             blocks = _blocks(method, entry, part(block_place), widths)
             model.add_task(task, blocks)
             learned.append((entry.inference or {}, inference))
         origin, classes = entry.serial if entry.origin is None else entry.origin, tuple(entry.classes)
-        found = Version(entry.serial, classes, origin, entry.version)
+        found = Version(entry.serial, classes, origin, entry.version, opinion=opinion)
         method.versions = method.versions.added(replace(found, calibration=_calibration(method, entry, found)))
     for name, dictionary in model.layers.items():
         dictionary.width = max(dictionary.width, len(model.tasks[-1].vectors[name]) if model.tasks else 0)
     current = [learned[place] for place in method.versions.places[: method.versions.tasks]]
     method.inference.load_state((state.inference, part("inference")), current)
+    _check_opinions(method)
     if not any(isinstance(task, TaskOnDemand) for task in model.tasks):
         _check_read(method)
     _check_groups(method)
@@ -209,6 +218,30 @@ def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTa
     own = model.fixed_tensors() | _within(tensors, "own/")
     task = LearnedTask(entry.outputs, vectors, selected, own, entry.turns)
     return task, inference, {name: len(chosen) for name, chosen in selected.items()}
+
+
+def _opinion(method: IBPWF, entry: FactorTask, tensors: Tensors) -> Opinion | None:
+    """What the router said of a task's classes, taken out of its part and checked."""
+    own = {name: tensors.pop(name) for name in [name for name in tensors if name.startswith(OPINION)]}
+    weight, intercept = f"{OPINION}weight", f"{OPINION}intercept"
+    classes = len(entry.classes)
+    width = len(own[weight]) if weight in own and own[weight].ndim else 0
+    shapes = {weight: Expected((width, classes)), intercept: Expected((classes,), torch.float64)}
+    check_part(f"task-{entry.serial:04d}", own, shapes if entry.opinion else {})
+    return Opinion(own[weight], own[intercept]) if own else None
+
+
+def _check_opinions(method: IBPWF) -> None:
+    """They are of the features that the router knows, and weighed where anything was."""
+    for one in method.versions.all:
+        weighed = one.calibration is not None and one.calibration.opinion is not None
+        if one.opinion is None and not weighed:
+            continue
+        place, width = f"task-{one.serial:04d}", getattr(method.inference, "width", None)
+        if one.opinion is None or (one.calibration is not None and not weighed):
+            raise NotWhole(f"part '{place}' has an opinion, and its calibration none, or the other way round")
+        if len(one.opinion.weight) != width:
+            raise NotWhole(f"the opinion in part '{place}' is of {len(one.opinion.weight)} features, not {width}")
 
 
 def _blocks(
@@ -347,6 +380,9 @@ def _width(method: IBPWF, features: Features, shape: tuple[int, ...]) -> int | N
     if isinstance(features, FactorFeatures):
         kept, layer = method.model.reference or method.model.tasks[0], features.layers[0]
         return int(kept.selected[layer].sum())
+    if isinstance(features, AdaptedFeatures):
+        outputs = _width(method, features.outputs, shape)
+        return None if outputs is None else features.width(outputs)
     if isinstance(features, LayerFeatures):
         net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
         return layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]

@@ -246,8 +246,9 @@ class Settings(Factorization):
         description="φ(x) for inferring tasks: a layer's outputs before its activation under the first task's "
         "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, "
         "one on the 'quantiles' of a table's columns, the 'inputs' themselves, an image's likeness to 'patches' "
-        "of the first task's images, what a trained 'backbone' makes of it, a name that a package has "
-        "registered, or module:Name; several side by side with + between them, such as 'patches+backbone'",
+        "of the first task's images, what a trained 'backbone' makes of it, what the network makes of it that was "
+        "'adapted' to the first task, a name that a package has registered, or module:Name; several side by side "
+        "with + between them, such as 'patches+backbone'",
     )
     inference: str = Field(
         "gaussian",
@@ -300,6 +301,10 @@ class Settings(Factorization):
         description="so many random sums of the backbone's features, of which only what is above 0 counts, take "
         "their place, such as 10000; 0: the features as they are",
     )
+    adapted_projection: Annotated[int, Field(ge=0, le=MOST_FEATURES)] = Field(
+        0,
+        description="the same of 'adapted' features",
+    )
     image_mean: Auto | tuple[float, ...] = Field(
         "auto",
         description="how images were brought to numbers, for the backbone to undo: (pixels from 0 to 1, less "
@@ -351,6 +356,11 @@ class Settings(Factorization):
         description="the tasks whose networks a router has asked about an input: all, so many of the likeliest, or "
         "those 'likely' at 1 % or more; 0: the router alone",
     )
+    second_opinion: bool = Field(
+        False,
+        description="with the task given, a task's network is asked and beside it the router's regression on the "
+        "task's classes, as it was when the task had been learned: more often right, and as unchanging",
+    )
     views: Literal["all", "plain"] = Field(
         "all",
         description="a task learned with turns answers by the mean over all turns (and mirror images), or by the "
@@ -366,6 +376,12 @@ class Settings(Factorization):
         known = self.shrinkage == 0 or self.inference != "shared-gaussian"
         why = "with inference=shared-gaussian all have one covariance already; leave it at 0"
         require(known, "shrinkage", self.shrinkage, why)
+        require(
+            self.inference == "router" or not self.second_opinion,
+            "second_opinion",
+            self.second_opinion,
+            f"inference is {self.inference}, which has no regression on classes; set inference=router",
+        )
         mean, std = self.image_mean, self.image_std
         alike = mean == std == "auto" if "auto" in (mean, std) else len(mean) == len(std) in (1, 3)
         require(alike, "image_mean", mean, f"image_std is {std}: give both, one number or three each, or neither")

@@ -19,9 +19,9 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 TASKS = 5
 
 
-def taught(device: str) -> FactorModel:
+def taught(device: str, net: nn.Module | None = None) -> FactorModel:
     torch.manual_seed(0)
-    model = factorize(mlp(12, [16, 16], 3), base="frozen", heads="per-task").to(device)
+    model = factorize(net or mlp(12, [16, 16], 3), base="frozen", heads="per-task").to(device)
     for task in range(TASKS):
         generator = torch.Generator().manual_seed(task)
         begun = model.start_task(3, generator)
@@ -54,6 +54,36 @@ def test_on_a_cpu_a_pass_is_taken_plainly() -> None:
     assert torch.equal(answers(model, x, tasks), plain)
     assert stand_ins(in_one_pass) == [replayed.replayed]
     assert not any(isinstance(key, nn.Module) for key in replayed._recordings)
+
+
+class Mixed(nn.Module):
+    """A convolution, normalizations and a dense layer, whose numbers are each task's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)
+        self.hidden, self.last, self.head = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.last(self.hidden(self.norm(self.stem(x)).mean((2, 3))).relu()))
+        return out
+
+
+@pytest.mark.parametrize("most", [replayed.LOOKED_UP, 10])
+@pytest.mark.parametrize("kind", ["perceptron", "layers of all kinds"])
+def test_what_is_looked_up_at_once_is_what_each_layer_would_look_up(
+    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replayed, "LOOKED_UP", most)
+    model = taught("cpu") if kind == "perceptron" else taught("cpu", Mixed())
+    x, tasks = batch(20, 0, "cpu") if kind == "perceptron" else (torch.randn(20, 1, 5, 5), torch.arange(20) % TASKS)
+    plain = answers(model, x, tasks)
+    (network,) = model._mixed.values()
+    assert network is not None
+    table = replayed.Table.of(network.net, len(x))
+    assert (table.values is None) == (most == 10)
+    assert len(table.names) == (0 if most == 10 else 4 if kind == "perceptron" else 8)
+    assert torch.equal(table.passed(network.net, x, tasks), plain)
 
 
 @gpu

@@ -127,6 +127,8 @@ CALIBRATIONS: dict[str, Change] = {
     "a limit of minus infinity": limits(lambda found: [-INF, *found[1:]]),
     "limits beyond calculation": limits(lambda found: [-1e308, *found[1:-1], 1e308]),
     "a limit of text": limits(lambda found: [*found[:-1], "9"]),
+    "an opinion of one weight": calibration(opinion=[1.0]),
+    "weights of an opinion that is not there": calibration(opinion=[1.0, 1.0]),
     "a list": lambda folder: folder.content["state"]["tasks"][1].update(calibration=[1.0]),
     "a number": lambda folder: folder.content["state"]["tasks"][1].update(calibration=1.0),
 }
@@ -161,6 +163,7 @@ def test_a_calibration_of_a_router_beside_gaussians_is_refused(tmp_path: Path) -
         "alone": None,
         "nearness": None,
         "losses": None,
+        "opinion": None,
     }
     whole = {
         "alone": 1.0,

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _PLACES: ContextVar[Tensor] = ContextVar("places")
 """Of each row of the batch that is looked at, its task's place among those that are mixed; a thread has its own."""
 
+_ROWS: ContextVar[Mapping[int, Tensor] | None] = ContextVar("rows", default=None)
+"""What `by_row` would look up, where it is looked up already, by the identity of the values."""
+
 
 class NotMixed(Exception):
     """A layer does not have the rows of the batch on its first axis."""
@@ -47,7 +50,8 @@ def by_row(values: Tensor, x: Tensor, axis: int) -> Tensor:
         raise NotMixed
     shape = [len(x)] + [1] * (x.ndim - 1)
     shape[axis] = values.shape[1]
-    return values.index_select(0, places).view(shape)
+    looked_up = (_ROWS.get() or {}).get(id(values))
+    return (values.index_select(0, places) if looked_up is None else looked_up).view(shape)
 
 
 class MixedFactors(nn.Module):
@@ -144,15 +148,28 @@ class MixedNorm(nn.Module):
         return torch.addcmul(shift, x, scale)
 
 
-def plainly(net: nn.Module, x: Tensor, places: Tensor) -> Tensor:
-    """What a network of several tasks gives for rows whose tasks are in these places."""
-    token = _PLACES.set(places)
+def plainly(net: nn.Module, x: Tensor, places: Tensor, rows: Mapping[int, Tensor] | None = None) -> Tensor:
+    """What a network of several tasks gives for rows whose tasks are in these places; `rows` has the values of some
+    of its tables by row, by the identity of the table."""
+    token, looked_up = _PLACES.set(places), _ROWS.set(rows)
     try:
         with torch.no_grad():
             out: Tensor = net(x)
             return out
     finally:
+        _ROWS.reset(looked_up)
         _PLACES.reset(token)
+
+
+def tables(net: nn.Module) -> list[Tensor]:
+    """All values of a network of several tasks that are looked up by row, T×C each."""
+    found = []
+    for module in net.modules():
+        if isinstance(module, MixedFactors):
+            found += [table for table in (module.get_buffer("scores"), module.bias) if table is not None]
+        elif isinstance(module, MixedNorm):
+            found += [module.get_buffer("scale"), module.get_buffer("shift")]
+    return found
 
 
 @reference

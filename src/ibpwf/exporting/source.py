@@ -260,6 +260,8 @@ class Source:
                 "class scores of the image as it is, unturned; the model itself, and its export to onnx or pt2, "
                 f"takes the mean over {views.turns} quarter turns{mirrored}, and divides it by the temperature"
             )
+        if self.method.versions[task].opinion is not None:
+            words += "; the model itself asks its second opinion beside them, which is not in this file"
         numbers = {"temperature": self.method.temperature(task), "turns": views.turns, "mirror": views.mirror}
         return {"classes": classes, **numbers, "words": words}
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.inference.opinion import EXPERT, REGRESSION
 
 Expert = Callable[[Tensor, int], Tensor | None]
 """Class scores of rows under a task; None of one that has nothing to tell apart, neither classes nor turns."""
@@ -154,7 +155,8 @@ class Calibration:
     `GRID` with the best α beside it, from its least; the `temperature` by which the task's own class scores are to
     be divided where the task is given; `limits`, below which the best joint score of any of its classes, from its
     level, lies for a share `RATES` of its rows; and `nearness`, below which minus their distance from the task does.
-    None where there is no router, or none that knows distances."""
+    None where there is no router, or none that knows distances. Of a task with an `opinion` the weights w of its own
+    class scores and v of that (`inference.opinion`)."""
 
     temperature: float
     router: float | None = None
@@ -164,6 +166,7 @@ class Calibration:
     alone: float | None = None
     nearness: tuple[float, ...] | None = None
     losses: tuple[float, ...] | None = None
+    opinion: tuple[float, float] | None = None
 
 
 def limit(table: Sequence[float], rate: float) -> float:
@@ -177,14 +180,29 @@ def beyond(table: Sequence[float], values: Tensor, rate: float) -> Tensor:
     return (here - values.double()) / max(usual - here, 1e-9 * (1 + abs(usual)))
 
 
+def given(own: Tensor, y: Tensor, opinion: Tensor | None) -> Calibration:
+    """From held-out rows of a task, what answers with the task given need: its own class scores, the numbers of the
+    rows' classes within it, and what its opinion says of them."""
+    temperature = 1 / _fit([own], y, [1.0])[0]
+    if opinion is None:
+        return Calibration(temperature)
+    expert, regression = _fit([own, opinion], y, [EXPERT, REGRESSION])
+    return Calibration(temperature, opinion=(expert, regression))
+
+
 def calibrate(
-    scores: Scores | None, own: Tensor, y: Tensor, before: Sequence[Calibration | None] = ()
+    scores: Scores | None,
+    own: Tensor,
+    y: Tensor,
+    before: Sequence[Calibration | None] = (),
+    opinion: Tensor | None = None,
 ) -> Calibration:
     """From held-out rows of the newest task: the scores of all classes, if a router gives any, those of the task's
     own expert, and the numbers of the rows' classes within the task; `before` is what other tasks' rows said."""
-    temperature = 1 / _fit([own], y, [1.0])[0]
+    found = given(own, y, opinion)
+    temperature = found.temperature
     if scores is None:
-        return Calibration(temperature)
+        return found
     last = len(scores.widths) - 1
     here = scores.of_task(last)
     y = y + here.start
@@ -199,15 +217,17 @@ def calibrate(
         (router,) = _fit([scores.router], y, [ROUTER_WEIGHT], beside=of_all * scores.experts)
     limits = _limits(scores.best_of_task(last, router, experts))
     nearness = None if scores.distances is None else _limits(-scores.distances[:, last])
-    return Calibration(temperature, router, experts, classes, limits, alone, nearness, losses)
+    return Calibration(temperature, router, experts, classes, limits, alone, nearness, losses, found.opinion)
 
 
-def recalibrated(old: Calibration, scores: Scores | None, own: Tensor, y: Tensor, task: int) -> Calibration:
+def recalibrated(
+    old: Calibration, scores: Scores | None, own: Tensor, y: Tensor, task: int, opinion: Tensor | None = None
+) -> Calibration:
     """A task's calibration for a new version of it, from held-out rows like those that the version was learned from.
     What was usual stays so, and the limits move out as far as these rows take them: rows like the old ones are not
     there to ask. Their weights stay those that the limits were made with."""
-    (sharpness,) = _fit([own], y, [1.0])
-    new = replace(old, temperature=1 / sharpness)
+    found = given(own, y, opinion)
+    new = replace(old, temperature=found.temperature, opinion=found.opinion)
     if scores is None or old.limits is None or old.router is None or old.experts is None:
         return new
     best = scores.best_of_task(task, old.router, old.experts)

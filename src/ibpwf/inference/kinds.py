@@ -10,6 +10,7 @@ from ibpwf import registry
 from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Features, TaskInference
+from ibpwf.inference.features.adapted import AdaptedFeatures
 from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
 from ibpwf.inference.features.inputs import InputFeatures
 from ibpwf.inference.features.joined import JoinedFeatures
@@ -47,6 +48,13 @@ def _backbone(settings: Settings) -> Features:
 FEATURES: dict[str, Callable[..., Features]] = {
     "layer": lambda settings, model: LayerFeatures(model, _layers(settings)),
     "factors": lambda settings, model: FactorFeatures(model, _layers(settings)),
+    "adapted": lambda settings, model: AdaptedFeatures(
+        model,
+        _layers(settings),
+        projection=settings.adapted_projection,
+        mirror=settings.mirror,
+        shape=None if settings.image_shape == "auto" else settings.image_shape,
+    ),
     "inputs": lambda settings: InputFeatures(),
     "random": lambda settings: RandomFeatures(_width(settings)),
     "quantiles": lambda settings: QuantileFeatures(_width(settings)),

@@ -24,6 +24,7 @@ from torch import Tensor
 from ibpwf.errors import InputError
 from ibpwf.inference import outline
 from ibpwf.inference.base import Batch, State, TaskInference
+from ibpwf.inference.opinion import Opinion
 from ibpwf.inference.ridge_regression import NormalEquations, RidgeSolution, solve
 from ibpwf.inference.ridge_sums import (
     Precision,
@@ -132,6 +133,12 @@ class RidgeRouter(TaskInference):
         """What `class_log_scores` are on average for the rows of each class that were learned from, ΣC: f is linear,
         so it is that of their mean."""
         return self.solution().levels * SHARPNESS
+
+    def opinion(self, task: int) -> Opinion:
+        """What is said of a task's classes now, to keep."""
+        solution, widths = self.solution(), self.columns()
+        own = slice(sum(widths[:task]), sum(widths[: task + 1]))
+        return Opinion.of(solution.weight[:, own] * SHARPNESS, solution.intercept[own] * SHARPNESS)
 
     def log_scores(self, phi: Tensor) -> Tensor:
         """log P(t | φ) up to a constant, N×T: a task is as good as its best class."""

@@ -24,17 +24,21 @@ def draw_probabilities(
     x: Tensor,
     chunk: int = 512,
     logits: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """ρ = mean over draws of softmax p(y|x,θ⁽ᵐ⁾), N×C (eq. predictive_given_task), and one draw's mean entropy, N.
-    `logits` makes a row's class scores of what the network gives; None: they are what it gives.
+    `logits` makes a row's class scores of what the network gives; None: they are what it gives. `beside`, N×C, is
+    added to those of every draw.
 
     All draws of a chunk of rows run in one batched pass. Weights are lent to `net`, so it must be the caller's alone.
     """
     net.eval()
     means, entropies = [], []
     with torch.no_grad():
-        for rows in torch.split(x, chunk):
-            p = _all_draws(net, dict(stacked), rows, logits).double().softmax(-1)
+        for start in range(0, len(x), chunk):
+            rows = slice(start, start + chunk)
+            scores = _all_draws(net, dict(stacked), x[rows], logits).double()
+            p = (scores if beside is None else scores + beside[rows]).softmax(-1)
             means.append(p.mean(0))
             entropies.append(entropy(p).mean(0))
     return torch.cat(means), torch.cat(entropies)

@@ -9,24 +9,27 @@ after those of the tasks. All versions of a task have its classes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ibpwf.inference.fusion import Calibration
+from ibpwf.inference.opinion import Opinion
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a task. `origin` is the serial of the task's first, whether or not that is still there."""
+    """One version of a task. `origin` is the serial of the task's first, whether or not that is still there;
+    `opinion`, where it is kept, is what the router said of its classes then."""
 
     serial: int
     classes: tuple[int, ...]
     origin: int
     number: int = 1
     calibration: Calibration | None = None
+    opinion: Opinion | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -133,17 +133,22 @@ class Configuration(Record):
         return self
 
 
+AboveZero = Annotated[float, Field(ge=1e-3, le=1e3)]
+Weight = Annotated[float, Field(ge=0, le=1e3)]
+
+
 class TaskCalibration(Record):
     """What rows held out of a task said: of its own network, and where there is a router of both."""
 
-    temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
-    router: Annotated[float, Field(ge=1e-3, le=1e3)] | None
-    experts: Annotated[float, Field(ge=0, le=1e3)] | None
+    temperature: AboveZero
+    router: AboveZero | None
+    experts: Weight | None
     classes: Count
     limits: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
-    alone: Annotated[float, Field(ge=1e-3, le=1e3)] | None
+    alone: AboveZero | None
     nearness: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
     losses: list[Annotated[float, Field(ge=0, le=1e300)]] | None
+    opinion: Annotated[tuple[AboveZero, Weight], Field(strict=False)] | None = None
 
     @model_validator(mode="after")
     def _of_a_router_or_not(self) -> Self:
@@ -168,6 +173,7 @@ class FactorTask(Record):
     factors: Count | None = None
     inference: dict[str, Any] | None  # of an older version None: the newest has it
     calibration: TaskCalibration | None = None
+    opinion: bool = False  # whether its part has what the router said of its classes
 
     @model_validator(mode="after")
     def _an_output_per_class(self) -> Self:

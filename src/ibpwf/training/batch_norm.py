@@ -91,8 +91,9 @@ class _ByAllRows(torch.autograd.Function):
         x, scale, mean, variance, count = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last) if _channels_last(x) else dy.contiguous()
         inverse = (variance + ctx.eps).rsqrt()  # CPUs read the variance, GPUs this
+        ones = torch.ones_like(mean) if scale is None else scale  # a GPU gives no sums without
         sums = torch.ops.aten.native_batch_norm_backward(
-            dy, x, scale, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
+            dy, x, ones, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
         of_products, of_gradients = sums[1], sums[2]
         dx = None

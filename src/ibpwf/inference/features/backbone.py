@@ -1,9 +1,7 @@
 """φ(x) of images or texts: what a trained network makes of them, which no task changes.
 
-    h = (f(x) − μ) / σ,     φ = h,     or with a projection     φ = relu(h R),   R = ±1/√D at random
-
-f is read at one depth or several, side by side; μ and σ are of the first task. R is fixed by its size. What is stored
-is the network's name and digest, μ and σ.
+It is read at one depth or several, side by side, and put on one scale (`scaled`). What is stored is the network's
+name and digest, μ and σ.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from ibpwf.backbones.catalog import known_network
 from ibpwf.backbones.loading import load
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Batch, Features, State
-from ibpwf.inference.signs import random_signs
+from ibpwf.inference.features.scaled import Scale
 from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
 
 ROWS_FITTED = 4096
@@ -55,11 +53,10 @@ BYTE_PIXELS = PixelScale((0.0,), (1 / PIXEL_LEVELS,))
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What the first task has fixed: how its inputs were made, and `mean` and `deviation` of the features."""
+    """What the first task has fixed: how its inputs were made, and the scale of the features."""
 
-    scale: PixelScale
-    mean: Tensor
-    deviation: Tensor
+    pixels: PixelScale
+    scale: Scale
 
 
 class BackboneFeatures(Features):
@@ -110,15 +107,7 @@ class BackboneFeatures(Features):
         """μ and σ of some thousand rows of the first task, chosen at random."""
         x = _some_rows((self._rows(x) for x, _ in batches), rows, generator)
         scale = self.scale or (UNIT_PIXELS if self.text else _pixel_scale(x))
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
-        for rows_of_view in self._views(x):
-            raw = self._raw(rows_of_view, scale).double()
-            count += len(raw)
-            total, squares = raw.sum(0) + total.to(raw), raw.square().sum(0) + squares.to(raw)
-        mean = total / count
-        # A feature that never moves gives the rounding errors of its constant: they must not be made large.
-        deviation = ((squares / count - mean.square()).clamp(min=0) + 1e-8).sqrt()
-        self._fitted = _Fitted(scale, mean.float(), deviation.float())
+        self._fitted = _Fitted(scale, Scale.of(self._raw(rows_of_view, scale) for rows_of_view in self._views(x)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ in float32; with `mirror`, the mean of an image's and of its mirror image's."""
@@ -130,10 +119,7 @@ class BackboneFeatures(Features):
         fitted = self._fitted
         assert fitted is not None
         for rows in self._views(self._rows(x)):
-            found = (self._raw(rows, fitted.scale) - fitted.mean) / fitted.deviation
-            if self.projection:
-                found = (found @ projection_matrix(self.inner_width, self.projection, found.device)).relu_()
-            yield found
+            yield fitted.scale(self._raw(rows, fitted.pixels), self.projection)
 
     def check(self, x: Tensor) -> None:
         """Also fetches the network, so that it is there before anything is learned."""
@@ -157,10 +143,10 @@ class BackboneFeatures(Features):
             "projection": self.projection,
             "mirror": self.mirror,
             "shape": None if self.shape is None else list(self.shape),
-            "image_mean": list(self._fitted.scale.mean),
-            "image_std": list(self._fitted.scale.std),
+            "image_mean": list(self._fitted.pixels.mean),
+            "image_std": list(self._fitted.pixels.std),
         }
-        return content, {"mean": self._fitted.mean, "deviation": self._fitted.deviation}
+        return content, {"mean": self._fitted.scale.mean, "deviation": self._fitted.scale.deviation}
 
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if not content:
@@ -183,7 +169,7 @@ class BackboneFeatures(Features):
             raise NotWhole(f"backbone features have image_mean={scale.mean} and image_std={scale.std}")
         if not float(tensors["deviation"].min()) >= 1e-6:
             raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
-        self._fitted = _Fitted(scale, tensors["mean"], tensors["deviation"])
+        self._fitted = _Fitted(scale, Scale(tensors["mean"], tensors["deviation"]))
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows as images, or as texts, once it is known that they can be."""
@@ -240,12 +226,6 @@ def _loaded(name: str, digest: str, device: torch.device) -> Backbone:
     found = load(name).to(device).requires_grad_(False)
     assert found.digest == digest
     return found
-
-
-@lru_cache(maxsize=2)
-def projection_matrix(width: int, count: int, device: torch.device) -> Tensor:
-    """R, D×count."""
-    return (random_signs(width, count, seed=2026) / math.sqrt(width)).to(device)
 
 
 def _some_rows(batches: Iterable[Tensor], rows: int, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,120 @@
+"""φ(x): what the network makes of an input under the first task's weights, on one scale, or random sums of it.
+
+A trained network that has been adapted to one task sees inputs of that kind, such as small or blurred images, better
+than the network as it came: beside what an untouched backbone tells of all classes, this tells what it misses. The
+first task's weights are locked, so no later task changes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ibpwf.core.model import FactorModel
+from ibpwf.errors import InputError
+from ibpwf.inference.base import Batch, Features, State
+from ibpwf.inference.features.layer import LayerFeatures
+from ibpwf.inference.features.scaled import Scale
+from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
+
+ROWS_FITTED = 4096
+"""So many rows of the first task give μ and σ."""
+
+
+class AdaptedFeatures(Features):
+    """The outputs of `layers`, averaged over space; None: of the last layer that has factors before the head.
+    `projection` is how many random sums take their place; 0: none. With `mirror` an image and its mirror image are
+    two rows to learn from, and an answer is about both; `shape` says of rows that come flat what images they are."""
+
+    rows_to_fit = ROWS_FITTED
+
+    def __init__(
+        self,
+        model: FactorModel,
+        layers: Sequence[str] | None = None,
+        *,
+        projection: int = 0,
+        mirror: bool = False,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.outputs = LayerFeatures(model, (_last_layer(model),) if layers is None else layers)
+        self.projection, self.mirror, self.shape = projection, mirror, shape
+        self._scale: Scale | None = None
+
+    def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
+        self._scale = Scale.of(self.outputs(view) for x, _ in batches for view in self._views(x))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """With `mirror`, the mean of an image's and of its mirror image's."""
+        views = list(self.views(x))
+        return views[0] if len(views) == 1 else (views[0] + views[1]) / 2
+
+    def views(self, x: Tensor) -> Iterator[Tensor]:
+        scale = self._scale
+        assert scale is not None
+        for view in self._views(x):
+            yield scale(self.outputs(view), self.projection)
+
+    def check(self, x: Tensor) -> None:
+        self._views(x)
+        self.outputs.check(x)
+
+    def unread(self) -> tuple[str, ...]:
+        return self.outputs.unread()
+
+    def fork(self, model: FactorModel) -> Self:
+        other = copy.copy(self)
+        other.outputs = self.outputs.fork(model)
+        return other
+
+    def state(self) -> State:
+        if self._scale is None:
+            return {}, {}
+        content = {
+            **self.outputs.state()[0],
+            "projection": self.projection,
+            "mirror": self.mirror,
+            "shape": None if self.shape is None else list(self.shape),
+        }
+        return content, {"mean": self._scale.mean, "deviation": self._scale.deviation}
+
+    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        if not content:
+            return
+        if (content["projection"], content["mirror"]) != (self.projection, self.mirror):
+            raise NotWhole("adapted features have another projection or mirror than the settings say")
+        self.outputs.load_state({"layers": content["layers"]}, {})
+        self.shape = None if content["shape"] is None else tuple(content["shape"])
+        width = tensors["mean"].shape if "mean" in tensors else (0,)
+        check_part("features", tensors, {"mean": Expected(tuple(width)), "deviation": Expected(tuple(width))})
+        if tensors["mean"].ndim != 1 or not float(tensors["deviation"].min()) >= 1e-6:
+            raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
+        self._scale = Scale(tensors["mean"], tensors["deviation"])
+
+    def width(self, outputs: int) -> int:
+        """How many features φ has, where the layers have so many outputs."""
+        if self._scale is not None and len(self._scale.mean) != outputs:
+            raise NotWhole(f"adapted features have {len(self._scale.mean)} means, and the layers {outputs} outputs")
+        return self.projection or outputs
+
+    def _views(self, x: Tensor) -> tuple[Tensor, ...]:
+        if not self.mirror:
+            return (x,)
+        flat = x.ndim == 2 and self.shape is not None and x.shape[1] == math.prod(self.shape)
+        if x.ndim != 4 and not flat:
+            raise InputError(
+                f"mirror is True, and a row is {' × '.join(map(str, x.shape[1:]))}, which is no image; set "
+                "mirror=False, or say in image_shape what images such rows are."
+            )
+        images = x.reshape(-1, *(self.shape or ())) if flat else x
+        return x, images.flip(-1).reshape(x.shape)
+
+
+def _last_layer(model: FactorModel) -> str:
+    layers = [name for name in model.layers if name != model.head] or list(model.layers)
+    return layers[-1]
