@@ -21,6 +21,7 @@ from ibpwf import Learner, Settings, models
 from ibpwf.errors import StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.training.callbacks import Callback, EpochEnd
+from statistics_seen import batches_of_statistics
 
 
 def accuracy(labels: Tensor, truth: Tensor) -> float:
@@ -361,7 +362,10 @@ def test_heads_of_their_own_and_gaussians_per_class_come_back_as_well(
     assert same_answers(learner, loaded, digits[2].test.x)
 
 
-def test_without_fine_tuning_batch_normalisation_gets_the_statistics_of_the_weights_that_answer() -> None:
+def test_without_fine_tuning_batch_normalisation_gets_the_statistics_of_the_weights_that_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = batches_of_statistics(monkeypatch)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 2))
     settings = Settings(alpha=6.0, epochs=3, finetune_epochs=0, batch_size=16, learning_rate=0.01)
@@ -369,9 +373,10 @@ def test_without_fine_tuning_batch_normalisation_gets_the_statistics_of_the_weig
     learner = Learner(net, settings)
     learner.learn(x, y)
     merged = learner.merge(0).train()
-    hidden = merged[0](x)
-    expected = torch.stack([rows.mean(0) for rows in hidden.split(16)]).mean(0)
+    assert torch.equal(torch.cat(seen).sort(0).values, x.sort(0).values), "every row once"
+    hidden = [merged[0](rows) for rows in seen]
+    expected = torch.stack([rows.mean(0) for rows in hidden]).mean(0)
     torch.testing.assert_close(merged[1].running_mean, expected, rtol=1e-4, atol=1e-5)
-    spread = torch.stack([rows.var(0) for rows in hidden.split(16)]).mean(0)
-    torch.testing.assert_close(merged[1].running_var, spread, rtol=0.2, atol=1e-3)  # of other batches
+    spread = torch.stack([rows.var(0) for rows in hidden]).mean(0)
+    torch.testing.assert_close(merged[1].running_var, spread, rtol=1e-4, atol=1e-5)
     assert merged[1].momentum == 0.1

@@ -14,6 +14,7 @@ from ibpwf.lab import scenario
 from ibpwf.lab.data.catalog import CIFAR10
 from ibpwf.lab.data.tasks import Scenario, Task
 from trained.images import (
+    LATE_STAGES,
     LAYERS,
     NORMS,
     ROWS_ASKED,
@@ -44,12 +45,14 @@ SETTINGS = Settings(
     precision="bfloat16",
     inference="router",
     experts="all",
-    features="patches+backbone",
+    features="patches+backbone+adapted",
+    inference_layers=LATE_STAGES,
     patch_filters="large",
     backbone_depths=(6, 7, 8),
     backbone_projection=10_000,
     router_precision="mixed",
     held_out=0.03,
+    second_opinion=True,
     image_mean=CIFAR10.mean,
     image_std=CIFAR10.std,
 )

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -55,7 +56,6 @@ BUILT_WITH = (
     *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
     *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon", "image_shape"),
     *("backbone", "backbone_depths", "backbone_size", "backbone_projection", "image_mean", "image_std"),
-    "adapted_projection",
     *("router_ridge", "router_precision", "keep_sums_per_task"),
 )
 """Settings that all tasks have in common; any other may change from task to task."""
@@ -302,7 +302,7 @@ class IBPWF(AnsweringMethod):
         plan = self._plan(len(rows))
         if not plan.finetune_epochs:
             network.fix_selection(self.settings.kappa)
-        batches = rows.epoch(plan.batch_size, data.generator("statistics"))
+        batches = rows.epoch(max(plan.batch_size, 2), data.generator("statistics"))  # one row has no variance
         estimate_statistics(network, ((turned(x, network.turns, self.image_shape), y) for x, y in batches))
         self.model.finish_task(network, self.settings.kappa)
         self._keep(data, rows)
@@ -340,9 +340,13 @@ class IBPWF(AnsweringMethod):
 
     def _fit_features(self, data: TaskData, rows: Rows) -> None:
         """Those that look at some rows alone take them from all over."""
-        some = self.features.rows_to_fit
-        batches = Again(lambda: rows.in_order() if some is None else rows.sample(some, data.generator("sample")))
-        self.features.fit(batches, len(rows), data.generator("random features"))
+        for part in self.features.parts_to_fit():
+            part.fit(Again(partial(self._seen_by, part, data, rows)), len(rows), data.generator("random features"))
+
+    @staticmethod
+    def _seen_by(features: Features, data: TaskData, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+        some = features.rows_to_fit
+        return rows.in_order() if some is None else rows.sample(some, data.generator("sample"))
 
     def take_rows(self, task: int, rows: Rows) -> None:
         """Let task inference have more rows of a task, as if they had come with its first; its expert stays."""

@@ -301,10 +301,6 @@ class Settings(Factorization):
         description="so many random sums of the backbone's features, of which only what is above 0 counts, take "
         "their place, such as 10000; 0: the features as they are",
     )
-    adapted_projection: Annotated[int, Field(ge=0, le=MOST_FEATURES)] = Field(
-        0,
-        description="the same of 'adapted' features",
-    )
     image_mean: Auto | tuple[float, ...] = Field(
         "auto",
         description="how images were brought to numbers, for the backbone to undo: (pixels from 0 to 1, less "

@@ -43,6 +43,23 @@ def taught(rank: int) -> GaussianTaskInference:
     return model
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_groups_of_equal_rows_are_told_apart(rows: int) -> None:
+    model = GaussianTaskInference(1e-4)
+    means = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3))
+    for task, mean in enumerate(means):
+        sums = MomentAccumulator()
+        sums.add(mean.repeat(rows, 1))
+        group = sums.finish()
+        if not task:
+            model.set_scale([group])
+        model.add(task, group)
+    assert infer_tasks(model, Given(), means).argmax(1).tolist() == list(range(6))
+    with accelerated(False):
+        plain = infer_tasks(model, Given(), means)
+    torch.testing.assert_close(infer_tasks(model, Given(), means), plain)
+
+
 @pytest.mark.parametrize("rank", [3, 9, 20])
 def test_differences_of_scores_are_those_of_longer_floats(rank: int) -> None:
     model = taught(rank)

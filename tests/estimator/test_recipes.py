@@ -170,6 +170,24 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKBONES, NAME, tiny_network(Shelf()))
 
 
+@pytest.mark.parametrize("features", ["backbone", "patches+backbone"])
+def test_a_backbone_is_told_what_pixels_its_inputs_were_made_from(tiny: None, features: str) -> None:
+    settings = {
+        "features": features,
+        "inference": "router",
+        "backbone": NAME,
+        "backbone_size": 32,
+        "patch_filters": 8,
+    }
+    made = ContinualClassifier(recipe="images", epochs=2, settings=settings, device="cpu")
+    x, y = waves((0, 1))
+    made.learn(x, y)
+    scale = made.learner_.method.features.parts_to_fit()[-1]._fitted  # type: ignore[attr-defined]
+    net = backbones.load(NAME)
+    truth = net.features(net.input(torch.from_numpy(x).permute(0, 3, 1, 2).float(), 32)).detach()
+    torch.testing.assert_close(scale.scale.mean, truth.mean(0), rtol=0.05, atol=0.02)  # but for rows held out
+
+
 def test_a_trained_network_looks_at_each_image_once(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

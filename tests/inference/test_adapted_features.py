@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ibpwf import Learner, Settings, export
 from ibpwf.errors import InputError
 from ibpwf.inference.features.adapted import AdaptedFeatures
-from ibpwf.inference.features.scaled import projection_matrix
 from router_tasks import CLASSES, X, examples, network
 
 SETTINGS = Settings(
@@ -46,19 +45,15 @@ def outputs(learner: Learner, layers: tuple[str, ...], x: Tensor) -> np.ndarray:
     return torch.cat(each, 1).double().numpy()
 
 
-@pytest.mark.parametrize("projection", [0, 30])
 @pytest.mark.parametrize("mirror", [False, True])
-def test_they_are_the_first_tasks_outputs_on_one_scale(projection: int, mirror: bool) -> None:
-    learner = learned(1, inference_layers=LAYERS, adapted_projection=projection, mirror=mirror, held_out=0.0)
+def test_they_are_the_first_tasks_outputs_on_one_scale(mirror: bool) -> None:
+    learner = learned(1, inference_layers=LAYERS, mirror=mirror, held_out=0.0)
     seen, _ = examples(CLASSES[0])
     views = [(seen, X), (seen.flip(-1), X.flip(-1))] if mirror else [(seen, X)]
     own = np.concatenate([outputs(learner, LAYERS, rows) for rows, _ in views])
     wanted = []
     for _, rows in views:
         scaled = (outputs(learner, LAYERS, rows) - own.mean(0)) / np.sqrt(own.var(0) + 1e-8)
-        if projection:
-            matrix = projection_matrix(scaled.shape[1], projection, torch.device("cpu")).double().numpy()
-            scaled = np.maximum(scaled @ matrix, 0)
         wanted.append(scaled)
     found = learner.method.features(X)
     np.testing.assert_allclose(found.double().numpy(), np.mean(wanted, axis=0), atol=1e-3)
@@ -67,7 +62,7 @@ def test_they_are_the_first_tasks_outputs_on_one_scale(projection: int, mirror: 
 
 @pytest.mark.parametrize("features", ["adapted", "adapted+random"])
 def test_no_later_task_changes_a_bit_of_them(features: str, tmp_path: Path) -> None:
-    learner = learned(1, features=features, random_features=10, adapted_projection=20)
+    learner = learned(1, features=features, random_features=10)
     before = learner.method.features(X)
     for number in (1, 2):
         learner.learn(*examples(CLASSES[number]), name=str(number))
@@ -109,20 +104,20 @@ def test_a_mistyped_layer_is_named() -> None:
         Learner(network(), SETTINGS.replace(inference_layers=("nine",)))
 
 
-@pytest.mark.parametrize("fault", ["projection", "deviation", "widths", "gone"])
+@pytest.mark.parametrize("fault", ["mirror", "deviation", "widths", "gone"])
 def test_a_folder_that_does_not_fit_is_refused(fault: str) -> None:
     learner = learned(1)
     content, tensors = learner.method.features.state()
     other = AdaptedFeatures(learner.model, None)
-    if fault == "projection":
-        content["projection"] = 7
+    if fault == "mirror":
+        content["mirror"] = True
     elif fault == "deviation":
         tensors["deviation"] = tensors["deviation"] * 0
     elif fault == "widths":
         tensors["deviation"] = tensors["deviation"][:-1]
     else:
         del tensors["mean"]
-    with pytest.raises(ValueError, match=r"projection|deviation|mean"):
+    with pytest.raises(ValueError, match=r"mirror|deviation|mean"):
         other.load_state(content, tensors)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf import Learner, Settings, export
 from ibpwf.errors import InputError
@@ -46,20 +46,32 @@ def learned(tasks: int, settings: Settings = SETTINGS) -> Learner:
 
 def test_each_part_is_fitted_as_it_would_be_alone() -> None:
     x, later = images(40), images(5, seed=1)
-    patches, inputs = PatchFeatures(4, patch=3, mirror=True), InputFeatures()
-    both, batches = JoinedFeatures([PatchFeatures(4, patch=3, mirror=True), InputFeatures()]), [(x, torch.zeros(40))]
-    for one in (patches, inputs, both):
+    patches, random = PatchFeatures(4, patch=3, mirror=True), RandomFeatures(7)
+    both = JoinedFeatures([PatchFeatures(4, patch=3, mirror=True), RandomFeatures(7)])
+    batches = [(x, torch.zeros(40))]
+    for one in (patches, random, both):
         one.fit(batches, 40, torch.Generator().manual_seed(3))
-    assert torch.equal(both(later), torch.cat([patches(later), inputs(later)], 1))
+    assert torch.equal(both(later), torch.cat([patches(later), random(later)], 1))
     views = list(both.views(later))
     assert len(views) == 2
     for found, own in zip(views, patches.views(later), strict=True):
-        assert torch.equal(found, torch.cat([own, inputs(later)], 1))
+        assert torch.equal(found, torch.cat([own, random(later)], 1))
 
 
-def test_they_ask_for_as_many_rows_as_the_part_that_needs_most() -> None:
-    assert JoinedFeatures([QuantileFeatures(), InputFeatures()]).rows_to_fit is None
-    assert JoinedFeatures([QuantileFeatures(), QuantileFeatures()]).rows_to_fit == QuantileFeatures.rows_to_fit
+def test_a_part_that_looks_at_some_rows_takes_them_from_all_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another that looks at all."""
+    monkeypatch.setattr(QuantileFeatures, "rows_to_fit", 50)
+    x = torch.linspace(0, 1, 400).unsqueeze(1).repeat(1, 2)  # sorted, as many a table is
+    settings = Settings(inference="router", random_features=8, epochs=1, finetune_epochs=1)
+    found = []
+    for features in ("quantiles", "quantiles+random", "random+quantiles"):
+        net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+        learner = Learner(net, settings.replace(features=features), seed=3, device="cpu")
+        learner.learn(x, torch.arange(400) % 2)
+        parts = learner.method.features.parts_to_fit()
+        found += [part(x) for part in parts if isinstance(part, QuantileFeatures)]
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert float(found[0].std(0).min()) > 0, "and not of its first rows alone"
 
 
 def test_what_is_unread_is_read_by_none() -> None:
@@ -89,6 +101,14 @@ def test_a_learner_answers_the_same_after_it_was_stored(tmp_path: Path) -> None:
     for one in (learner, again):
         one.learn(*examples(CLASSES[2]))
     assert torch.equal(again.predict(x).labels, learner.predict(x).labels)
+
+
+@pytest.mark.parametrize("name", ["2/x", "junk", "0/junk", "-1/mean"])
+def test_a_tensor_that_no_part_reads_is_refused(name: str) -> None:
+    features = learned(1).method.features
+    content, tensors = features.state()
+    with pytest.raises(ValueError, match="that nothing reads"):
+        features.load_state(content, {**tensors, name: torch.zeros(3)})
 
 
 def test_old_tasks_answers_stay_and_a_fork_is_apart() -> None:

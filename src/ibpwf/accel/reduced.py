@@ -11,6 +11,7 @@ not D×D, and r may be a quarter of D.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +50,8 @@ class ReducedScores:
         apart = means - screen.center
         outside = apart - apart @ basis @ basis.T
         outside = outside - outside @ basis @ basis.T  # free of what rounding has left there
-        room = (2 * NATS / elsewhere) ** 0.5 * ridge - float(outside.norm(dim=1).max())
+        # Groups of equal rows have no covariance at all, anywhere.
+        room = ((2 * NATS / elsewhere) ** 0.5 if elsewhere else math.inf) * ridge - float(outside.norm(dim=1).max())
         if not room > 0:
             return None
         frame = whiten @ torch.linalg.qr(whiten.transpose(1, 2) @ basis).Q

@@ -1,14 +1,15 @@
 """Rows of several tasks in one pass on a GPU: stands for `core.mixed.in_one_pass`.
 
-Such a pass is many small operations, and to start each takes longer than the operation itself. From the second batch
+Such a pass is many small operations, and to start each takes longer than the operation itself. From the third batch
 of a shape on they are replayed as one CUDA graph, in which all that differs between tasks is looked up at once; the
-answers are the same. The first batch is answered plainly, so that a network which is asked once costs nothing more.
+answers are the same. Batches before that are answered plainly, so that a network which is seldom asked costs nothing
+more.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from ibpwf.core.mixed import in_one_pass, plainly, tables
 from ibpwf.core.reference import stands_for
 
-SHAPES = 4
-"""Of so many shapes of batches a network keeps a recording, the latest ones: each holds memory for its numbers."""
+SHAPES, SIGHTS, REMEMBERED = 4, 3, 64
+"""Of so many shapes of batches a network keeps a recording, the latest ones: each holds memory for its numbers. A
+recording costs as much as some hundred passes, so it is made when a shape is seen for that time; so many shapes are
+counted."""
 
 LOOKED_UP = 2**26
 """So many numbers, 268 MB, may be looked up at once; where there are more, each layer looks up its own."""
@@ -50,27 +53,14 @@ class Table:
 
 @dataclass
 class Recording:
-    """A pass over a batch of one shape; `given` and `places` are read and `out` is written where they lie."""
+    """A pass over a batch of one shape; `given` and `places` are read and `out` is written where they lie. The graph
+    reads the `table` too."""
 
     given: Tensor
     places: Tensor
     graph: torch.cuda.CUDAGraph
     out: Tensor
-    table: Table  # which the graph reads
-
-    @classmethod
-    def of(cls, net: nn.Module, x: Tensor, places: Tensor) -> Recording:
-        given, at, graph = x.clone(), places.clone(), torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            table = Table.of(net, len(x))
-            table.passed(net, given, at)
-        torch.cuda.current_stream().wait_stream(stream)
-        # Other threads may ask the GPU for something else meanwhile.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            out = table.passed(net, given, at)
-        return cls(given, at, graph, out, table)
+    table: Table
 
     def __call__(self, x: Tensor, places: Tensor) -> Tensor:
         self.given.copy_(x)
@@ -79,14 +69,69 @@ class Recording:
         return self.out.clone()
 
 
-@dataclass
 class Recordings:
-    """Of one network, by the shape of a batch; None of a shape that was seen once. Threads take turns: a recording
-    has one place for its numbers."""
+    """Of one network, by the shape of a batch. They share memory, so one runs at a time: threads take turns, as
+    do their streams."""
 
-    of_shape: dict[Shape, Recording | None] = field(default_factory=dict)
-    failed: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self.of_shape: dict[Shape, Recording] = {}
+        self.sights: dict[Shape, int] = {}
+        self.failed = False
+        self.lock = threading.Lock()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def answered(self, net: nn.Module, x: Tensor, places: Tensor) -> Tensor | None:
+        """By the recording of this shape; None where there is none."""
+        shape = tuple(x.shape), x.dtype
+        with self.lock:
+            found = self.of_shape.pop(shape, None)
+            if found is None and self._is_due(shape):
+                found = self._recorded(net, x, places)
+            if found is None:
+                return None
+            self.of_shape[shape] = found
+            if len(self.of_shape) > SHAPES:
+                del self.of_shape[next(iter(self.of_shape))]
+            here = torch.cuda.current_stream()
+            here.wait_event(self.done)
+            out = found(x, places)
+            self.done.record(here)
+            return out
+
+    def _is_due(self, shape: Shape) -> bool:
+        if self.failed:
+            return False
+        seen = self.sights.pop(shape, 0) + 1
+        self.sights = {**dict(list(self.sights.items())[1 - REMEMBERED :]), shape: seen}
+        return seen >= SIGHTS
+
+    def _recorded(self, net: nn.Module, x: Tensor, places: Tensor) -> Recording | None:
+        """None where the network looks at its numbers on the way, and ever after."""
+        here = torch.cuda.current_stream()
+        with torch.inference_mode(False):  # else nobody outside of it could write to them later
+            given, at, graph = x.clone(), places.clone(), torch.cuda.CUDAGraph()
+            self.stream.wait_stream(here)
+            try:
+                with torch.cuda.stream(self.stream):
+                    table = Table.of(net, len(x))
+                    table.passed(net, given, at)
+                here.wait_stream(self.stream)
+                # Other threads may ask the GPU for something else meanwhile.
+                with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+                    out = table.passed(net, given, at)
+            except RuntimeError:
+                self.failed = True
+                self._mend(x.device)
+                return None
+        self.sights.pop((tuple(x.shape), x.dtype), None)
+        return Recording(given, at, graph, out, table)
+
+    def _mend(self, device: torch.device) -> None:
+        """After a recording that broke off torch's random numbers believe to be in one still; the next ends that."""
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self.stream, capture_error_mode="thread_local"):
+            torch.zeros(1, device=device)
 
 
 _recordings: WeakKeyDictionary[nn.Module, Recordings] = WeakKeyDictionary()
@@ -98,17 +143,9 @@ def _on_a_gpu(net: nn.Module, x: Tensor, places: Tensor) -> bool:
 
 @stands_for(in_one_pass, when=_on_a_gpu)
 def replayed(net: nn.Module, x: Tensor, places: Tensor) -> Tensor:
-    kept, shape = _recordings.setdefault(net, Recordings()), (tuple(x.shape), x.dtype)
-    with kept.lock, torch.cuda.device(x.device):
-        seen, found = shape in kept.of_shape, kept.of_shape.pop(shape, None)
-        if kept.failed or not seen:
-            kept.of_shape = {**dict(list(kept.of_shape.items())[1 - SHAPES :]), shape: None}
-            return plainly(net, x, places)
-        if found is None:
-            try:
-                found = Recording.of(net, x, places)
-            except RuntimeError:  # a network that looks at its numbers on the way
-                kept.failed = True
-                return plainly(net, x, places)
-        kept.of_shape[shape] = found
-        return found(x, places)
+    with torch.cuda.device(x.device):
+        kept = _recordings.get(net)
+        if kept is None:
+            kept = _recordings.setdefault(net, Recordings())
+        out = kept.answered(net, x, places)
+    return plainly(net, x, places) if out is None else out

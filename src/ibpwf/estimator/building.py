@@ -45,7 +45,7 @@ def make_settings(given: Mapping[str, Any] | None, recipe: Mapping[str, Any], **
     left = {name: value for name, value in own.items() if value == "auto"}
     wanted = {**DEFAULTS, **left, **recipe, **{name: own[name] for name in own if name not in left}, **chosen}
     kept: dict[str, Any] = {"held_out": HELD_OUT} if wanted["inference"] == "router" else {}
-    if wanted["features"] == BACKBONE:
+    if BACKBONE in wanted["features"].split("+"):
         kept |= {"image_mean": (PIXEL_MEAN,), "image_std": (PIXEL_STD,)}
     return Settings(**{**kept, **wanted})
 

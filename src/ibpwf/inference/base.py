@@ -38,6 +38,10 @@ class Features(ABC):
         """See the first task's (x, y), `rows` of them in all, as often as `batches` is gone through; random
         numbers come from `generator`."""
 
+    def parts_to_fit(self) -> tuple[Features, ...]:
+        """What is fitted by itself: these features, or each of several that they are made of."""
+        return (self,)
+
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """φ of every row, N×D."""

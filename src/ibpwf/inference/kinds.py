@@ -51,7 +51,6 @@ FEATURES: dict[str, Callable[..., Features]] = {
     "adapted": lambda settings, model: AdaptedFeatures(
         model,
         _layers(settings),
-        projection=settings.adapted_projection,
         mirror=settings.mirror,
         shape=None if settings.image_shape == "auto" else settings.image_shape,
     ),

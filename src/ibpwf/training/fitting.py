@@ -28,9 +28,9 @@ def check_fits(method: Method, x: Tensor) -> None:
     example = x[:1].to(method.device)
     try:
         out = method.trial(example if packing is None else torch.cat([example, example]))
+    except InputError:  # which says what to do
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-        if isinstance(error, InputError) and packing is not None:
-            raise
         shapes = {field.name: field.shape for field in packing.fields} if packing else tuple(x.shape[1:])
         raise InputError(
             f"x has examples of shape {shapes}, which does not fit the network: "

@@ -22,17 +22,29 @@ def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, Tens
     """Give batch normalization the statistics of the weights as they are now, a plain mean over batches: those it
     kept in training belong to weights that have moved on since. Batches should be as in training, of rows from all
     over: the variance within a batch of a single class is not that of the task. A normalization that was not in
-    training keeps what it has."""
+    training, or that no batch of two rows or more came to, keeps what it has."""
     norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats and m.training]
     if not norms:
         return
-    momenta = [norm.momentum for norm in norms]
+    before = [(norm.momentum, {name: kept.clone() for name, kept in norm.named_buffers()}) for norm in norms]
     in_training = [module for module in network.modules() if module.training]
-    network.eval()
-    for norm in norms:
-        norm.train()
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean
+    try:
+        network.eval()
+        for norm in norms:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean
+        _look_at(network, batches)
+    finally:
+        for norm, (momentum, kept) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if not norm.num_batches_tracked:
+                norm.load_state_dict(kept, strict=False)
+        for module in in_training:
+            module.training = True
+
+
+def _look_at(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
     rows = 0
     with torch.compiler.set_stance("force_eager"):  # not worth compiling once more
         for x, y in batches:
@@ -41,7 +53,3 @@ def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, Tens
             rows += len(y)
             if rows >= ROWS_ASKED:
                 break
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    for module in in_training:
-        module.training = True

@@ -1,4 +1,4 @@
-"""φ(x): what the network makes of an input under the first task's weights, on one scale, or random sums of it.
+"""φ(x): what the network makes of an input under the first task's weights, on one scale.
 
 A trained network that has been adapted to one task sees inputs of that kind, such as small or blurred images, better
 than the network as it came: beside what an untouched backbone tells of all classes, this tells what it misses. The
@@ -28,8 +28,8 @@ ROWS_FITTED = 4096
 
 class AdaptedFeatures(Features):
     """The outputs of `layers`, averaged over space; None: of the last layer that has factors before the head.
-    `projection` is how many random sums take their place; 0: none. With `mirror` an image and its mirror image are
-    two rows to learn from, and an answer is about both; `shape` says of rows that come flat what images they are."""
+    With `mirror` an image and its mirror image are two rows to learn from, and an answer is about both; `shape` says
+    of rows that come flat what images they are."""
 
     rows_to_fit = ROWS_FITTED
 
@@ -38,12 +38,11 @@ class AdaptedFeatures(Features):
         model: FactorModel,
         layers: Sequence[str] | None = None,
         *,
-        projection: int = 0,
         mirror: bool = False,
         shape: tuple[int, ...] | None = None,
     ) -> None:
         self.outputs = LayerFeatures(model, (_last_layer(model),) if layers is None else layers)
-        self.projection, self.mirror, self.shape = projection, mirror, shape
+        self.mirror, self.shape = mirror, shape
         self._scale: Scale | None = None
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
@@ -58,7 +57,7 @@ class AdaptedFeatures(Features):
         scale = self._scale
         assert scale is not None
         for view in self._views(x):
-            yield scale(self.outputs(view), self.projection)
+            yield scale(self.outputs(view))
 
     def check(self, x: Tensor) -> None:
         self._views(x)
@@ -77,7 +76,6 @@ class AdaptedFeatures(Features):
             return {}, {}
         content = {
             **self.outputs.state()[0],
-            "projection": self.projection,
             "mirror": self.mirror,
             "shape": None if self.shape is None else list(self.shape),
         }
@@ -86,8 +84,8 @@ class AdaptedFeatures(Features):
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if not content:
             return
-        if (content["projection"], content["mirror"]) != (self.projection, self.mirror):
-            raise NotWhole("adapted features have another projection or mirror than the settings say")
+        if content["mirror"] != self.mirror:
+            raise NotWhole(f"adapted features have mirror={content['mirror']}, which the settings do not say")
         self.outputs.load_state({"layers": content["layers"]}, {})
         self.shape = None if content["shape"] is None else tuple(content["shape"])
         width = tensors["mean"].shape if "mean" in tensors else (0,)
@@ -100,7 +98,7 @@ class AdaptedFeatures(Features):
         """How many features φ has, where the layers have so many outputs."""
         if self._scale is not None and len(self._scale.mean) != outputs:
             raise NotWhole(f"adapted features have {len(self._scale.mean)} means, and the layers {outputs} outputs")
-        return self.projection or outputs
+        return outputs
 
     def _views(self, x: Tensor) -> tuple[Tensor, ...]:
         if not self.mirror:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, Features, State
+from ibpwf.storage.tensor_checks import NotWhole
 
 
 class JoinedFeatures(Features):
@@ -26,12 +27,15 @@ class JoinedFeatures(Features):
         self.parts = tuple(parts)
         if len(self.parts) < 2:
             raise InputError("features side by side are at least two; give one alone as it is.")
-        wanted = [part.rows_to_fit for part in self.parts]
-        self.rows_to_fit = None if None in wanted else max(each for each in wanted if each is not None)
+
+    def parts_to_fit(self) -> tuple[Features, ...]:
+        return tuple(each for part in self.parts for each in part.parts_to_fit())
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         """`batches` can be gone through again and again."""
+        start = generator.get_state()
         for part in self.parts:
+            generator.set_state(start)
             part.fit(batches, rows, generator)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -79,6 +83,11 @@ class JoinedFeatures(Features):
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if not content:
             return
-        for number, (part, own) in enumerate(zip(self.parts, content["parts"], strict=True)):
-            start = f"{number}/"
-            part.load_state(own, {name[len(start) :]: one for name, one in tensors.items() if name.startswith(start)})
+        own: list[dict[str, Tensor]] = [{} for _ in self.parts]
+        for name, tensor in tensors.items():
+            number, _, rest = name.partition("/")
+            if number not in map(str, range(len(own))):
+                raise NotWhole(f"part 'features' has a tensor '{name}' that nothing reads")
+            own[int(number)][rest] = tensor
+        for part, told, kept in zip(self.parts, content["parts"], own, strict=True):
+            part.load_state(told, kept)

@@ -38,7 +38,7 @@ class Scale:
         deviation = ((squares / count - mean.square()).clamp(min=0) + 1e-8).sqrt()
         return cls(mean.float(), deviation.float())
 
-    def __call__(self, raw: Tensor, projection: int) -> Tensor:
+    def __call__(self, raw: Tensor, projection: int = 0) -> Tensor:
         """φ; a projection of 0 is none."""
         found = (raw - self.mean) / self.deviation
         return (found @ projection_matrix(len(self.mean), projection, raw.device)).relu_() if projection else found
