@@ -21,7 +21,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import re
 import resource
 import shutil
 import signal
@@ -39,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ibpwf.lab.data.tables import load_table
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.storage.files import write_json
 
 Array = NDArray[Any]
@@ -219,9 +218,7 @@ def write_record(asked: argparse.Namespace, steps: dict[str, Any], table_bytes: 
     record = {
         "name": "big-table",
         "what": (__doc__ or "").splitlines()[0],
-        "command": re.sub(
-            r"--keep \S+", "--keep DIR", " ".join(["python", "benchmarks/big_table.py", *sys.argv[1:]])
-        ),
+        "command": shown_command(" ".join(["python", "benchmarks/big_table.py", *sys.argv[1:]])),
         "commit": commit(),
         "environment": {**environment(), "cores": os.cpu_count()},
         "summary": {

@@ -28,7 +28,7 @@ from ibpwf.lab.data import Scenario
 from ibpwf.lab.evaluation.metrics import calibration_error
 from ibpwf.lab.evaluation.uncertainty import auroc
 from ibpwf.lab.experiments.network import parse_network
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.lab.experiments.run import Run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
@@ -155,7 +155,7 @@ def main(given: list[str]) -> None:
         device=asked.device,
         models=False,
     )
-    command = "python benchmarks/class_setting.py " + " ".join(given)
+    command = shown_command("python benchmarks/class_setting.py " + " ".join(given))
     there = asked.out / "parts.json"
     seeds: list[dict[str, Any]] = read_json(there)["seeds"] if asked.resume and there.exists() else []
     for done in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU

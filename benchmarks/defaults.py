@@ -28,7 +28,7 @@ from sklearn.model_selection import train_test_split
 from ibpwf import ContinualClassifier
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab import scenario as load_scenario
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.storage.files import read_json, write_json, write_text
 
 Array = np.ndarray[Any, Any]
@@ -228,7 +228,9 @@ def started(file: Path, made: dict[str, Problem], overwrite: bool) -> dict[str, 
     """A new record, or the one to go on with: of the same code, versions and data."""
     record: dict[str, Any] = {
         "schema": SCHEMA,
-        "command": " ".join(["python benchmarks/defaults.py", *(a for a in sys.argv[1:] if a != "--overwrite")]),
+        "command": shown_command(
+            " ".join(["python benchmarks/defaults.py", *(a for a in sys.argv[1:] if a != "--overwrite")])
+        ),
         "commit": commit(),
         "environment": {**environment("cpu"), "scikit-learn": sklearn.__version__, "numpy": np.__version__},
         "data": {name: {"tasks": p.words, "seeds": list(range(p.seeds))} for name, p in made.items()},

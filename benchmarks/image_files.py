@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ibpwf import Learner, Settings
 from ibpwf.files import read_examples
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import resnet9
 from ibpwf.storage.files import write_json
 from ibpwf.training.callbacks import Callback, EpochEnd
@@ -117,7 +117,7 @@ def main() -> None:
     record = {
         "name": "image-files",
         "what": (__doc__ or "").splitlines()[0],
-        "command": " ".join(["python", "benchmarks/image_files.py", *sys.argv[1:]]),
+        "command": shown_command(" ".join(["python", "benchmarks/image_files.py", *sys.argv[1:]])),
         "commit": commit(),
         "environment": {**environment(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "summary": {

@@ -121,6 +121,8 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
 def main(words: list[str]) -> None:
     asked = arguments(words)
     if asked.merge:
+        if asked.out is None:
+            raise SystemExit("--merge makes one file of several; say where it goes with --out FILE.")
         result = merged([read_json(path) for path in asked.merge])
         print({key: result[key] for key in ("seeds", "given", "inferred", "learning_seconds")}, flush=True)
         write_json(asked.out, result)

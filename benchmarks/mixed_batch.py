@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import ibpwf.accel.standins  # noqa: F401 (as a learner does)
 from ibpwf import factorize
 from ibpwf.core.model import FactorModel
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import mlp, vit_tiny
 from ibpwf.storage.files import write_json
 
@@ -100,10 +100,9 @@ def main(given: list[str]) -> None:
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     clock = CLOCKS[asked.clock]
-    told = [word for at, word in enumerate(given) if "--out" not in (word, *given[max(at - 1, 0) : at])]
     found = {name: measured(taught(net, asked.device), shape, clock) for name, (net, shape) in networks().items()}
     record = {
-        "command": "python benchmarks/mixed_batch.py " + " ".join(told),
+        "command": shown_command("python benchmarks/mixed_batch.py " + " ".join(given)),
         "commit": commit(),
         "environment": environment(asked.device),
         "clock": asked.clock,

@@ -279,6 +279,10 @@ def main() -> None:
         place = asked.out / f"{name}.json"
         if asked.merge:
             files = [folder / place.name for folder in asked.merge if (folder / place.name).exists()]
+            if not files:
+                raise SystemExit(
+                    f"none of {', '.join(map(str, asked.merge))} has a {place.name}; give folders that do."
+                )
             record = merged([read_json(file) for file in files])
             write_json(place, record)
         else:

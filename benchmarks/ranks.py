@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from ibpwf import Learner, Settings
 from ibpwf.distributed import join
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import mlp, resnet9
 from ibpwf.storage.files import write_json
 from ibpwf.training.callbacks import Callback, EpochEnd
@@ -200,12 +200,10 @@ def main() -> None:
         ),
         "largest_difference_of_feature_means": float((one["mean"] - several["mean"]).abs().max()),
     }
-    words = sys.argv[1:]  # whoever runs it has a place of their own
-    told = [word for at, word in enumerate(words) if "--out" not in (word, *words[max(at - 1, 0) : at])]
     record = {
         "name": "ranks",
         "what": (__doc__ or "").splitlines()[0],
-        "command": " ".join(["python", "benchmarks/ranks.py", *told]),
+        "command": shown_command(" ".join(["python", "benchmarks/ranks.py", *sys.argv[1:]])),
         "commit": commit(),
         "seed": SEED,
         "seeds": asked.seeds,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import re
 import resource
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import ContinualClassifier, Learner, Settings
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import mlp
 from ibpwf.storage.files import read_json, write_json
 
@@ -341,7 +340,7 @@ def main(given: list[str]) -> None:
         found = [row for row in before["rows"] if row["size"] not in sizes]
         old = {row["size"]: row for row in before["rows"]}
         calls = [*before["commands"], {"command": command, "commit": commit()}]
-        made["commands"] = [{**one, "command": re.sub(r"--keep \S+", "--keep DIR", one["command"])} for one in calls]
+        made["commands"] = [{**one, "command": shown_command(one["command"])} for one in calls]
         for together in [sizes] if name == "tasks" and not asked.again else [[size] for size in sizes]:
             for row in measured_apart(name, together, asked.keep, asked.again):
                 if asked.again:

@@ -29,7 +29,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.storage.files import write_json, write_text
 
 OUT = Path(__file__).parents[1] / "docs" / "results"
@@ -273,7 +273,7 @@ def main() -> None:
         plain = [request_bytes(row, outputs=("label", "probability")) for row in rows]
         whole = [request_bytes(row) for row in rows]
         found: dict[str, Any] = {
-            "command": " ".join(["python", "benchmarks/serving.py", *sys.argv[1:]]),
+            "command": shown_command(" ".join(["python", "benchmarks/serving.py", *sys.argv[1:]])),
             "environment": environment("cpu"),
             "commit": commit(),
             "seeds": list(range(TASKS + 1)),  # of the rows of each task, and of the one that is learnt over HTTP

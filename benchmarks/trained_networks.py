@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from trained import cifar10, lora, lora_accuracy, reuters, router, sequence
 
-from ibpwf.lab.experiments.result import commit, environment
+from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.settings import parse_assignment
 from ibpwf.storage.files import read_json, write_json
 
@@ -89,8 +89,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def main(given: list[str]) -> None:
     asked = arguments(given)
     torch.backends.cudnn.benchmark = asked.tuned
-    told = [word for at, word in enumerate(given) if "--out" not in (word, *given[max(at - 1, 0) : at])]
-    command = "python benchmarks/trained_networks.py " + " ".join(told)  # whoever runs it has a place of their own
+    command = shown_command("python benchmarks/trained_networks.py " + " ".join(given))
     runs: list[dict[str, Any]] = []
     measured = {name: value for name, value in vars(asked).items() if name not in ("seeds", "out", "set")}
     if asked.out is not None and asked.out.exists():

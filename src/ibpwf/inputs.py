@@ -37,11 +37,33 @@ def named_tensors(x: Mapping[Any, object]) -> dict[str, Tensor]:
     return {str(name): _tensor(f"x['{name}']", value) for name, value in x.items()}
 
 
+def check_word_pieces(x: Tensor, vocabulary: int, start: int = 0) -> None:
+    """Refuse finite rows of word pieces that an encoder which knows so many has no embedding of; the first row is
+    number `start`."""
+    if not x.numel():
+        return
+    low, high = x.aminmax()
+    if bool((low >= 0) & (high < vocabulary)):
+        return
+    row, place = ((x < 0) | (x >= vocabulary)).flatten(1).nonzero()[0].tolist()
+    value = x.flatten(1)[row, place].item()
+    raise InputError(
+        f"x holds {value:.9g} in row {start + row}, place {place}, and the encoder knows {vocabulary} word pieces, "
+        f"from 0 to {vocabulary - 1}; make rows with its own input: encoder.input(texts, length=...)."
+    )
+
+
 def check_inputs(
-    x: object, shape: tuple[int, ...] | None, *, empty_ok: bool = False, packing: Packing | None = None
+    x: object,
+    shape: tuple[int, ...] | None,
+    *,
+    empty_ok: bool = False,
+    packing: Packing | None = None,
+    vocabulary: int | None = None,
 ) -> Tensor:
     """Examples as float32, one per row, finite, of the shape earlier tasks had. A network with named inputs has a
-    `packing` by which they become one tensor; where it has one input, that may come without its name."""
+    `packing` by which they become one tensor; where it has one input, that may come without its name. `vocabulary` is
+    how many word pieces a network knows that reads rows of them."""
     if packing is not None:
         main = packing.fields[0].name
         given = packing.pack(named_tensors(x if isinstance(x, Mapping) else {main: x}))
@@ -63,13 +85,14 @@ def check_inputs(
         )
     inputs = given.float()
     # A sum is finite only if all its terms are, and found in a fraction of the time it takes to look at each.
-    if bool(torch.isfinite(inputs.sum())):
-        return inputs
-    finite = torch.isfinite(inputs)
-    if not bool(finite.all()):
-        row = int((~finite).flatten(1).any(1).nonzero()[0, 0])
-        value = float(inputs[row][~finite[row]][0])
-        raise InputError(f"x holds {value} in row {row}; remove or replace NaN and infinite values.")
+    if not bool(torch.isfinite(inputs.sum())):
+        finite = torch.isfinite(inputs)
+        if not bool(finite.all()):
+            row = int((~finite).flatten(1).any(1).nonzero()[0, 0])
+            value = float(inputs[row][~finite[row]][0])
+            raise InputError(f"x holds {value} in row {row}; remove or replace NaN and infinite values.")
+    if vocabulary is not None:
+        check_word_pieces(inputs, vocabulary)
     return inputs
 
 

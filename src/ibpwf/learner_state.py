@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.core.packing import packing_of
 from ibpwf.errors import InputError, unknown
 from ibpwf.inputs import check_inputs
@@ -146,7 +147,9 @@ class Learned:
         if not self.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
         packing = packing_of(self.method.template)
-        return check_inputs(x, self.input_shape, empty_ok=True, packing=packing).to(self.method.device)
+        pieces = word_pieces_of(self.method.template)
+        found = check_inputs(x, self.input_shape, empty_ok=True, packing=packing, vocabulary=pieces)
+        return found.to(self.method.device)
 
 
 NEAR_CHANCE = 0.1

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ibpwf import __version__, registry
+from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.concurrency import OneAtATime
 from ibpwf.core.packing import Packing, packing_of
 from ibpwf.device import choose_device
@@ -241,7 +242,8 @@ class TaskLearner:
             stored = read_stored(x)
             x = ScratchExamples(stored.x, torch.from_numpy(numbered(stored)))
         packing, first = packing_of(self.method.template), self.input_shape is None
-        return rows_given(x, y, self.device, self.input_shape, packing, self._find_packing if first else None)
+        finding, pieces = self._find_packing if first else None, word_pieces_of(self.method.template)
+        return rows_given(x, y, self.device, self.input_shape, packing, finding, pieces)
 
     def _identity(self, data: TaskData) -> Identity:
         """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""

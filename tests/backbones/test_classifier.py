@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import ibpwf.backbones as backbones
 from ibpwf import Learner, Settings
@@ -83,6 +87,32 @@ def test_topics_are_learned_beside_a_sentence_encoder_and_old_ones_keep_their_bi
     assert not any(
         "words" in name for name in learner.model.tasks[0].own if name not in learner.model.fixed_tensors()
     )
+
+
+def test_word_pieces_that_the_encoder_does_not_know_are_refused_wherever_rows_come_in(tmp_path: Path) -> None:
+    settings = Settings(base="frozen", heads="per-task", epochs=1, finetune_epochs=1, batch_size=8)
+    learner = Learner(backbones.text_classifier(small_encoder(), 2).requires_grad_(False), settings, device="cpu")
+    y = torch.arange(16) % 2
+    known = (torch.arange(96).view(16, 6) % 39 + 1).float()
+    high, low = known.clone(), known.clone()
+    high[11, 2], low[3, 5] = 40, -1
+    what = "x holds 40 in row 11, place 2, and the encoder knows 40 word pieces, from 0 to 39; make rows with its own"
+    np.savez(tmp_path / "rows.npz", x=high.numpy(), y=y.numpy())
+    for given in ((high, y), (TensorDataset(high, y),), (tmp_path / "rows.npz",)):
+        with pytest.raises(InputError, match=what):
+            learner.learn(*given)
+    learner.learn(known, y, name="first")
+    with pytest.raises(InputError, match=what):
+        learner.predict(high)
+    with pytest.raises(InputError, match="x holds -1 in row 3, place 5, and the encoder knows 40 word pieces"):
+        learner.logits(low, "first")
+    with pytest.raises(InputError, match=what):
+        learner.learn(high, y, name="second")
+    learner.save(tmp_path / "model")
+    kept = Learner.load(tmp_path / "model", net=backbones.text_classifier(small_encoder(), 2), device="cpu")
+    with pytest.raises(InputError, match=what):
+        kept.predict(high)
+    assert torch.equal(kept.logits(known, "first"), learner.logits(known, "first"))
 
 
 def test_an_image_network_reads_no_texts() -> None:

@@ -13,6 +13,7 @@ from sklearn.metrics import log_loss
 from sklearn.utils import shuffle
 
 from ibpwf import ContinualClassifier
+from ibpwf.estimator.recipes import RECIPES, FirstTask, Plan
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +31,14 @@ def test_noisy_rows_are_not_learned_by_heart() -> None:
     found, linear = classifier.predict_proba(x), LogisticRegression().fit(*noisy(300, 1))
     assert log_loss(y, found) < log_loss(y, linear.predict_proba(x)) + 0.1  # by heart: 1.0 and more, beside 0.49
     assert found.max(1).mean() == pytest.approx(classifier.score(x, y), abs=0.07)
+
+
+@pytest.mark.parametrize("recipe", ["plain", "table"])
+def test_all_tasks_of_a_model_that_began_with_few_rows_are_drawn_to_zero(recipe: str) -> None:
+    few, many = (Plan(RECIPES[recipe], FirstTask(rows, 10)) for rows in (999, 1_000))
+    assert [few.settings(rows)["weight_decay"] for rows in (50, 500, 999, 1_000, 50_000)] == [0.01] * 5
+    assert all(few.settings(rows)["early_stopping"] for rows in (200, 999, 1_000, 50_000))
+    assert not any(many.settings(rows).get("weight_decay") for rows in (50, 500, 1_000, 50_000))
 
 
 def test_later_tasks_of_few_rows_are_learned_as_well_as_the_first() -> None:

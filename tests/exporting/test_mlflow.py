@@ -18,7 +18,9 @@ import pytest
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, models
 from ibpwf.errors import InputError
+from ibpwf.exporting.mlflow import Answering
 from ibpwf.files import ReadOptions, read_examples
+from ibpwf.own_data.answering import answer_rows, read_like_before
 from ibpwf.own_data.learning import LearnOptions, learn_file
 
 
@@ -55,6 +57,17 @@ def test_mlflow_loads_it_and_answers_as_the_model_does(model, tmp_path):
     for name in ("probability", "entropy", "novelty"):
         np.testing.assert_array_equal(found[name], getattr(truth, name))
     assert [one.name for one in loaded.metadata.signature.inputs] == ["u", "v", "w", "color"]
+
+
+def test_what_is_far_from_everything_is_told_as_predict_tells_it(model):
+    classifier = ContinualClassifier.load(model)
+    classifier._novelty.limits = [1e-9] * 2  # as if rows had always been all alike
+    table = model.parent / "1.csv"
+    batches = read_like_before(classifier, table, ReadOptions())
+    told = [row["novelty"] for rows in answer_rows(classifier, batches) for row in rows]
+    assert set(told) == {1e6}
+    found = Answering(classifier).predict(pandas.read_csv(table).drop(columns="label"))
+    assert found["novelty"].tolist() == told
 
 
 def test_mlflow_serves_it_with_the_same_answers(model, tmp_path):

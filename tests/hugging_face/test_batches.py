@@ -167,6 +167,8 @@ BAD_FIRST: list[tuple[Any, str]] = [
     ([{"input_ids": [4, 5], "label": 1, "text": "why"}], r"x\['text'\] holds text; .* leave that field out"),
     ([{"input_ids": [4, 5], "label": 1}, {"input_ids": [4, 5]}], "item 1 of the Dataset needs 'labels'"),
     ({}, r"x has no 'input_ids'"),
+    ({"input_ids": torch.full((4, 3), torch.nan)}, r"x\['input_ids'\] holds nan; give whole numbers"),
+    ({"input_ids": torch.full((4, 3), -torch.inf)}, r"x\['input_ids'\] holds -inf; give whole numbers"),
 ]
 
 

@@ -150,3 +150,22 @@ def test_mistakes_are_named() -> None:
         Learner(network(), SETTINGS.replace(features="pathces+random"))
     with pytest.raises(InputError, match="at least two"):
         JoinedFeatures([RandomFeatures(4)])
+
+
+@pytest.mark.parametrize(
+    ("features", "sentence"),
+    [
+        (
+            "random+random",
+            "features is 'random+random', which names 'random' twice; give each kind once, such as",
+        ),
+        ("patches+random+patches", "names 'patches' twice; give each kind once, such as 'patches+random'."),
+        ("patches+", "features is 'patches+', which has no name beside a +; give each kind once, such as 'patches'."),
+        ("patches+ +random", "has no name beside a +; give each kind once, such as 'patches+random'."),
+        ("+", "features is '+', which has no name beside a +; give kinds such as 'patches+backbone'."),
+    ],
+)
+def test_kinds_that_are_blank_or_there_twice_are_refused_with_what_to_give(features: str, sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        Learner(network(), SETTINGS.replace(features=features))
+    assert sentence in str(refused.value)

@@ -160,6 +160,26 @@ def test_the_last_decision_is_taken_back_but_not_the_only_task(place: Path) -> N
     assert watched(place).learned == 0, "what was taken back is not learned again by itself"
 
 
+@pytest.mark.parametrize("topics", [2, 3])
+def test_what_was_forgotten_before_is_not_said_to_be_forgotten_by_undo(place: Path, topics: int) -> None:
+    for number in range(4 * topics):
+        first = 2 * (number // 4)
+        arrive(place / "in", f"{number}.csv", (first, first + 1), number, age=300 - 10 * number)
+    watched(place)
+    classifier = ContinualClassifier.load(place / "model", device="cpu")
+    *others, last = classifier.tasks_
+    assert len(others) == topics - 1
+    assert classifier.last_decision()["task"] == last
+    classifier.forget(last)
+    classifier.save(place / "model")
+    undone = undo_last(place / "model", "cpu")
+    assert (undone["what"], undone["task"]) == ("new task", last)
+    assert undone["effect"] == "It was forgotten before, so nothing else has changed."
+    left = ContinualClassifier.load(place / "model", device="cpu")
+    assert left.tasks_ == others
+    assert left.last_decision()["task"] == others[-1], "the next one goes on before it"
+
+
 def test_a_place_that_is_no_folder_is_refused(place: Path) -> None:
     (place / "file").write_text("x")
     with pytest.raises(InputError, match="is no folder"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, StoreError
 from ibpwf.serving.access import Access, Rate, Role, add_token, digest, read_tokens
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.limits import Limits
@@ -177,6 +177,27 @@ def test_more_requests_a_second_than_allowed_are_told_to_wait(made_models):
     rate.check("b")
     with pytest.raises(Refused):
         rate.check("a")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"tokens": 3}', "a,b\n1,2\n"])
+def test_what_to_do_about_a_file_that_holds_no_tokens_helps(tmp_path, content):
+    file = tmp_path / "tokens.json"
+    file.write_text(content)
+    for asked in (read_tokens, lambda path: add_token(path, "a", "ask")):
+        with pytest.raises(InputError, match="is no file of tokens; give another, or remove it"):
+            asked(file)
+    assert file.read_text() == content
+    file.unlink()
+    add_token(file, "a", "ask")
+    assert [one.name for one in read_tokens(file)] == ["a"]
+
+
+def test_a_token_file_that_cannot_be_read_is_told_by_its_reason(tmp_path):
+    for asked in (read_tokens, lambda path: add_token(path, "a", "ask")):
+        with pytest.raises(StoreError, match="it is a folder, not a file"):
+            asked(tmp_path)
+    with pytest.raises(StoreError, match="no such file"):
+        read_tokens(tmp_path / "none.json")
 
 
 def test_a_token_file_says_what_is_wrong_with_it(tmp_path):

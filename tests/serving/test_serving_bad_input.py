@@ -66,6 +66,8 @@ INFER = "/v2/models/things/infer"
         ({"parameters": {"task": "fruits"}}, "Did you mean 'fruit'?"),
         ({"parameters": {"task": 7}}, "task"),
         ({"parameters": {"task": ["fruit"]}}, "1 tasks are given for 6 rows"),
+        ({"parameters": {"taks": "fruit"}}, "'taks'; there are task, missing, unknown, binary_data_output."),
+        ({"parameters": {"task": "fruit", "": 1}}, "there is no parameter ''"),
         ({"outputs": [{"name": "logits"}]}, "logits"),
         ({"outputs": 3}, "outputs"),
         ({"id": 3}, "id"),

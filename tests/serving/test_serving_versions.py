@@ -14,7 +14,7 @@ from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError, StoreError
 from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import Refused
-from ibpwf.serving.passes import MOST, Rows, answer
+from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
 from ibpwf.serving.versions import Kept, Version, versions_of
 
@@ -86,6 +86,15 @@ def test_rows_of_several_given_tasks_cost_one_pass(made_models, monkeypatch):
     found = answer(classifier, [Rows(X[row : row + 1], [tasks[row]]) for row in range(30)])
     assert asked == [48]
     assert [one.tasks[0] for one in found] == tasks
+
+
+@pytest.mark.parametrize(
+    ("tasks", "each", "passes"),
+    [(8, 1, 1), (8, 16, 1), (9, 16, 2), (16, 16, 2), (8, 17, 2), (8, 128, 8), (1, 129, 2)],
+)
+def test_a_pass_has_eight_tasks_of_up_to_16_rows_or_fewer_tasks_of_more(tasks, each, passes):
+    """As docs/serving.md says."""
+    assert len(_passes([f"t{number}" for number in range(tasks) for _ in range(each)])) == passes
 
 
 def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_models):

@@ -17,7 +17,10 @@ PIXEL_LEVELS = 255.0
 
 
 class StagedNetwork(nn.Module, ABC):
-    """A network that can be read at several depths."""
+    """A network that can be read at several depths. `vocabulary` is how many word pieces it knows; None where it
+    reads no texts, or does not say."""
+
+    vocabulary: int | None = None
 
     @abstractmethod
     def stages(self, x: Tensor) -> Iterator[Tensor]:
@@ -121,6 +124,13 @@ class Backbone(nn.Module):
         wanted = checked_depths(self.name, len(self.widths), depths)
         width = sum(self.widths[depth - 1] for depth in wanted)
         return torch.cat(parts) if parts else torch.empty(0, width, device=device)
+
+
+def word_pieces_of(net: nn.Module) -> int | None:
+    """How many word pieces a network knows that begins with a backbone for texts; None of any other."""
+    while isinstance(net, nn.Sequential) and len(net):
+        net = net[0]
+    return net.net.vocabulary if isinstance(net, Backbone) else None
 
 
 def checked_depths(name: str, levels: int, depths: Sequence[int] | None) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, ImageInput, StagedNetwork, TextInput
 from ibpwf.backbones.weights import read_tokenizer, read_weights
+from ibpwf.core.packing import vocabulary_of
 from ibpwf.errors import DataError, InputError
 
 WEIGHTS, TOKENIZER, PIXELS = "model.safetensors", "tokenizer.json", "preprocessor_config.json"
@@ -89,6 +90,7 @@ class _HiddenStates(StagedNetwork):
     def __init__(self, net: nn.Module, padding: int | None) -> None:
         super().__init__()
         self.net, self.padding = net, padding
+        self.vocabulary = None if padding is None else vocabulary_of(net)
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:
         if self.padding is None:

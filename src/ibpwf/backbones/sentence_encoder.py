@@ -53,6 +53,7 @@ class SentenceEncoder(StagedNetwork):
 
     def __init__(self, size: EncoderSize = MINILM_L6) -> None:
         super().__init__()
+        self.vocabulary = size.vocabulary
         self.words = nn.Embedding(size.vocabulary, size.width)
         self.positions = nn.Embedding(size.positions, size.width)
         self.segments = nn.Embedding(2, size.width)

@@ -189,6 +189,9 @@ def _check_tokens(tokens: Tensor, vocabulary: int) -> None:
     """Refuse tokens that the network has no embedding of."""
     if not tokens.numel() or tokens.is_complex():
         return
+    if tokens.is_floating_point() and not bool(tokens.isfinite().all()):
+        value = tokens[~tokens.isfinite()][0].item()
+        raise InputError(f"x['{TOKENS}'] holds {value}; give whole numbers, those of a tokenizer.")
     low, high = (int(end) for end in tokens.aminmax())
     if low < 0 or high >= vocabulary:
         raise InputError(

@@ -25,6 +25,9 @@ from ibpwf.learner import Learner
 
 ROWS_AT_ONCE = 4096
 
+MOST_NOVEL = 1e6
+"""What is further from everything than this is told as this: the number may have hundreds of digits."""
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -177,13 +180,13 @@ class Answering:
     @at_one_moment
     def novelty(self, X: Any) -> NDArray[np.float64]:
         """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
-        Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task."""
+        Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task; it is at most a million."""
         inputs = self._inputs(X)
         if self._novelty is None:
             parts = torch.split(inputs.to(self.learner_.device), ROWS_AT_ONCE)
             found = [self.learner_.method.novelty(rows, self._parameters["false_alarm_rate"]) for rows in parts]
-            return torch.cat(found).cpu().numpy() if found else np.zeros(0)
-        return self._novelty(features_of(self.learner_, inputs)).cpu().numpy()
+            return torch.cat(found).clamp(max=MOST_NOVEL).cpu().numpy() if found else np.zeros(0)
+        return self._novelty(features_of(self.learner_, inputs)).clamp(max=MOST_NOVEL).cpu().numpy()
 
     @at_one_moment
     def is_novel(self, X: Any) -> NDArray[np.bool_]:

@@ -182,20 +182,23 @@ least log-loss; 0.03 leaves little more than a linear model."""
 
 
 def _plain_training(first: FirstTask, rows: int) -> dict[str, Any]:
-    """What keeps a network from learning few rows by heart, and its probabilities honest: weights are drawn to zero,
-    and from some rows on a part of them says when to stop. Of fewer all are needed to learn from."""
+    """What keeps a network from learning few rows by heart, and its probabilities honest: where the first task has
+    few, weights are drawn to zero in every task, and from some rows on a part of them says when to stop. Of fewer all
+    are needed to learn from. Where the first task has many, later ones share its factors: nothing is drawn to zero.
+    """
     if first.image is not None:
         return {}
     few = first.rows < MANY_ROWS
+    decay = {"weight_decay": DECAY if few else 0.0}
     if rows < ENOUGH_ROWS:
-        return {"weight_decay": DECAY if few else 0.0}
+        return decay
     if rows < MANY_ROWS:
-        return {"held_out": HELD_OUT_OF_FEW, "early_stopping": True, "weight_decay": DECAY if few else 0.0}
-    return {"held_out": HELD_OUT}
+        return {"held_out": HELD_OUT_OF_FEW, "early_stopping": True, **decay}
+    return {"held_out": HELD_OUT, **({"early_stopping": True, **decay} if few else {})}
 
 
 def _table_training(first: FirstTask, rows: int) -> dict[str, Any]:
-    if max(rows, first.rows) < MANY_ROWS:
+    if first.rows < MANY_ROWS:
         return _plain_training(first, rows)
     return {"held_out": HELD_OUT, "early_stopping": True}
 

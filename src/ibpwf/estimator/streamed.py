@@ -209,7 +209,8 @@ class Streamed(Answering, ABC):
 
     def undo(self) -> Self:
         """Take back the last decision about rows. A task that was learned is forgotten, its rows are gone; rows
-        counted to an old task are counted no more. What more rows have changed is not undone here."""
+        counted to an old task are counted no more. Of a task that was forgotten before nothing is left to take back:
+        that is noted, and the next `undo` goes on before it. What more rows have changed is not undone here."""
         stream, last = self._streamed().fork(), self.last_decision()
         name = last["task"]
         if last["decision"] == "new task" and self._has_tasks() and name in self.tasks_:
@@ -220,8 +221,8 @@ class Streamed(Answering, ABC):
                 self._forget_all()
             self._labels, self.classes_ = book, book.classes  # the stream still knows what it has seen
             stream.lost_a_task(self._has_tasks())
-        else:
-            stream.dropped[name] = max(0, stream.dropped.get(name, 0) - last["rows"])
+        elif last["decision"] == "old task" and name in stream.dropped:
+            stream.dropped[name] = max(0, stream.dropped[name] - last["rows"])
         stream.note("undo", f"asked to undo decision {last['number']}", task=name, undone=last["number"])
         self._stream = stream
         return self

@@ -83,8 +83,22 @@ INFERENCE: dict[str, Callable[..., TaskInference]] = {
 def make_features(settings: Settings, model: FactorModel, *, imports: bool = True) -> Features:
     """What `settings.features` names, or of several names with + between them all side by side. One of your own is
     called with `settings` and the model where it takes them, else with nothing."""
-    parts = [_one_of(name, settings, model, imports=imports) for name in settings.features.split("+")]
+    names = settings.features.split("+")
+    if len(names) > 1:
+        _check_names(settings.features, names)
+    parts = [_one_of(name, settings, model, imports=imports) for name in names]
     return parts[0] if len(parts) == 1 else JoinedFeatures(parts)
+
+
+def _check_names(given: str, names: list[str]) -> None:
+    """Refuse names that are blank, or that are there twice: what they know would count twice, and cost as much."""
+    left = list(dict.fromkeys(name for name in names if name.strip()))
+    if len(left) == len(names):
+        return
+    twice = next((name for name in left if names.count(name) > 1), None)
+    what = "has no name beside a +" if twice is None else f"names '{twice}' twice"
+    remedy = f"give each kind once, such as '{'+'.join(left)}'" if left else "give kinds such as 'patches+backbone'"
+    raise InputError(f"features is '{given}', which {what}; {remedy}.")
 
 
 def _one_of(name: str, settings: Settings, model: FactorModel, *, imports: bool) -> Features:

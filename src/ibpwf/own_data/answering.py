@@ -17,9 +17,6 @@ Row = dict[str, Any]
 
 ROWS_AT_ONCE = 2048
 
-MOST_NOVEL = 1e6
-"""What is further from everything than this is told as this: the number may have hundreds of digits."""
-
 
 def load_classifier(path: Path, device: str = "auto") -> ContinualClassifier:
     """Read a model folder that was made from files."""
@@ -71,7 +68,7 @@ def answer_rows(
             row["probability"] = float(found.probability[at])
             row["task"] = str(found.tasks[at])
             row["entropy"] = float(found.entropy[at])
-            row["novelty"] = min(float(found.novelty[at]), MOST_NOVEL)
+            row["novelty"] = float(found.novelty[at])
             row["novel"] = bool(found.is_novel[at])
             if found.mutual_information is not None:
                 row["mutual_information"] = float(found.mutual_information[at])

@@ -100,7 +100,8 @@ def undo_last(model: Path, device: str = "auto", log: Path | None = None) -> dic
         if not classifier.stream_rows_:
             raise InputError(f"{model} has watched no folder, so there is no decision to undo; see ibpwf forget.")
         last = classifier.last_decision()
-        if len(classifier.tasks_) == 1 and last["decision"] == "new task":
+        learned, there = last["decision"] == "new task", last["task"] in classifier.tasks_
+        if len(classifier.tasks_) == 1 and learned and there:
             raise InputError(f"the last decision made the only task of {model}; to undo it, remove the folder.")
         classifier.undo()
         classifier.save(model)
@@ -109,8 +110,8 @@ def undo_last(model: Path, device: str = "auto", log: Path | None = None) -> dic
     place.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     append_jsonl(place / "log.jsonl", {"time": now, "event": "decision", **line})
-    learned = last["decision"] == "new task"
     effect = "It is forgotten, with its rows." if learned else f"{last['rows']:,} rows are counted to it no more."
+    effect = effect if there else "It was forgotten before, so nothing else has changed."
     return {"undone": line["undone"], "what": last["decision"], "task": line["task"], "effect": effect}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from ibpwf.errors import InputError, StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import Refused, busy
-from ibpwf.storage.files import read_json, write_json
+from ibpwf.storage.files import decode_json, read_bytes, write_json
 
 _NAME = re.compile(r"[\w.@-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -54,14 +55,15 @@ def digest(token: str) -> str:
 
 def read_tokens(path: Path) -> list[Token]:
     """The tokens of a file that `add_token` has written."""
+    data = read_bytes(path)
     try:
-        content = read_json(path)
+        content = decode_json(data, path)
     except StoreError:
         content = None
     entries = content.get("tokens") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise InputError(
-            f"{path} is no file of tokens; make one: ibpwf serve MODEL --tokens {path} --new-token NAME."
+            f"{path} is no file of tokens; give another, or remove it, and --new-token NAME makes a new one."
         )
     return [_token(path, entry) for entry in entries]
 
@@ -82,7 +84,7 @@ def add_token(path: Path, name: str, role: str) -> str:
         raise InputError(f"role is '{role}'; give ask, learn or admin.")
     if not _NAME.fullmatch(name):
         raise InputError(f"the token's name is {quoted(name)}; give letters, digits, '.', '_', '-' or '@'.")
-    known = read_tokens(path) if path.exists() else []
+    known = read_tokens(path) if os.path.exists(path) else []
     if any(token.name == name for token in known):
         raise InputError(f"{path} has a token named '{name}' already; choose another name, or remove its line.")
     token = secrets.token_urlsafe(32)

@@ -64,6 +64,8 @@ def read_request(body: bytes, header: str | None, limits: Limits) -> InferReques
     content = read_json(body[:size])
     rest, at = body[size:], 0
     parameters = _object(content, "parameters")
+    for strange in sorted(set(parameters) - set(PARAMETERS)):
+        raise bad(f"there is no parameter {quoted(strange)}; there are {', '.join(PARAMETERS)}.")
     given = content.get("inputs")
     if not isinstance(given, list) or not given:
         raise bad("the request has no inputs; give a list of tensors with name, shape, datatype and data.")
@@ -138,6 +140,8 @@ def _task(parameters: Mapping[str, Any]) -> str | list[str] | None:
 
 READING = {"missing": ("error", "mean"), "unknown": ("error", "zeros")}
 """What may be said of cells that are missing, and of categories never seen."""
+PARAMETERS = ("task", *READING, "binary_data_output")
+"""Of a whole request; the last is the protocol's own, of its binary extension."""
 
 
 def _reading(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -11,8 +11,16 @@ from torch import Tensor
 
 from ibpwf.core.packing import Packing
 from ibpwf.errors import InputError
-from ibpwf.inputs import check_inputs, check_labels
-from ibpwf.training.rows import FindPacking, Rows, StreamedRows, TensorRows, gives_batches, with_labels
+from ibpwf.inputs import check_inputs, check_labels, check_word_pieces
+from ibpwf.training.rows import (
+    ROWS_AT_ONCE,
+    FindPacking,
+    Rows,
+    StreamedRows,
+    TensorRows,
+    gives_batches,
+    with_labels,
+)
 from ibpwf.training.scratch_rows import ScratchExamples, ScratchRows
 
 
@@ -32,8 +40,10 @@ def rows_given(
     shape: tuple[int, ...] | None,
     packing: Packing | None,
     find_packing: FindPacking | None,
+    vocabulary: int | None = None,
 ) -> GivenRows:
-    """`shape` and `packing` are earlier tasks'; in a first task `find_packing` tells how inputs are packed."""
+    """`shape` and `packing` are earlier tasks'; in a first task `find_packing` tells how inputs are packed.
+    `vocabulary` is how many word pieces a network knows that reads rows of them."""
     if isinstance(x, ScratchExamples):
         if shape is not None and x.file.example != shape:
             raise InputError(f"examples have shape {x.file.example}, earlier tasks had {shape}; reshape them to fit.")
@@ -41,18 +51,21 @@ def rows_given(
         known = np.unique(given)
         codes = torch.from_numpy(np.searchsorted(known, given).astype(np.int32))
         stored = ScratchRows(x.file, codes, device)
+        if vocabulary is not None:
+            for part, (some, _) in enumerate(stored.in_order(ROWS_AT_ONCE)):
+                check_word_pieces(some, vocabulary, part * ROWS_AT_ONCE)
         return GivenRows(stored, _whole(torch.from_numpy(known)), torch.bincount(codes), packing)
     if isinstance(x, torch.utils.data.Dataset) or gives_batches(x, y):
         if y is not None:
             raise InputError(f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out.")
-        stream = StreamedRows(x, device, shape, packing, find_packing)
+        stream = StreamedRows(x, device, shape, packing, find_packing, vocabulary)
         return GivenRows(stream, stream.classes, torch.unique(stream.labels, return_counts=True)[1], stream.packing)
     if y is None and isinstance(x, Mapping):
         x, y = with_labels(x)
     if y is None:
         raise InputError("y is missing; give one integer label per example.")
     packing = packing if find_packing is None else find_packing(x, None)
-    inputs = check_inputs(x, shape, packing=packing)
+    inputs = check_inputs(x, shape, packing=packing, vocabulary=vocabulary)
     inputs = inputs.clone() if inputs.is_inference() else inputs  # of torch's inference mode: no gradients
     labels = check_labels(y, len(inputs))
     classes, local, counts = torch.unique(labels, return_inverse=True, return_counts=True)

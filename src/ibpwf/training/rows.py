@@ -209,7 +209,8 @@ FindPacking = Callable[[object, Packing | None], Packing | None]
 class StreamedRows:
     """Examples that are read anew for every epoch, from a Dataset or from ready-made batches.
 
-    `packing` is that of earlier tasks; in a first task `find_packing` tells it, from all there is.
+    `packing` is that of earlier tasks; in a first task `find_packing` tells it, from all there is. `vocabulary` is
+    how many word pieces a network knows that reads rows of them.
     """
 
     def __init__(
@@ -219,8 +220,9 @@ class StreamedRows:
         shape: tuple[int, ...] | None,
         packing: Packing | None = None,
         find_packing: FindPacking | None = None,
+        vocabulary: int | None = None,
     ) -> None:
-        self.source, self.device, self.shape = source, device, shape
+        self.source, self.device, self.shape, self.vocabulary = source, device, shape, vocabulary
         self.packing, self._find_packing = packing, find_packing
         self._single = _gives_examples(source)
         self.numbers: Mapping[int, int] = {}
@@ -334,7 +336,9 @@ class StreamedRows:
             for part in parts:
                 self.packing = self._find_packing(part, self.packing)
         shape = None if self.packing is not None else self.shape
-        return torch.cat([check_inputs(part, shape, packing=self.packing) for part in parts])
+        # Where batches come on a GPU, later passes do not wait for it.
+        known = None if self.numbers and getattr(parts[0], "is_cuda", False) else self.vocabulary
+        return torch.cat([check_inputs(part, shape, packing=self.packing, vocabulary=known) for part in parts])
 
 
 def batches_of(source: Any, batch_size: int, order: Tensor | None = None) -> Iterator[Any]:

@@ -12,7 +12,7 @@ import torch
 import ibpwf
 import ibpwf.lab
 from ibpwf.lab.data.tasks import Scenario
-from ibpwf.lab.experiments.result import commit, environment, make_result
+from ibpwf.lab.experiments.result import commit, environment, make_result, shown_command
 from ibpwf.lab.experiments.run_config import RunConfig
 
 
@@ -129,3 +129,19 @@ def test_the_commit_is_gits(monkeypatch: pytest.MonkeyPatch) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
     clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=root, check=False).returncode == 0
     assert commit() == head.stdout.strip() + ("" if clean else "-dirty")
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("python a.py --out /home/me/x.json --seeds 3", "python a.py --out x.json --seeds 3"),
+        ("python a.py --out=/home/me/x.json", "python a.py --out=x.json"),
+        ("python a.py --keep ~/z --source=~me/tables", "python a.py --keep z --source=tables"),
+        ("python a.py --set backbone=/home/me/x/net", "python a.py --set backbone=net"),
+        ("/home/me/python a.py --set=backbone=/home/me=1/x/net", "python a.py --set=backbone=net"),
+        ("python a.py --set --out runs/x --part 1/4 a=b/c", "python a.py --set --out runs/x --part 1/4 a=b/c"),
+        ("python a.py --out / --keep ~", "python a.py --out / --keep ~"),
+    ],
+)
+def test_a_command_is_shown_without_the_folders_of_one_machine(typed: str, shown: str) -> None:
+    assert shown_command(typed) == shown

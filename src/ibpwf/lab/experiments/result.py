@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -135,8 +136,9 @@ def environment(device: str = "auto") -> dict[str, Any]:
 
 
 def shown_command(command: str) -> str:
-    """A command as it is recorded: without the folders that files were in on one machine."""
-    return " ".join(Path(word).name if word.startswith("/") else word for word in command.split(" "))
+    """A command as it is recorded: without the folders that files were in on one machine, whether a path is a word of
+    its own or stands behind an option's =."""
+    return re.sub(r"(^|[ =])([/~][^ ]*)", lambda found: found[1] + (Path(found[2]).name or found[2]), command)
 
 
 def commit() -> str | None:
