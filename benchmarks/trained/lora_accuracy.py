@@ -29,6 +29,7 @@ from trained.lora_layers import Batches, adapter_size, made_by, with_lora
 
 SETTINGS = cifar10.SETTINGS.replace(
     turns=1,
+    second_opinion=False,
     inference="gaussian",
     features="random",
     random_features=16,
