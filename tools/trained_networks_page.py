@@ -6,6 +6,7 @@ picture of them is drawn anew.
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ def where(result: Result) -> str:
 CIFAR10 = {
     "class": "class, task inferred",
     "given": "class, task given",
+    "given_by_experts_alone": "… by the task's network alone",
     "task_inferred": "task inferred rightly",
     "router_alone": "router alone",
     "percent_added": "per cent of the base that a task adds",
@@ -136,9 +138,14 @@ def mixed_batches(files: Mapping[str, Result]) -> list[str]:
 
 
 def commands(files: Mapping[str, Result]) -> list[str]:
-    """As they were given, but for the place where the result went."""
-    made = ((one["command"].partition(" --out ")[0], str(one["commit"])[:12]) for one in files.values())
-    return ["", *(f"- `{command}`, commit {commit}" for command, commit in made)]
+    """As they were given, but for the place where the result went; of a run that was cut short, how far it came."""
+    made = []
+    for one in files.values():
+        command, seeds = one["command"].partition(" --out ")[0], len(one.get("seeds", ()))
+        wanted = re.search(r"--seeds (\d+)", command)
+        short = f" ({seeds} of them done)" if wanted and seeds < int(wanted[1]) else ""
+        made.append(f"- `{command}`{short}, commit {str(one['commit'])[:12]}")
+    return ["", *made]
 
 
 def with_tables(page: str, files: Mapping[str, Result], *, picture: bool) -> str:
