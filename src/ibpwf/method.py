@@ -376,14 +376,19 @@ class IBPWF(AnsweringMethod):
         train, rows = apart
         x, y = rows.tensors()
         own = self.logits(x, task)
-        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_HELD_OUT else None
         scores = self.class_scores(x, "all", distances=True) if isinstance(self.inference, ClassScores) else None
         self._as_if_not_asked()
         kept = self.versions[task].opinion
         opinion = None if kept is None else kept.scores(self.phi(x))
-        if old is not None:
-            return fusion.recalibrated(old, scores, own, y, task, opinion)
-        return fusion.calibrate(scores, own, y, self.calibrations, opinion)
+        if old is None:
+            found = fusion.calibrate(scores, own, y, self.calibrations, opinion)
+        else:
+            found = fusion.recalibrated(old, scores, own, y, task, opinion)
+        if opinion is not None and found.opinion is not None:
+            expert, regression = found.opinion
+            own = expert * own.double() + regression * opinion
+        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_HELD_OUT else None
+        return found
 
     def fork(self) -> Self:
         other = copy.copy(self)
