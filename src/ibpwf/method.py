@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -31,21 +30,17 @@ from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import check_square, turned, turned_labels
 from ibpwf.distributed import Group
 from ibpwf.errors import InputError
-from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference
-from ibpwf.inference.fusion import Calibration, ClassScores
 from ibpwf.inference.kinds import make_features, make_inference
-from ibpwf.inference.opinion import Opinion
 from ibpwf.inference.router import RidgeRouter
-from ibpwf.inference.versions import Version, Versions
-from ibpwf.method_answers import AnsweringMethod
+from ibpwf.inference.versions import Versions
+from ibpwf.method_keeping import FEWEST_HELD_OUT, KeepingMethod
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
-from ibpwf.training.linear import compared
 from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
-from ibpwf.training.rows import Again, Rows
+from ibpwf.training.rows import Rows
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
 from ibpwf.training.stopping import tempered_loss
 
@@ -63,13 +58,6 @@ BUILT_WITH = (
 DISTILLATION = 0.25
 """How much a new version of a task minds answering otherwise than the old one, beside answering rightly. Of 0, 0.25,
 0.5 and 1 this kept most of what the old rows had taught (docs/python.md has what it does)."""
-
-MOST_HELD_OUT, MOST_TO_STOP_BY = 500, 2_000
-"""Rows of a task: three numbers and a few quantiles are made of them, and with early stopping it is decided by them
-when to stop, for which more are better."""
-
-FEWEST_HELD_OUT = 30
-"""Fewer rows say nothing of when to stop."""
 
 PATIENCE = 500
 """Steps without gain after which training ends, in no fewer than 3 and no more than 15 epochs."""
@@ -90,7 +78,7 @@ class Parts:
         return [name for name, part in vars(self).items() if part is not None]
 
 
-class IBPWF(AnsweringMethod):
+class IBPWF(KeepingMethod):
     """The method on a factorized model."""
 
     name: ClassVar[str] = "ibpwf"
@@ -110,7 +98,6 @@ class IBPWF(AnsweringMethod):
         self._take(settings)
         self.fit_loss = F.cross_entropy if given.loss is None else given.loss
         self.versions = Versions()
-        self._held_out: tuple[Rows, Rows] | None = None  # while a task is learned: what it learns from, and the rest
         self.network: TaskNetwork | None = None
         self._old_version: nn.Module | None = None  # while a new one is learned
         self._phase = ELBO
@@ -169,7 +156,7 @@ class IBPWF(AnsweringMethod):
         network.turns = turns
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
-        self._hold_out(data)
+        self.hold_out(data)
         self._old_version = None if before is None else self.model.ready(self.place(data.index))
         for module in network.modules():
             if isinstance(module, FittedToTask) and before is None:  # a new version reads as the old one does
@@ -305,90 +292,14 @@ class IBPWF(AnsweringMethod):
         batches = rows.epoch(max(plan.batch_size, 2), data.generator("statistics"))  # one row has no variance
         estimate_statistics(network, ((turned(x, network.turns, self.image_shape), y) for x, y in batches))
         self.model.finish_task(network, self.settings.kappa)
-        self._keep(data, rows)
+        self.keep(data, rows)
+        self.network = self._old_version = None
 
     def take_task(self, data: TaskData, factors: Mapping[str, ReadyFactors], own: Mapping[str, Tensor]) -> None:
         """Keep a task that was learned elsewhere; `data` tells what its inputs are like."""
-        self._hold_out(data)
+        self.hold_out(data)
         add_ready_task(self.model, len(data.classes), factors, own)
-        self._keep(data, self.rows_to_train(data))
-
-    def _hold_out(self, data: TaskData) -> None:
-        share, apart = self.settings.held_out, data.generator("held out")
-        most = MOST_TO_STOP_BY if self.settings.early_stopping else MOST_HELD_OUT
-        self.outcome = None
-        self._held_out = data.rows.apart(share, most, apart) if share else None
-
-    def _keep(self, data: TaskData, rows: Rows) -> None:
-        """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
-        # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
-        seen = rows if isinstance(self.inference, ClassScores) else data.rows
-        if data.more:
-            self.take_rows(data.index, seen)
-            old = self.versions[data.index]
-            new = replace(old, serial=data.serial, number=old.number + 1)
-        else:
-            if data.index == 0:
-                self._fit_features(data, seen)
-            self.inference.learn(data.index, self._phi(seen), len(data.classes))
-            serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
-            new = Version(serial, data.classes, serial)
-        self.versions = self.versions.added(replace(new, opinion=self._opinion(data.index)))
-        if self._held_out is not None and (not data.more or new.calibration is not None):
-            self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
-        self.network = self._held_out = self._old_version = None
-
-    def _fit_features(self, data: TaskData, rows: Rows) -> None:
-        """Those that look at some rows alone take them from all over."""
-        for part in self.features.parts_to_fit():
-            part.fit(Again(partial(self._seen_by, part, data, rows)), len(rows), data.generator("random features"))
-
-    @staticmethod
-    def _seen_by(features: Features, data: TaskData, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-        some = features.rows_to_fit
-        return rows.in_order() if some is None else rows.sample(some, data.generator("sample"))
-
-    def take_rows(self, task: int, rows: Rows) -> None:
-        """Let task inference have more rows of a task, as if they had come with its first; its expert stays."""
-        self.inference.more(task, self._phi(rows), len(self.classes[task]))
-
-    def _phi(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-        batches = rows.in_order()
-        batches = self.group.shares(batches) if self.inference.adds_up else batches
-        return ((phi, y) for x, y in batches for phi in self.features.views(x))
-
-    def _opinion(self, task: int) -> Opinion | None:
-        if not self.settings.second_opinion:
-            return None
-        assert isinstance(self.inference, RidgeRouter)  # see `_take`
-        found = self.inference.opinion(task)
-        self._as_if_not_asked()
-        return found
-
-    def _as_if_not_asked(self) -> None:
-        """Let a router on a CPU solve again: training has other threads than answering, so other bits."""
-        if self.device.type == "cpu":
-            self.inference = self.inference.fork()
-
-    def _calibrated(self, task: int, apart: tuple[Rows, Rows], old: Calibration | None) -> Calibration:
-        """What the held-out rows of a task say of it, the second of the rows that were set `apart`, with all that is
-        learned by now; of a new version, beside what those of the `old` one said."""
-        train, rows = apart
-        x, y = rows.tensors()
-        own = self.logits(x, task)
-        scores = self.class_scores(x, "all", distances=True) if isinstance(self.inference, ClassScores) else None
-        self._as_if_not_asked()
-        kept = self.versions[task].opinion
-        opinion = None if kept is None else kept.scores(self.phi(x))
-        if old is None:
-            found = fusion.calibrate(scores, own, y, self.calibrations, opinion)
-        else:
-            found = fusion.recalibrated(old, scores, own, y, task, opinion)
-        if opinion is not None and found.opinion is not None:
-            expert, regression = found.opinion
-            own = expert * own.double() + regression * opinion
-        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_HELD_OUT else None
-        return found
+        self.keep(data, self.rows_to_train(data))
 
     def fork(self) -> Self:
         other = copy.copy(self)

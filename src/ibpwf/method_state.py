@@ -3,12 +3,10 @@ by a later task. docs/model-format.md lists every tensor."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -16,34 +14,24 @@ from ibpwf.core.dictionary import FactorBlock
 from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.core.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
 from ibpwf.core.posterior import LayerVectors
-from ibpwf.core.turns import check_square
-from ibpwf.inference.base import Features
-from ibpwf.inference.features.adapted import AdaptedFeatures
-from ibpwf.inference.features.backbone import BackboneFeatures
-from ibpwf.inference.features.joined import JoinedFeatures
-from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
-from ibpwf.inference.features.layer import features as layer_outputs
-from ibpwf.inference.features.patches import PatchFeatures
-from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.fusion import GRID, RATES, Calibration, ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference, UnreadTensors
-from ibpwf.inference.opinion import Opinion
+from ibpwf.inference.opinion import taken_opinion
 from ibpwf.inference.router import RidgeRouter
-from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.inference.versions import Version
+from ibpwf.method_checks import check_groups, check_opinions, check_read
 from ibpwf.storage.model_record import FactorState, FactorTask
-from ibpwf.storage.network_json import check_runs
 from ibpwf.storage.on_demand import StoredPart
 from ibpwf.storage.records import first_problem
 from ibpwf.storage.task_shapes import block_shapes, reference_shapes, task_shapes
-from ibpwf.storage.tensor_checks import BOUNDED, Expected, NotWhole, check_numbers, check_part
+from ibpwf.storage.tensor_checks import BOUNDED, NotWhole, check_numbers, check_part
 
 if TYPE_CHECKING:
     from ibpwf.core.model import FactorModel
     from ibpwf.inference.base import TaskInference
     from ibpwf.method import IBPWF
 
-REFERENCE, OPINION = "reference", "opinion/"
+REFERENCE = "reference"
 
 Tensors = dict[str, Tensor]
 
@@ -59,7 +47,7 @@ def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Mapping[str, Tens
         serial = version.serial
         learned, part = _task_state(model, inference, t, newest.get(serial))
         if version.opinion is not None:
-            part = {**part, **{f"{OPINION}{name}": tensor for name, tensor in version.opinion.tensors().items()}}
+            part = {**part, **version.opinion.tensors()}
         parts[f"task-{serial:04d}"] = part
         blocks = {name: dictionary.blocks[t] for name, dictionary in model.layers.items()}
         factors, block_part = _blocks_state(blocks)
@@ -181,7 +169,7 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
             learned.append((entry.inference or {}, _add_on_demand(method, entry, files)))
         else:
             tensors = part(place)
-            opinion = _opinion(method, entry, tensors)
+            opinion = taken_opinion(place, tensors, len(entry.classes) if entry.opinion else None)
             task, inference, widths = _task(method, entry, tensors)
             block_place = place if entry.factors is None else f"factors-{entry.serial:04d}"
             blocks = _blocks(method, entry, part(block_place), widths)
@@ -194,10 +182,10 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         dictionary.width = max(dictionary.width, len(model.tasks[-1].vectors[name]) if model.tasks else 0)
     current = [learned[place] for place in method.versions.places[: method.versions.tasks]]
     method.inference.load_state((state.inference, part("inference")), current)
-    _check_opinions(method)
+    check_opinions(method)
     if not any(isinstance(task, TaskOnDemand) for task in model.tasks):
-        _check_read(method)
-    _check_groups(method)
+        check_read(method)
+    check_groups(method)
 
 
 def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTask, Tensors, dict[str, int]]:
@@ -218,30 +206,6 @@ def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTa
     own = model.fixed_tensors() | _within(tensors, "own/")
     task = LearnedTask(entry.outputs, vectors, selected, own, entry.turns)
     return task, inference, {name: len(chosen) for name, chosen in selected.items()}
-
-
-def _opinion(method: IBPWF, entry: FactorTask, tensors: Tensors) -> Opinion | None:
-    """What the router said of a task's classes, taken out of its part and checked."""
-    own = {name: tensors.pop(name) for name in [name for name in tensors if name.startswith(OPINION)]}
-    weight, intercept = f"{OPINION}weight", f"{OPINION}intercept"
-    classes = len(entry.classes)
-    width = len(own[weight]) if weight in own and own[weight].ndim else 0
-    shapes = {weight: Expected((width, classes)), intercept: Expected((classes,), torch.float64)}
-    check_part(f"task-{entry.serial:04d}", own, shapes if entry.opinion else {})
-    return Opinion(own[weight], own[intercept]) if own else None
-
-
-def _check_opinions(method: IBPWF) -> None:
-    """They are of the features that the router knows, and weighed where anything was."""
-    for one in method.versions.all:
-        weighed = one.calibration is not None and one.calibration.opinion is not None
-        if one.opinion is None and not weighed:
-            continue
-        place, width = f"task-{one.serial:04d}", getattr(method.inference, "width", None)
-        if one.opinion is None or (one.calibration is not None and not weighed):
-            raise NotWhole(f"part '{place}' has an opinion, and its calibration none, or the other way round")
-        if len(one.opinion.weight) != width:
-            raise NotWhole(f"the opinion in part '{place}' is of {len(one.opinion.weight)} features, not {width}")
 
 
 def _blocks(
@@ -337,63 +301,6 @@ def _check_positions(
         raise NotWhole(f"part '{part}' holds {found} factors instead of {declared}")
 
 
-def _check_groups(method: IBPWF) -> None:
-    """Gaussians of ours: one per task, or per class; of a router a column per class."""
-    inference, tasks = method.inference, method.versions.newest
-    if isinstance(inference, RidgeRouter) and inference.columns() != [len(task.classes) for task in tasks]:
-        raise NotWhole(f"the router's tasks have {inference.columns()} classes, which are not those of the tasks")
-    if not isinstance(inference, GaussianTaskInference):
-        return
-    if (inference.absolute_ridge is None) != (not tasks):
-        raise NotWhole(f"absolute_ridge is {inference.absolute_ridge} with {len(tasks)} tasks")
-    each = inference.per_class or isinstance(inference, SharedGaussianInference)
-    for number, task in enumerate(tasks):
-        if len(inference.groups_of(number)) != (len(task.classes) if each else 1):
-            found = len(inference.groups_of(number))
-            raise NotWhole(f"task {task.serial} has {found} Gaussians, which are not its own")
-
-
-def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
-    """Refuse inputs that the network and φ were not made for."""
-    given, wanted = check_runs(method.model.net, shape), (1, method.model.head_width)
-    if given != wanted:
-        head = f"its head '{method.model.head}' has {wanted[1]} outputs"
-        raise NotWhole(f"the network gives {list(given)} for one input, and {head}")
-    for task in method.model.tasks:
-        check_square(torch.zeros(1, *shape), task.turns, method.image_shape)
-    inference, width = method.inference, _width(method, method.features, shape)
-    if isinstance(inference, RidgeRouter) and width not in (None, inference.width):
-        raise NotWhole(f"the router is of {inference.width} features, and φ has {width}")
-    if isinstance(inference, GaussianTaskInference) and width not in (None, len(inference.groups[0].mean)):
-        raise NotWhole(f"the Gaussians are of {len(inference.groups[0].mean)} features, and φ has {width}")
-
-
-def _width(method: IBPWF, features: Features, shape: tuple[int, ...]) -> int | None:
-    """How many features φ has of inputs of this shape; None where that is not for us to know."""
-    if isinstance(features, JoinedFeatures):
-        widths = [_width(method, part, shape) for part in features.parts]
-        return None if None in widths else sum(each for each in widths if each is not None)
-    if isinstance(features, RandomFeatures):
-        if features.inputs != math.prod(shape):
-            raise NotWhole(f"random features take {features.inputs} numbers, inputs have shape {list(shape)}")
-        return len(features.bias)
-    if isinstance(features, FactorFeatures):
-        kept, layer = method.model.reference or method.model.tasks[0], features.layers[0]
-        return int(kept.selected[layer].sum())
-    if isinstance(features, AdaptedFeatures):
-        outputs = _width(method, features.outputs, shape)
-        return None if outputs is None else features.width(outputs)
-    if isinstance(features, LayerFeatures):
-        net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
-        return layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]
-    if isinstance(features, BackboneFeatures):
-        features.check_shape(torch.zeros(1, *shape))
-        return features.width
-    if isinstance(features, PatchFeatures):
-        return features(torch.zeros(1, *shape, device=method.device)).shape[1]
-    return None
-
-
 def _upgraded(
     content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]
 ) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]]]:
@@ -416,19 +323,6 @@ def _upgraded(
     inference = {"absolute_ridge": content["absolute_ridge"]}
     reference = content.get("reference", False)
     return {"features": features, "inference": inference, "reference": reference, "tasks": tasks}, renamed
-
-
-def _check_read(method: IBPWF) -> None:
-    """A factor that is read must be there: weights composed of the wrong ones would answer without a sign of it."""
-    model = method.model
-    for name, dictionary in model.layers.items():
-        readers = [task.selected[name] for task in model.tasks]
-        if model.reference is not None and name in model.reference.selected:
-            readers.append(model.reference.selected[name])
-        locked = [block.positions for block in dictionary.all_blocks]
-        for selected in readers:
-            if not bool(torch.isin(selected.nonzero().flatten(), torch.cat(locked)).all()):
-                raise NotWhole(f"a task reads factors of layer '{name}' that are not there")
 
 
 def _take_reference(method: IBPWF, tensors: Tensors) -> None:

@@ -19,9 +19,8 @@ from ibpwf.core.mixed import in_one_pass, plainly, tables
 from ibpwf.core.reference import stands_for
 
 SHAPES, SIGHTS, REMEMBERED = 4, 3, 64
-"""Of so many shapes of batches a network keeps a recording, the latest ones: each holds memory for its numbers. A
-recording costs as much as some hundred passes, so it is made when a shape is seen for that time; so many shapes are
-counted."""
+"""Of so many shapes of batches a network keeps a recording, the latest ones: each holds memory for its numbers. To
+record takes far longer than a pass, so it is done when a shape is seen for that time; so many shapes are counted."""
 
 LOOKED_UP = 2**26
 """So many numbers, 268 MB, may be looked up at once; where there are more, each layer looks up its own."""

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ibpwf.storage.tensor_checks import Expected, check_part
+
 EXPERT, REGRESSION = 1.0, 1.0
 """w and v where no rows were held out."""
+
+
+PREFIX = "opinion/"
+WEIGHT, INTERCEPT = f"{PREFIX}weight", f"{PREFIX}intercept"
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Opinion:
         return (phi.to(self.weight) @ self.weight).double() + self.intercept
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"weight": self.weight, "intercept": self.intercept}
+        """As they are stored among those of the task."""
+        return {WEIGHT: self.weight, INTERCEPT: self.intercept}
 
     @classmethod
     def of(cls, weight: Tensor, intercept: Tensor) -> Opinion:
@@ -38,3 +45,12 @@ class Opinion:
         plain = torch.contiguous_format
         kept = weight.to(torch.float32, copy=True, memory_format=plain)
         return cls(kept, intercept.to(torch.float64, copy=True, memory_format=plain))
+
+
+def taken_opinion(part: str, tensors: dict[str, Tensor], classes: int | None) -> Opinion | None:
+    """The opinion of a task of so many classes, taken out of its part and checked; None: it must have none."""
+    own = {name: tensors.pop(name) for name in [name for name in tensors if name.startswith(PREFIX)]}
+    width = len(own[WEIGHT]) if WEIGHT in own and own[WEIGHT].ndim else 0
+    shapes = {WEIGHT: Expected((width, classes or 0)), INTERCEPT: Expected((classes or 0,), torch.float64)}
+    check_part(part, own, {} if classes is None else shapes)
+    return None if classes is None else Opinion(own[WEIGHT], own[INTERCEPT])

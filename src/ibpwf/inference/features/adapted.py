@@ -50,8 +50,7 @@ class AdaptedFeatures(Features):
 
     def __call__(self, x: Tensor) -> Tensor:
         """With `mirror`, the mean of an image's and of its mirror image's."""
-        views = list(self.views(x))
-        return views[0] if len(views) == 1 else (views[0] + views[1]) / 2
+        return self.mean_of_views(x)
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
         scale = self._scale

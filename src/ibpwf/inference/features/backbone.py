@@ -111,8 +111,7 @@ class BackboneFeatures(Features):
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ in float32; with `mirror`, the mean of an image's and of its mirror image's."""
-        views = list(self.views(x))
-        return views[0] if len(views) == 1 else (views[0] + views[1]) / 2
+        return self.mean_of_views(x)
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
         """φ of all rows, once for each way they are looked at."""

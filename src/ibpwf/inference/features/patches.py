@@ -146,10 +146,8 @@ class PatchFeatures(Features):
         return self._with_moments(found, images)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """φ in float32; with `mirror`, the mean of an image's and of its mirror image's. Scores linear in φ are then
-        the mean of both."""
-        views = list(self.views(x))
-        return views[0] if len(views) == 1 else (views[0] + views[1]) / 2
+        """φ in float32; with `mirror`, the mean of an image's and of its mirror image's."""
+        return self.mean_of_views(x)
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
         """φ of all rows, once for each way an image is looked at."""
