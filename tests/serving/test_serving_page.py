@@ -26,8 +26,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page that must have nothing to complain of."""
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    """A page that must have nothing to complain of; it is closed before the server, of which it may still ask news."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
     found = context.new_page()
     said: list[str] = []
