@@ -26,8 +26,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
-    """A page that must have nothing to complain of; it is closed before the server, of which it may still ask news."""
+def page(browser: Any) -> Iterator[Any]:
+    """A page that must have nothing to complain of. Tests that start a server ask for `start` first: the page, which
+    may still ask it for news, is then closed before it."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
     found = context.new_page()
     said: list[str] = []
@@ -112,7 +113,7 @@ def test_nothing_sticks_out_on_a_phone(browser, server: Server, scheme):
     assert (bright > 600) == (scheme == "light")
 
 
-def test_a_task_is_taught_and_its_curve_is_seen(page, start, models):
+def test_a_task_is_taught_and_its_curve_is_seen(start, page, models):
     server = start()
     page.goto(f"{server.address}/models/things")
     page.fill("#teach-task", "colors")
