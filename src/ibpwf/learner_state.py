@@ -130,17 +130,18 @@ class Learned:
         return sorted((*self.tasks, *self.older), key=lambda one: self.method.serial(one.number))
 
     def task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
-        """The number of every row's task; None where tasks are to be inferred."""
+        """The number of every row's task, on the host; None where tasks are to be inferred."""
         if task is None:
             return None
         given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
-        device = self.method.device
         if isinstance(given, str) or not isinstance(given, Iterable):
-            return torch.full((rows,), self.task_number(given), device=device)
+            return torch.full((rows,), self.task_number(given))
         given = list(given)
         if len(given) != rows:
             raise InputError(f"task has {len(given)} entries for {rows} inputs; give one, or one per input.")
-        return torch.tensor([self.task_number(t) for t in given], dtype=torch.long, device=device)
+        names = self.names
+        numbers = [names[t] if type(t) is str and t in names else self.task_number(t) for t in given]
+        return torch.tensor(numbers, dtype=torch.long)
 
     def inputs(self, x: Data) -> Tensor:
         """Examples to answer, on the device."""

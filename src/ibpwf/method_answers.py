@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ibpwf.core.mixed import RowTasks
 from ibpwf.core.model import FactorModel
 from ibpwf.core.reference import accelerated
 from ibpwf.core.turns import Shape, Views, class_logits
@@ -18,7 +19,7 @@ from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.fusion import Calibration, ClassScores, by_task
 from ibpwf.inference.opinion import EXPERT, REGRESSION
-from ibpwf.inference.prediction import Answered, OwnTaskPrediction, Prediction, rows_by_value
+from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.inference.versions import Versions
@@ -164,25 +165,44 @@ class AnsweringMethod(Method):
             task = inferred.argmax(1)
             if marginal:
                 return self._mixed_prediction(x, task, inferred, draws, seed)
-        known, owners = self.versions.newest, self.versions.owners
-        total, single = torch.zeros(2, len(x), dtype=torch.float64, device=x.device)
-        # Grouped by task: every row runs through its own task's network once. Beside a frozen base, rows of all tasks
-        # run through one.
-        together = None if draws else self._logits_of_all(x, task)
-        phi = None if together is None else self._phi_of(x, task)
-        answered = []
-        for t, rows in rows_by_value(task):
-            owner = owners[t]
-            if together is None:
-                p, spread = self.class_probabilities(x if len(rows) == len(x) else x[rows], t, draws, seed)
-            else:
-                own = together[rows, : len(known[owner].classes)]
-                p = self._given(own, t, None if phi is None else phi[rows]).softmax(1)
-                spread = entropy(p)
-            answered.append(Answered(owner, rows, p))
-            single[rows], total[rows] = spread, entropy(p)
-        information = (total - single).clamp(min=0) if draws else None
-        return OwnTaskPrediction(answered, known, self.versions.owners_of(task), total, information, inferred)
+        of = RowTasks.of(task)
+        together = None if draws else self._logits_of_all(x, of)
+        if together is None:
+            own, single = self._asked_by_task(x, of, draws, seed)
+        else:
+            own, single = self._given_to_all(x, together, of), None
+        total = entropy(own)
+        information = None if single is None else (total - single).clamp(min=0)
+        owners = of.called(self.versions.owners)
+        return OwnTaskPrediction(own, self.versions.newest, owners, total, information, inferred)
+
+    def _asked_by_task(self, x: Tensor, of: RowTasks, draws: int, seed: int) -> tuple[Tensor, Tensor | None]:
+        """p(y|x,t) of every row, each through the network of its own task, N×C; and with draws the mean entropy of
+        one."""
+        if len(of.numbers) == 1:
+            p, spread = self.class_probabilities(x, of.numbers[0], draws, seed)
+            return p, spread if draws else None
+        width = max((len(self.versions[t].classes) for t in of.numbers), default=0)
+        own = torch.zeros(len(x), width, dtype=torch.float64, device=x.device)
+        single = own.new_zeros(len(x))
+        for place, rows in rows_by_value(of.place):
+            p, spread = self.class_probabilities(x[rows], of.numbers[place], draws, seed)
+            own[rows, : p.shape[1]], single[rows] = p, spread
+        return own, single if draws else None
+
+    def _given_to_all(self, x: Tensor, together: Tensor, of: RowTasks) -> Tensor:
+        """p(y|x,t) of every row from the class scores of one pass, N×C."""
+        widths = [len(self.versions[t].classes) for t in of.numbers]
+        phi = self._phi_of(x, of.numbers)
+        divisors = [1.0 if phi is not None else self.temperature(t) for t in of.numbers]
+        told = torch.tensor([widths, divisors], dtype=torch.float64)[:, of.place].to(x.device).unsqueeze(2)
+        scores = together.double() / told[1]
+        if phi is not None:
+            for place, rows in rows_by_value(of.place):
+                own = scores[rows, : widths[place]]
+                scores[rows, : widths[place]] = self._given(own, of.numbers[place], phi[rows])
+        others = torch.arange(scores.shape[1], device=x.device) >= told[0]
+        return scores.masked_fill(others, -torch.inf).softmax(1)
 
     def _mixed_prediction(self, x: Tensor, task: Tensor, likely: Tensor, draws: int, seed: int) -> Prediction:
         """All tasks' answers by how likely each task is; those that are likely for no row are not asked."""
@@ -208,14 +228,14 @@ class AnsweringMethod(Method):
             mutual_information=(total - single).clamp(min=0) if draws else None,
         )
 
-    def _logits_of_all(self, x: Tensor, task: Tensor) -> Tensor | None:
+    def _logits_of_all(self, x: Tensor, of: RowTasks) -> Tensor | None:
         """Class scores of rows of several tasks in one pass, where that can be had."""
-        if self.model.base != "frozen" or not len(x) or bool((task == task[0]).all()):
+        if self.model.base != "frozen" or len(of.numbers) < 2:
             return None
-        places = torch.split(self.versions.places_of(task), ROWS_AT_ONCE)
+        asked = of.called(self.versions.places).split(ROWS_AT_ONCE)
         parts = [
             self.model.mixed_logits(rows, tasks)
-            for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), places, strict=True)
+            for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), asked, strict=True)
         ]
         found = [part for part in parts if part is not None]
         if len(found) < len(parts):
@@ -260,17 +280,16 @@ class AnsweringMethod(Method):
                     logits=lambda of, rows: class_logits(of, rows, classes, views) / divisor,
                     beside=beside,
                 )
-        p = self._given(self.logits(x, task), task, self._phi_of(x, task)).softmax(1)
+        p = self._given(self.logits(x, task), task, self._phi_of(x, [task])).softmax(1)
         return p, entropy(p)
 
     def phi(self, x: Tensor) -> Tensor:
         """φ of all rows."""
         return torch.cat([self.features(rows) for rows in torch.split(x, ROWS_AT_ONCE)])
 
-    def _phi_of(self, x: Tensor, task: int | Tensor) -> Tensor | None:
-        """φ where one of the tasks has an opinion, or a task has one."""
-        tasks = [task] if isinstance(task, int) else torch.unique(task).tolist()
-        return self.phi(x) if any(self.versions[one].opinion is not None for one in tasks) else None
+    def _phi_of(self, x: Tensor, tasks: Sequence[int]) -> Tensor | None:
+        """φ where one of the tasks has an opinion."""
+        return self.phi(x) if any(self.versions[task].opinion is not None for task in tasks) else None
 
     def _given(self, own: Tensor, task: int, phi: Tensor | None) -> Tensor:
         """log P(c | x, t) up to a constant, from a task's own class scores and what it keeps of the router's."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
+from ibpwf.core.mixed import RowTasks
 from ibpwf.core.model import FactorModel
 from ibpwf.models import mlp, vit_tiny
 
@@ -170,3 +173,14 @@ def test_without_a_base_tasks_are_asked_one_by_one() -> None:
         learner.learn(*rows(task))
     x, task = mixture()
     assert learner.model.mixed_logits(x, task.clamp(max=1)) is None
+
+
+@given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 12))
+def test_every_row_finds_its_task_whatever_their_number_and_order(tasks: list[int], rows: int) -> None:
+    of = RowTasks.of(torch.tensor(tasks, dtype=torch.long))
+    assert of.numbers == tuple(sorted(set(tasks)))
+    assert of.tasks.tolist() == [of.numbers[place] for place in of.place.tolist()] == tasks
+    parts = of.split(rows)
+    assert [task for part in parts for task in part.tasks.tolist()] == tasks
+    assert all(len(part) <= rows and set(part.numbers) == set(part.tasks.tolist()) for part in parts)
+    assert of.called([100 - number for number in range(41)]).tasks.tolist() == [100 - task for task in tasks]

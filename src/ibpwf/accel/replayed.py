@@ -63,7 +63,7 @@ class Recording:
 
     def __call__(self, x: Tensor, places: Tensor) -> Tensor:
         self.given.copy_(x)
-        self.places.copy_(places)
+        self.places.copy_(places, non_blocking=True)  # what lies on the host is read before it returns
         self.graph.replay()
         return self.out.clone()
 
@@ -78,7 +78,7 @@ class Recordings:
         self.failed = False
         self.lock = threading.Lock()
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.last: torch.cuda.Stream | None = None  # on which the latest ran
         self.pool = torch.cuda.graph_pool_handle()
 
     def answered(self, net: nn.Module, x: Tensor, places: Tensor) -> Tensor | None:
@@ -94,10 +94,10 @@ class Recordings:
             if len(self.of_shape) > SHAPES:
                 del self.of_shape[next(iter(self.of_shape))]
             here = torch.cuda.current_stream()
-            here.wait_event(self.done)
-            out = found(x, places)
-            self.done.record(here)
-            return out
+            if self.last is not None and self.last != here:
+                here.wait_stream(self.last)
+            self.last = here
+            return found(x, places)
 
     def _is_due(self, shape: Shape) -> bool:
         if self.failed:
@@ -110,7 +110,7 @@ class Recordings:
         """None where the network looks at its numbers on the way, and ever after."""
         here = torch.cuda.current_stream()
         with torch.inference_mode(False):  # else nobody outside of it could write to them later
-            given, at, graph = x.clone(), places.clone(), torch.cuda.CUDAGraph()
+            given, at, graph = x.clone(), places.to(x.device, copy=True), torch.cuda.CUDAGraph()
             self.stream.wait_stream(here)
             try:
                 with torch.cuda.stream(self.stream):

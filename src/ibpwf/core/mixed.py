@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -37,6 +39,39 @@ _PLACES: ContextVar[Tensor] = ContextVar("places")
 
 _ROWS: ContextVar[Mapping[int, Tensor] | None] = ContextVar("rows", default=None)
 """What `by_row` would look up, where it is looked up already, by the identity of the values."""
+
+
+@dataclass(frozen=True)
+class RowTasks:
+    """Of which tasks rows are: the tasks' `numbers`, and of every row the `place` of its own among them. All of it is
+    on the host, which decides by it what to run: to ask a GPU about a few numbers takes longer than the numbers."""
+
+    numbers: tuple[int, ...]
+    place: Tensor
+
+    @classmethod
+    def of(cls, tasks: Tensor) -> RowTasks:
+        """Of every row the number of its task, which is none below 0."""
+        given = tasks.cpu().numpy()
+        numbers = np.flatnonzero(np.bincount(given))
+        places = np.zeros(int(numbers[-1]) + 1 if len(numbers) else 0, np.int64)
+        places[numbers] = np.arange(len(numbers))
+        return cls(tuple(numbers.tolist()), torch.from_numpy(places[given]))
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    @property
+    def tasks(self) -> Tensor:
+        return torch.tensor(self.numbers, dtype=torch.long)[self.place]
+
+    def called(self, numbers: Sequence[int]) -> RowTasks:
+        """The same rows, where the tasks have other numbers."""
+        return replace(self, numbers=tuple(numbers[number] for number in self.numbers))
+
+    def split(self, rows: int) -> list[RowTasks]:
+        """So many rows at a time."""
+        return [self] if len(self) <= rows else [RowTasks.of(part) for part in torch.split(self.tasks, rows)]
 
 
 class NotMixed(Exception):
@@ -151,7 +186,7 @@ class MixedNorm(nn.Module):
 def plainly(net: nn.Module, x: Tensor, places: Tensor, rows: Mapping[int, Tensor] | None = None) -> Tensor:
     """What a network of several tasks gives for rows whose tasks are in these places; `rows` has the values of some
     of its tables by row, by the identity of the table."""
-    token, looked_up = _PLACES.set(places), _ROWS.set(rows)
+    token, looked_up = _PLACES.set(places.to(x.device)), _ROWS.set(rows)
     try:
         with torch.no_grad():
             out: Tensor = net(x)
@@ -183,17 +218,16 @@ class MixedNetwork:
     that is `doubtful` is compared with it first."""
 
     def __init__(
-        self, net: nn.Module, tasks: Tensor, alone: Callable[[Tensor, int], Tensor], *, doubtful: bool
+        self, net: nn.Module, tasks: Sequence[int], alone: Callable[[Tensor, int], Tensor], *, doubtful: bool
     ) -> None:
         self.net, self.alone, self.doubtful, self.fits = net, alone, doubtful, True
-        self.places = tasks.new_zeros(int(tasks.max()) + 1)
-        self.places[tasks] = torch.arange(len(tasks), device=tasks.device)
+        self.tasks = tasks
 
-    def __call__(self, x: Tensor, tasks: Tensor) -> Tensor | None:
-        """Outputs, a row for each of x, of the task that it is of; None where layers do not keep to rows."""
+    def __call__(self, x: Tensor, places: Tensor) -> Tensor | None:
+        """Outputs, a row for each of x, of the task that it is of, given by its place among those that are mixed;
+        None where layers do not keep to rows."""
         if not self.fits:
             return None
-        places = self.places.index_select(0, tasks)
         try:
             out = in_one_pass(self.net, x, places)
         except NotMixed:
@@ -204,15 +238,15 @@ class MixedNetwork:
             self.fits = False
             return None
         if self.doubtful:
-            self.fits = self._agrees(x, tasks, out)
+            self.fits = self._agrees(x, places, out)
             self.doubtful = False
         return out if self.fits else None
 
-    def _agrees(self, x: Tensor, tasks: Tensor, out: Tensor) -> bool:
+    def _agrees(self, x: Tensor, places: Tensor, out: Tensor) -> bool:
         """Whether a row of each task has the answer of its task alone."""
-        for task in torch.unique(tasks).tolist():
-            row = int((tasks == task).nonzero()[0])
-            own = self.alone(x[row : row + 1], task)[0]
+        for place in torch.unique(places).tolist():
+            row = int((places == place).nonzero()[0])
+            own = self.alone(x[row : row + 1], self.tasks[place])[0]
             if not torch.allclose(out[row, : len(own)], own, rtol=1e-3, atol=1e-4):
                 return False
         return True
@@ -248,7 +282,7 @@ def mixed(model: FactorModel, tasks: Sequence[int]) -> MixedNetwork | None:
         replace_module(net, name, stand_in)
     for key in loose:
         _look_up(net, key, torch.stack([part[key] for part in own]))
-    return MixedNetwork(net, torch.tensor(tasks, device=model.device), model.logits, doubtful=bool(loose))
+    return MixedNetwork(net, tasks, model.logits, doubtful=bool(loose))
 
 
 def _added_to_rows(parameter: Tensor) -> bool:

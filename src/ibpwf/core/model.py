@@ -13,7 +13,6 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +29,7 @@ from ibpwf.core.learned import (
     task_tensors,
 )
 from ibpwf.core.merging import merged
-from ibpwf.core.mixed import MixedNetwork, mixed
+from ibpwf.core.mixed import MixedNetwork, RowTasks, mixed
 from ibpwf.core.packing import Packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
@@ -383,15 +382,15 @@ class FactorModel(nn.Module):
         with torch.no_grad():
             return class_logits(self.ready(task), x, learned.classes, views or Views(learned.turns))
 
-    def mixed_logits(self, x: Tensor, tasks: Tensor) -> Tensor | None:
+    def mixed_logits(self, x: Tensor, tasks: Tensor | RowTasks) -> Tensor | None:
         """Outputs for rows of several tasks in one pass (`core.mixed`), as many columns as the largest of them has
         classes, of which a row's own come first; None where that cannot be had."""
-        # What is asked of a GPU, or of torch, about a few numbers takes longer than the numbers.
-        key = tuple(np.flatnonzero(np.bincount(tasks.cpu().numpy())).tolist())
+        of = tasks if isinstance(tasks, RowTasks) else RowTasks.of(tasks)
+        key = of.numbers
         if key not in self._mixed:
             self._mixed = {**dict(list(self._mixed.items())[-MIXTURES:]), key: mixed(self, key)}
         network = self._mixed[key]
-        return None if network is None else network(x, tasks.to(x.device))
+        return None if network is None else network(x, of.place)
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from ibpwf.core.mixed import RowTasks
 
 
 @dataclass(frozen=True)
@@ -44,39 +45,33 @@ class Known(Protocol):
     def classes(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True)
-class Answered:
-    """Some rows, and the probabilities of the classes of the task that they were answered for."""
-
-    task: int
-    rows: Tensor
-    probabilities: Tensor
-
-
 class OwnTaskPrediction(Prediction):
-    """A prediction each row of which is conditional on one task. Columns of other tasks hold nothing, so the table of
-    all tasks' columns is made when it is first asked for: without it an answer costs the same among a million."""
+    """A prediction each row of which is conditional on one task: `own` has the probabilities of that task's classes,
+    and 0 behind them where another task has more. Columns of other tasks hold nothing, so the table of all tasks'
+    columns is made when it is first asked for: without it an answer costs the same among a million."""
 
-    _answered: Sequence[Answered]
+    _own: Tensor
     _known: Sequence[Known]
 
     def __init__(
         self,
-        answered: Sequence[Answered],
+        own: Tensor,
         known: Sequence[Known],
-        task: Tensor,
+        of: RowTasks,
         entropy: Tensor,
         mutual_information: Tensor | None = None,
         task_probabilities: Tensor | None = None,
     ) -> None:
-        labels = torch.zeros_like(task)
-        for part in answered:
-            own = torch.tensor(known[part.task].classes, device=task.device)
-            labels[part.rows] = own[part.probabilities.argmax(1)]
-        fields = {"labels": labels, "task": task, "entropy": entropy, "mutual_information": mutual_information}
+        task = of.tasks.to(own.device)
+        fields = {
+            "labels": _labels(own, known, of) if len(own) else task,
+            "task": task,
+            "entropy": entropy,
+            "mutual_information": mutual_information,
+        }
         if task_probabilities is not None:
             fields["task_probabilities"] = task_probabilities
-        self.__dict__.update(fields, _answered=answered, _known=known)  # frozen, as its parent is
+        self.__dict__.update(fields, _own=own, _known=known)  # frozen, as its parent is
 
     @cached_property
     def classes(self) -> tuple[tuple[int, int], ...]:
@@ -84,15 +79,23 @@ class OwnTaskPrediction(Prediction):
 
     @cached_property
     def probabilities(self) -> Tensor:
-        first = [0, *accumulate(len(known.classes) for known in self._known)]
-        out = torch.zeros(len(self), first[-1], dtype=torch.float64, device=self.task.device)
-        for part in self._answered:
-            out[part.rows, first[part.task] : first[part.task + 1]] = part.probabilities
+        widths = torch.tensor([len(known.classes) for known in self._known], device=self.task.device)
+        first, columns = widths.cumsum(0) - widths, torch.arange(self._own.shape[1], device=widths.device)
+        rows, column = (columns < widths[self.task].unsqueeze(1)).nonzero().unbind(1)
+        out = torch.zeros(len(self), int(widths.sum()), dtype=torch.float64, device=widths.device)
+        out[rows, first[self.task[rows]] + column] = self._own[rows, column]
         return out
 
     @cached_property
     def task_probabilities(self) -> Tensor:
         return F.one_hot(self.task, len(self._known)).double()
+
+
+def _labels(own: Tensor, known: Sequence[Known], of: RowTasks) -> Tensor:
+    """The likeliest class of each row's own task."""
+    classes = (known[number].classes for number in of.numbers)
+    table = torch.tensor([[*each, *[0] * (own.shape[1] - len(each))] for each in classes], device=own.device)
+    return table[of.place.to(own.device), own.argmax(1)]
 
 
 def rows_by_value(values: Tensor) -> list[tuple[int, Tensor]]:

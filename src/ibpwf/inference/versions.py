@@ -12,9 +12,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import torch
-from torch import Tensor
-
 from ibpwf.inference.fusion import Calibration
 from ibpwf.inference.opinion import Opinion
 
@@ -64,23 +61,12 @@ class Versions:
     def newest(self) -> list[Version]:
         return [self.all[place] for place in self._newest.values()]
 
-    @cached_property
-    def in_order(self) -> bool:
-        """Whether numbers are places, as long as no task has had more rows."""
-        return self.places == list(range(len(self.all)))
-
     def __getitem__(self, number: int) -> Version:
         return self.all[self.places[number]]
 
     def of_task(self, task: int) -> list[int]:
         """The places of all versions of a task."""
         return [place for place, one in enumerate(self.all) if one.origin == self[task].origin]
-
-    def places_of(self, numbers: Tensor) -> Tensor:
-        return numbers if self.in_order else torch.tensor(self.places, device=numbers.device)[numbers]
-
-    def owners_of(self, numbers: Tensor) -> Tensor:
-        return numbers if self.in_order else torch.tensor(self.owners, device=numbers.device)[numbers]
 
     def added(self, version: Version) -> Versions:
         return Versions((*self.all, version))

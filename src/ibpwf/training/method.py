@@ -222,7 +222,7 @@ class Method(Objective):
 
     @abstractmethod
     def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
-        """Answer inputs, for a task per row, or inferring it when `task` is None."""
+        """Answer inputs, for a task per row (on the host), or inferring it when `task` is None."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Tensor]]]:

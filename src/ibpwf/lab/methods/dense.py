@@ -336,6 +336,7 @@ def class_prediction(
     """A `Prediction` from class probabilities; the task of a row is its best class's where none was given."""
     owner, label = torch.tensor(columns, device=probabilities.device).unbind(1)
     best = probabilities.argmax(1)
+    task = None if task is None else task.to(probabilities.device)
     per_task = torch.stack([probabilities[:, owner == t].sum(1) for t in range(tasks)], 1)
     return Prediction(
         labels=label[best],

@@ -152,7 +152,7 @@ class Router(Method):
         scores = self.class_log_scores(x)
         if task is not None:
             owner = torch.tensor([t for t, _ in columns], device=x.device)
-            scores = scores.masked_fill(owner != task.unsqueeze(1), -torch.inf)
+            scores = scores.masked_fill(owner != task.to(owner.device).unsqueeze(1), -torch.inf)
         return class_prediction(scores.softmax(1), columns, len(self.classes), task)
 
     # Storing
