@@ -18,7 +18,7 @@ from ibpwf.fetching.files import DataFile, Progress
 
 NAME, FILE = "tiny", "tiny.safetensors"
 WIDTHS = (4, 6)
-INPUT = ImageInput(8, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
+INPUT = ImageInput(8, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0), "bicubic")
 
 
 class TinyNetwork(StagedNetwork):

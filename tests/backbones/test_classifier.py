@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.utils.data import TensorDataset
 import ibpwf.backbones as backbones
 from ibpwf import Learner, Settings
 from ibpwf.backbones.backbone import Backbone, TextInput
+from ibpwf.backbones.resizing import Resize, resized
 from ibpwf.backbones.sentence_encoder import EncoderSize, SentenceEncoder
 from ibpwf.errors import InputError
 from tiny_backbone import INPUT, WIDTHS, TinyNetwork
@@ -31,13 +34,44 @@ def images(side: int, channels: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (5, channels, side, side), generator=generator).float()
 
 
+@pytest.mark.parametrize("resize", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("side", "channels"), [(4, 3), (8, 3), (20, 3), (6, 1)])
-def test_images_on_any_scale_become_what_the_backbone_makes_of_pixels(side: int, channels: int) -> None:
-    pixels = images(side, channels)
+def test_images_on_any_scale_become_what_the_backbone_makes_of_pixels(
+    side: int, channels: int, resize: Resize
+) -> None:
+    pixels, takes = images(side, channels), replace(INPUT, resize=resize)
     mean, std = (MEAN, STD) if channels == 3 else ((0.5,), (0.2,))
     given = (pixels / 255 - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
-    made = backbones.PixelInput(INPUT, 12, mean, std)(given)
-    torch.testing.assert_close(made, INPUT(pixels, 12), rtol=1e-5, atol=1e-5)
+    made = backbones.PixelInput(takes, 12, mean, std)(given)
+    torch.testing.assert_close(made, takes(pixels, 12), rtol=1e-5, atol=1e-5)
+
+
+def keys(distance: float, sharpness: float = 0.75) -> float:
+    """Keys' cubic kernel, as sharp as TensorFlow's, by which most such networks were trained."""
+    d, a = abs(distance), -sharpness
+    if d >= 2:
+        return 0.0
+    return (a + 2) * d**3 - (a + 3) * d**2 + 1 if d < 1 else a * (d**3 - 5 * d**2 + 8 * d - 4)
+
+
+def test_larger_images_are_between_the_pixels_that_there_are() -> None:
+    small = images(5)
+    weights = torch.zeros(12, 5)
+    for to in range(12):
+        at = (to + 0.5) * 5 / 12 - 0.5
+        for near in range(math.floor(at) - 1, math.floor(at) + 3):
+            weights[to, min(max(near, 0), 4)] += keys(at - near)
+    torch.testing.assert_close(resized(small, 12, "bicubic"), weights @ small @ weights.T, rtol=1e-5, atol=1e-3)
+    assert torch.equal(resized(small, 5, "bicubic"), small)
+
+
+@pytest.mark.parametrize("resize", ["bilinear", "bicubic"])
+def test_smaller_images_are_smoothed_as_pillow_does_it(resize: Resize) -> None:
+    large, image = images(30), pytest.importorskip("PIL.Image")
+    named = image.Resampling[resize.upper()]
+    planes = [np.array(image.fromarray(plane.numpy()).resize((12, 12), named)) for plane in large.flatten(0, 1)]
+    theirs = torch.from_numpy(np.stack(planes)).view(5, 3, 12, 12)
+    torch.testing.assert_close(resized(large, 12, resize), theirs, rtol=0, atol=1e-3)
 
 
 def test_the_classifier_is_the_backbone_and_a_dense_layer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from small_tokenizer import small_tokenizer
 
 from ibpwf.backbones import load_timm, load_transformers
+from ibpwf.backbones.backbone import ImageInput
 from ibpwf.errors import DataError, InputError
 from zoos import imported
 
@@ -24,6 +26,8 @@ def test_a_network_of_timm_takes_weights_from_a_file(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.allclose(ours.features(x), theirs.forward_head(theirs.forward_features(x), pre_logits=True))
     assert ours.width == 512
+    assert isinstance(ours.input, ImageInput)
+    assert ours.input.resize == theirs.default_cfg["interpolation"]
     with pytest.raises(DataError, match="these weights are not those of timm's 'resnet18'"):
         load_timm("resnet18", tmp_path / "weights.safetensors")
     with pytest.raises(InputError, match="timm has no network 'resnet10x'"):
@@ -56,7 +60,11 @@ def test_an_image_network_of_transformers_is_read_from_its_folder(tmp_path: Path
     sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
     theirs = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=16, patch_size=8)).eval()
     theirs.save_pretrained(tmp_path)
+    recipe = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "resample": 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(recipe))
     ours = load_transformers(tmp_path)
+    assert isinstance(ours.input, ImageInput)
+    assert ours.input.resize == "bicubic"
     pixels = torch.randint(256, (2, 3, 16, 16))
     with torch.no_grad():
         hidden = theirs(pixel_values=(pixels / 255 - 0.5) / 0.5, output_hidden_states=True).hidden_states

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ibpwf.errors import DataError, InputError, StoreError
 from ibpwf.inference.features import backbone as module
 from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
 from ibpwf.inference.signs import random_signs
+from ibpwf.storage.tensor_checks import NotWhole
 from router_tasks import CLASSES, examples, network
 from tiny_backbone import INPUT, NAME, WIDTHS, Shelf, tiny_network, weights
 
@@ -97,6 +99,25 @@ def test_the_first_task_decides_about_the_scale_once_and_for_all() -> None:
 def test_numbers_that_are_no_pixels_are_refused_with_the_remedy(wrong: Tensor) -> None:
     with pytest.raises(InputError, match="neither from 0 to 1 nor from 0 to 255; say in image_mean and image_std"):
         fitted(wrong)
+
+
+def test_images_are_resized_as_the_first_task_had_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the catalog has come to know better, and in folders from before it said how."""
+    x = images(side=5)
+    net = BackboneFeatures(NAME)._network(x.device)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(net, "input", replace(INPUT, resize="bilinear"))
+        features = fitted(x)
+        before = features(x)
+    assert torch.equal(features(x), before)
+    assert not torch.allclose(fitted(x)(x), before, atol=1e-2)
+    content, tensors = features.state()
+    del content["resize"]
+    older = BackboneFeatures(NAME)
+    older.load_state(content, tensors)
+    assert torch.equal(older(x), before)
+    with pytest.raises(NotWhole, match="resized by 'nearest'"):
+        older.load_state({**content, "resize": "nearest"}, tensors)
 
 
 def test_gray_images_of_any_size_are_read() -> None:

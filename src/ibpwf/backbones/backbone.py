@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ibpwf.backbones.resizing import Resize, resized
 from ibpwf.errors import InputError
 
 PIXEL_LEVELS = 255.0
@@ -29,24 +29,24 @@ class StagedNetwork(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class ImageInput:
-    """Color images of size × size; of pixels from 0 to 255 `mean` is taken away, and the rest divided by `std`."""
+    """Color images of size × size; of pixels from 0 to 255 `mean` is taken away, and the rest divided by `std`.
+    `resize` is how the network's makers resized what it was trained on."""
 
     size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    resize: Resize = "bilinear"
 
-    def __call__(self, pixels: Tensor, size: int | None = None) -> Tensor:
+    def __call__(self, pixels: Tensor, size: int | None = None, resize: Resize | None = None) -> Tensor:
         """Images N×1×H×W or N×3×H×W with pixels from 0 to 255, as the network takes them; gray ones get three equal
-        channels, and all are resized to `size`, by default the network's own."""
+        channels, and all are resized to `size`, by default the network's own, in its own way unless `resize` names
+        another."""
         if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
             raise InputError(
                 f"pixels have shape {tuple(pixels.shape)}; give images as (N, 1, height, width) or "
                 "(N, 3, height, width), with pixels from 0 to 255."
             )
-        side = size or self.size
-        images = pixels.float()
-        if tuple(images.shape[2:]) != (side, side):
-            images = F.interpolate(images, (side, side), mode="bilinear", antialias=True, align_corners=False)
+        images = resized(pixels.float(), size or self.size, resize or self.resize)
         mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
         return (images.expand(-1, 3, -1, -1) - mean) / std
 

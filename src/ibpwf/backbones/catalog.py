@@ -67,7 +67,7 @@ def _efficientnet_lite0(known: TrainedNetwork, content: Content) -> Backbone:
     from ibpwf.backbones.weights import read_weights
 
     net = with_weights(EFFICIENTNET_LITE0, read_weights(*_first(known, content)), classifier="_fc.")
-    takes = ImageInput(224, (127.0, 127.0, 127.0), (128.0, 128.0, 128.0))
+    takes = ImageInput(224, (127.0, 127.0, 127.0), (128.0, 128.0, 128.0), "bicubic")
     return Backbone(known.name, known.digest, net, takes, known.widths)
 
 

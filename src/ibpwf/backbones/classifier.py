@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, ImageInput, TextInput
+from ibpwf.backbones.resizing import resized
 from ibpwf.errors import InputError
 
 
@@ -33,7 +33,7 @@ class PixelInput(nn.Module):
         std: Sequence[float] = (1.0,),
     ) -> None:
         super().__init__()
-        self.size = size or takes.size
+        self.size, self.resize = size or takes.size, takes.resize
         given_mean, given_std = (torch.tensor(values).expand(3) for values in (mean, std))
         taken_mean, taken_std = torch.tensor(takes.mean), torch.tensor(takes.std)
         # No state: what they are is said when the network is built.
@@ -43,11 +43,7 @@ class PixelInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         images = x * self.scale + self.shift  # before they are large; gray ones get three channels by it
-        if tuple(images.shape[2:]) == (self.size, self.size):
-            return images
-        shrinks = min(images.shape[2:]) > self.size
-        side = (self.size, self.size)
-        return F.interpolate(images, side, mode="bilinear", antialias=shrinks, align_corners=False)
+        return resized(images, self.size, self.resize)
 
 
 def image_classifier(

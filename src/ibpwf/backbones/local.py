@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, ImageInput, StagedNetwork, TextInput
+from ibpwf.backbones.resizing import Resize
 from ibpwf.backbones.weights import read_tokenizer, read_weights
 from ibpwf.core.packing import vocabulary_of
 from ibpwf.errors import DataError, InputError
 
 WEIGHTS, TOKENIZER, PIXELS = "model.safetensors", "tokenizer.json", "preprocessor_config.json"
+PIL_BICUBIC = 3
+"""Pillow's number of that way to resize, as transformers writes it."""
 
 
 def load_timm(name: str, weights: str | os.PathLike[str]) -> Backbone:
@@ -34,7 +37,7 @@ def load_timm(name: str, weights: str | os.PathLike[str]) -> Backbone:
     heads = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
     _take(net, {key: tensor for key, tensor in state.items() if not key.startswith(heads)}, f"timm's '{name}'")
     mean, std = (tuple(PIXEL_LEVELS * value for value in recipe[part]) for part in ("mean", "std"))
-    takes = ImageInput(recipe["input_size"][-1], mean, std)
+    takes = ImageInput(recipe["input_size"][-1], mean, std, _resize(recipe.get("interpolation") == "bicubic"))
     return Backbone(f"timm:{name}", hashlib.sha256(data).hexdigest(), _Pooled(net), takes, (net.num_features,))
 
 
@@ -57,7 +60,7 @@ def load_transformers(folder: str | os.PathLike[str]) -> Backbone:
         recipe = json.loads(_bytes(where / PIXELS)) if (where / PIXELS).is_file() else {}
         given = [recipe.get(name, (0.5, 0.5, 0.5)) for name in ("image_mean", "image_std")]
         mean, std = (tuple(PIXEL_LEVELS * value for value in values) for values in given)
-        takes = ImageInput(config.image_size, mean, std)
+        takes = ImageInput(config.image_size, mean, std, _resize(recipe.get("resample") == PIL_BICUBIC))
     else:
         if not (where / TOKENIZER).is_file():
             raise DataError(
@@ -101,6 +104,10 @@ class _HiddenStates(StagedNetwork):
         hidden = self.net(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
         share = F.normalize(mask.float(), p=1, dim=1).unsqueeze(2)
         yield from ((out * share).sum(1) for out in hidden[1:])
+
+
+def _resize(bicubic: bool) -> Resize:
+    return "bicubic" if bicubic else "bilinear"
 
 
 def _package(name: str, extra: str) -> Any:

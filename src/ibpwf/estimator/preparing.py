@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.backbones.backbone import PIXEL_LEVELS
+from ibpwf.backbones.backbone import PIXEL_LEVELS, ImageInput
 from ibpwf.backbones.catalog import known_network
+from ibpwf.backbones.resizing import Resize, stored_resize
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.files.arrays import array_numbers
@@ -126,6 +127,7 @@ class BackbonePreparation:
     size: int
     levels: float
     standardizer: Standardizer
+    resize: Resize = "bilinear"
     _known: OrderedDict[bytes, Floats] = field(default_factory=OrderedDict, repr=False, compare=False)
 
     @classmethod
@@ -141,7 +143,10 @@ class BackbonePreparation:
             raise InputError(f"backbone is '{name}', which reads texts, but X holds images; choose another.")
         side = size or 224
         nothing = Standardizer(np.zeros(1), np.ones(1))
-        bare = cls(image, name, known.digest, side, PIXEL_LEVELS if high > 1 else 1.0, nothing)
+        takes = loaded(name, known.digest).input
+        assert isinstance(takes, ImageInput)
+        levels = PIXEL_LEVELS if high > 1 else 1.0
+        bare = cls(image, name, known.digest, side, levels, nothing, takes.resize)
         return replace(bare, standardizer=Standardizer.fit(bare.features(x)))
 
     @property
@@ -179,13 +184,15 @@ class BackbonePreparation:
         parts = []
         for some in torch.split(images, IMAGES_AT_ONCE):
             pixels = some.to(device) * (PIXEL_LEVELS / self.levels)
-            parts.append(net.features(net.input(pixels, self.size)).cpu())  # type: ignore[arg-type]
+            assert isinstance(net.input, ImageInput)
+            parts.append(net.features(net.input(pixels, self.size, self.resize)).cpu())
         found: Floats = torch.cat(parts).numpy()
         return found
 
     def to_json(self) -> dict[str, Any]:
         named = {"image": list(self.image), "name": self.name, "digest": self.digest, "size": self.size}
-        return {"kind": "backbone", **named, "levels": self.levels, "features": self.standardizer.to_json()}
+        how = {"levels": self.levels, "resize": self.resize}
+        return {"kind": "backbone", **named, **how, "features": self.standardizer.to_json()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -196,7 +203,9 @@ class BackbonePreparation:
                 f"another ({known_network(name).digest[:12]}…); use the version it was learnt with."
             )
         inner = Standardizer.from_json(values["features"])
-        return cls(_image(values["image"]), name, digest, int(values["size"]), float(values["levels"]), inner)
+        resize = stored_resize(values)
+        size, levels = int(values["size"]), float(values["levels"])
+        return cls(_image(values["image"]), name, digest, size, levels, inner, resize)
 
 
 def read_preparation(values: Mapping[str, Any]) -> Preparation:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.backbones.backbone import PIXEL_LEVELS, ImageInput
+from ibpwf.backbones.resizing import resizing, shrinks
 from ibpwf.core.turns import Views
 from ibpwf.errors import InputError
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, Preparation, averaging, loaded
@@ -88,8 +89,9 @@ class _Seen(nn.Module):
         super().__init__()
         self.image, self.levels = preparation.image, preparation.levels
         self.net = copy.deepcopy(loaded(preparation.name, preparation.digest)).cpu()
-        for name, side in zip(("down", "across"), preparation.image[1:], strict=True):
-            self.register_buffer(name, _resizing(side, preparation.size))
+        sides, size, resize = preparation.image[1:], preparation.size, preparation.resize
+        for name, side in zip(("down", "across"), sides, strict=True):
+            self.register_buffer(name, resizing(side, size, resize, shrinks(sides, size)))
         takes = self.net.input
         assert isinstance(takes, ImageInput)
         self.register_buffer("mean", torch.tensor(takes.mean).view(3, 1, 1))
@@ -100,14 +102,6 @@ class _Seen(nn.Module):
         pixels = self.get_buffer("down") @ pixels @ self.get_buffer("across").T
         found: Tensor = self.net((pixels.expand(-1, 3, -1, -1) - self.get_buffer("mean")) / self.get_buffer("std"))
         return found.double()
-
-
-def _resizing(old: int, new: int) -> Tensor:
-    """The matrix that resizes one side as `ImageInput` does."""
-    columns = torch.eye(old).view(1, 1, old, old)
-    size = (new, old)
-    matrix: Tensor = F.interpolate(columns, size, mode="bilinear", antialias=True, align_corners=False)[0, 0]
-    return matrix
 
 
 def _modules_of(preparation: Preparation) -> list[nn.Module]:

@@ -292,6 +292,7 @@ class ClassifierBackbone(Record):
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     size: Annotated[int, Field(ge=32, le=1024)]
     levels: Positive
+    resize: Literal["bilinear", "bicubic"] = "bilinear"  # what was made before networks said how
     features: ClassifierScale
 
     def check_fits(self, count: int, shape: list[int] | None) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, TextInput, checked_depths
 from ibpwf.backbones.catalog import known_network
 from ibpwf.backbones.loading import load
+from ibpwf.backbones.resizing import Resize, stored_resize
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Batch, Features, State
 from ibpwf.inference.features.scaled import Scale
@@ -47,15 +48,23 @@ class PixelScale:
         return (x * std + mean) * PIXEL_LEVELS
 
 
+@dataclass(frozen=True)
+class Images:
+    """How inputs become what a network takes; for texts neither counts."""
+
+    pixels: PixelScale
+    resize: Resize
+
+
 UNIT_PIXELS = PixelScale((0.0,), (1.0,))
 BYTE_PIXELS = PixelScale((0.0,), (1 / PIXEL_LEVELS,))
 
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What the first task has fixed: how its inputs were made, and the scale of the features."""
+    """What the first task has fixed: how its inputs were made and are resized, and the scale of the features."""
 
-    pixels: PixelScale
+    inputs: Images
     scale: Scale
 
 
@@ -106,8 +115,10 @@ class BackboneFeatures(Features):
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         """μ and σ of some thousand rows of the first task, chosen at random."""
         x = _some_rows((self._rows(x) for x, _ in batches), rows, generator)
-        scale = self.scale or (UNIT_PIXELS if self.text else _pixel_scale(x))
-        self._fitted = _Fitted(scale, Scale.of(self._raw(rows_of_view, scale) for rows_of_view in self._views(x)))
+        pixels = self.scale or (UNIT_PIXELS if self.text else _pixel_scale(x))
+        takes = self._network(x.device).input
+        inputs = Images(pixels, "bilinear" if isinstance(takes, TextInput) else takes.resize)
+        self._fitted = _Fitted(inputs, Scale.of(self._raw(rows_of_view, inputs) for rows_of_view in self._views(x)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ in float32; with `mirror`, the mean of an image's and of its mirror image's."""
@@ -118,7 +129,7 @@ class BackboneFeatures(Features):
         fitted = self._fitted
         assert fitted is not None
         for rows in self._views(self._rows(x)):
-            yield fitted.scale(self._raw(rows, fitted.pixels), self.projection)
+            yield fitted.scale(self._raw(rows, fitted.inputs), self.projection)
 
     def check(self, x: Tensor) -> None:
         """Also fetches the network, so that it is there before anything is learned."""
@@ -142,8 +153,9 @@ class BackboneFeatures(Features):
             "projection": self.projection,
             "mirror": self.mirror,
             "shape": None if self.shape is None else list(self.shape),
-            "image_mean": list(self._fitted.pixels.mean),
-            "image_std": list(self._fitted.pixels.std),
+            "image_mean": list(self._fitted.inputs.pixels.mean),
+            "image_std": list(self._fitted.inputs.pixels.std),
+            "resize": self._fitted.inputs.resize,
         }
         return content, {"mean": self._fitted.scale.mean, "deviation": self._fitted.scale.deviation}
 
@@ -168,7 +180,7 @@ class BackboneFeatures(Features):
             raise NotWhole(f"backbone features have image_mean={scale.mean} and image_std={scale.std}")
         if not float(tensors["deviation"].min()) >= 1e-6:
             raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
-        self._fitted = _Fitted(scale, Scale(tensors["mean"], tensors["deviation"]))
+        self._fitted = _Fitted(Images(scale, stored_resize(content)), Scale(tensors["mean"], tensors["deviation"]))
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows as images, or as texts, once it is known that they can be."""
@@ -194,7 +206,7 @@ class BackboneFeatures(Features):
         return (rows, rows.flip(-1)) if self.mirror else (rows,)
 
     @torch.no_grad()
-    def _raw(self, rows: Tensor, scale: PixelScale) -> Tensor:
+    def _raw(self, rows: Tensor, inputs: Images) -> Tensor:
         """What the network makes of rows, N×D."""
         net = self._network(rows.device)
         found = rows.new_empty(len(rows), self.inner_width, dtype=torch.float32)
@@ -204,7 +216,7 @@ class BackboneFeatures(Features):
             for size in self.sizes:
                 given = part
                 if not isinstance(net.input, TextInput):
-                    given = net.input(scale.pixels(part.float()), size)
+                    given = net.input(inputs.pixels.pixels(part.float()), size, inputs.resize)
                     if given.is_cuda:
                         given = given.contiguous(memory_format=torch.channels_last)
                 made.append(net.features(given, self.depths))
