@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import ContinualClassifier, Learner, Settings, factorize
+from ibpwf.core.task_network import TaskNetwork
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
@@ -136,15 +138,43 @@ def test_a_task_in_training_has_no_copy_of_the_base_nor_keeps_one_for_its_record
     assert all(tuple(weight.shape) not in shapes for weight in model.base_weights().values())
 
 
-def test_a_later_task_finds_new_factors_as_likely_as_the_first_did() -> None:
+def test_a_later_task_finds_as_many_new_factors_as_likely_as_the_first_did() -> None:
     first = factorize(trained("mlp"), base="frozen").start_task(3, torch.Generator().manual_seed(0))
-    likely = [int((first.posterior.vectors(row).logit >= 0).sum()) for row in range(len(first.factor_layers))]
-    model = taught(selection_rate=1.0).model
+    model = taught(selection_rate=10.0).model
     network = model.start_task(3, torch.Generator().manual_seed(0))
     for row, layer in enumerate(network.factor_layers.values()):
-        vectors = network.posterior.vectors(row)
-        assert int((vectors.logit[layer.free_at] >= 0).sum()) >= likely[row] > 0
-        assert not vectors.strength[layer.locked_at].any()
+        began, vectors = first.posterior.vectors(row), network.posterior.vectors(row)
+        free, locked = layer.free_at, layer.locked_at
+        assert len(locked)
+        assert len(free) >= len(began)
+        torch.testing.assert_close(vectors.logit[free][: len(began)], began.logit)
+        expected = _prior_means(first, row)
+        torch.testing.assert_close(
+            _prior_means(network, row)[free][: len(began)], expected, rtol=len(locked) / 500, atol=0
+        )
+        assert not vectors.strength[locked].any()
+
+
+def test_new_factors_start_small_with_strength_one_and_so_do_those_that_are_added() -> None:
+    model = taught(tasks=1).model
+    network = model.start_task(3, torch.Generator().manual_seed(0))
+    began = [len(layer.free_at) for layer in network.factor_layers.values()]
+    with torch.no_grad():
+        network.posterior.logit.fill_(5.0)  # all are likely: there must be more
+    assert network.grow(0.5) > 0
+    for row, layer in enumerate(network.factor_layers.values()):
+        assert len(layer.free_at) > began[row]
+        assert not layer.free_b.any()
+        assert (network.posterior.vectors(row).strength[layer.free_at] == 1).all()
+        most = 1 / (2 * math.sqrt(layer.free_a.shape[1]))
+        assert 0.6 * most < float(layer.free_a.detach().abs().max()) <= most
+
+
+def _prior_means(network: TaskNetwork, row: int) -> Tensor:
+    """E π_k of a layer's sticks, v_k ~ Kumaraswamy(c, 1), whose mean is c / (c + 1)."""
+    prior = network.posterior.prior_vectors(row)
+    assert (prior.d == 1).all()
+    return (prior.c / (prior.c + 1)).cumprod(0)
 
 
 def test_later_tasks_learn_as_well_as_the_first_in_a_few_epochs() -> None:

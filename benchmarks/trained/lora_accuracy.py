@@ -25,7 +25,7 @@ from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.phase import Phase, learning_rate_at
 from trained import cifar10
 from trained.images import VALIDATION, Progress, added, factor_layers, learner, network, percent
-from trained.lora_layers import Batches, adapter_size, made_by, with_lora
+from trained.lora_layers import Batches, adapter_size, made_by, recorded, with_lora
 
 SETTINGS = cifar10.SETTINGS.replace(
     turns=1,
@@ -109,6 +109,7 @@ def lora_task(
     epochs, started = int(settings.epochs) + int(settings.finetune_epochs), time.perf_counter()
     phase = Phase("lora", epochs, int(settings.batch_size), float(settings.learning_rate), schedule=settings.schedule)
     batches = Batches(x, y, min(phase.batch_size, len(y)), seed)
+    recording: nn.Module | None = None
     for epoch in range(epochs):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(phase, epoch)
@@ -118,8 +119,9 @@ def lora_task(
                 memory_format=torch.channels_last
             )
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", torch.bfloat16) if rounded else nullcontext():
-                loss = F.cross_entropy(adapted(given), y.index_select(0, order))
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if rounded else nullcontext():
+                recording = recording or recorded(adapted, given)
+                loss = F.cross_entropy(recording(given), y.index_select(0, order))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     tests, labels = _tests(task, validation, device)

@@ -83,6 +83,18 @@ def with_lora(net: nn.Module, ranks: Mapping[str, int], head: str) -> nn.Module:
     return net
 
 
+def recorded(net: nn.Module, x: Tensor) -> nn.Module:
+    """A network in training whose passes over batches like x are CUDA graphs: the same numbers in less time. Under
+    autocast it must not remember rounded weights (`cache_enabled=False`)."""
+    if not x.is_cuda:
+        return net
+    before = [buffer.clone() for buffer in net.buffers()]  # recording is a few passes, which normalizations count
+    graphs: nn.Module = torch.cuda.make_graphed_callables(net, (x,))
+    for buffer, value in zip(net.buffers(), before, strict=True):
+        buffer.copy_(value)
+    return graphs
+
+
 def trained_numbers(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
 

@@ -124,7 +124,9 @@ class Factorization(FrozenSettings):
     heads: Literal["shared", "per-task"] = Field(
         "shared", description="one head factorized like any other layer, or a dense one of its own for every task"
     )
-    strength_std: Positive = Field(0.316, description="spread of the initial strengths r")
+    strength_std: Positive = Field(
+        0.316, description="spread of the initial strengths r; beside a frozen base they start at 1"
+    )
     init: Literal["random", "pretrained", "anew"] = Field(
         "random",
         description="factors drawn at random, or fitted to the network's own weights, which later tasks go on from "

@@ -24,6 +24,10 @@ NEGLIGIBLE = 1e-3
 """The share of the largest singular value below which a direction counts as unused."""
 
 
+UNBROKEN = 1000.0
+"""Of a stick v ~ Kumaraswamy(c, 1) that next to nothing is broken off: its mean is c / (c + 1)."""
+
+
 @dataclass(frozen=True)
 class LayerFit:
     """How well the factors of one layer give its trained weight back: ‖W − W_F‖ / ‖W‖ in the Frobenius norm."""
@@ -90,13 +94,23 @@ def version_vectors(start: LayerVectors, old: LayerVectors, selected: Tensor) ->
     return LayerVectors(strength, start.logit, start.c, start.d)
 
 
+def fresh_beside_base(inputs: int, outputs: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """New factors beside a frozen base: W_b is 0, so that a task begins as the base itself. Their strength is 1 and
+    |w_a| ≤ 1 / (2√J), small enough for a few steps to turn it to where the data point; from factors as large as
+    those that make up a whole weight, a task would learn little more than W_b."""
+    a = (torch.rand(inputs, count, generator=generator) * 2 - 1) / (2 * math.sqrt(inputs))
+    return a, torch.zeros(count, outputs)
+
+
 def beside_base(start: LayerVectors, locked_at: Tensor, free_at: Tensor, alpha: float) -> LayerVectors:
-    """Where a task beside a frozen base starts: no strength on locked factors, so that it begins as the base, and new
-    ones as likely as a first task finds them, whose data are then asked. (Only where q(b) starts: the prior is as
-    ever. Locked factors are steps away from the base that others took; a task that found nothing else likely would
-    hardly learn in few steps.)"""
-    strength, logit = start.strength.clone(), start.logit.clone()
-    strength[locked_at.cpu()] = 0
-    offered = logit_from_log(expected_probabilities(alpha, len(free_at)).log())
-    logit[free_at] = torch.maximum(logit[free_at], offered.to(logit))
-    return LayerVectors(strength, logit, start.c, start.d)
+    """Where a task beside a frozen base starts, and its prior on v. It begins as the base: no strength on locked
+    factors, which are steps away from the base that others took. How many steps of its own it needs is not told by
+    what others took, or were offered and left: sticks of new factors are Beta(α, 1) as a first task finds them, π̄ is
+    at their mean, and the sticks of locked factors, which every task may read, take nothing away from them."""
+    strength, logit, c, d = (part.clone() for part in (start.strength, start.logit, start.c, start.d))
+    locked_at = locked_at.cpu()
+    strength[locked_at], c[locked_at], d[locked_at] = 0, UNBROKEN, 1
+    strength[free_at] = 1
+    logit[free_at] = logit_from_log(expected_probabilities(alpha, len(free_at)).log())
+    c[free_at], d[free_at] = alpha, 1
+    return LayerVectors(strength, logit, c, d)

@@ -21,6 +21,7 @@ from ibpwf.core.pretrained import (
     beside_base,
     continued_vectors,
     fitted_vectors,
+    fresh_beside_base,
     singular_factors,
     uniform,
     version_vectors,
@@ -108,7 +109,8 @@ class TaskNetwork(nn.Module):
         dictionary = model.layers[name]
         layer = _layer_of(net, model.weights[name], dictionary.gathered(), keeps_base=self._on_base)
         fitted = model.fitted_factors(name) if self._fitted else None
-        width = dictionary.room_for(self.number) if fitted is None else fitted[0].shape[1]
+        number = 1 if self._on_base else self.number  # what a task needs beside a base is its own
+        width = dictionary.room_for(number) if fitted is None else fitted[0].shape[1]
         if self._anew:
             rank = min(dictionary.inputs, dictionary.outputs)
             width = dictionary.capped(max(dictionary.width, dictionary.locked + rank))
@@ -129,10 +131,10 @@ class TaskNetwork(nn.Module):
             if self._on_base:
                 vectors = beside_base(vectors, layer.locked_at, free_at, dictionary.alpha)
             if self._version_of is not None:
-                old, drawn = self._version_of, vectors.strength
+                old = self._version_of
                 vectors = version_vectors(vectors, old.vectors[name], old.selected[name])
                 if self._on_base:  # W_b of a new factor is 0 there; with no strength either it would never move
-                    vectors.strength[free_at] = drawn[free_at]
+                    vectors.strength[free_at] = 1
             elif model.init == "pretrained" and previous is not None:
                 vectors = continued_vectors(vectors, previous, layer.locked_at)
         where = layer.locked_at.device  # drawn on the CPU, whatever the device; locked ones are there already
@@ -142,9 +144,9 @@ class TaskNetwork(nn.Module):
     def _fresh(
         self, dictionary: Dictionary, count: int, width: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """New factors. Beside a frozen base W_b starts at 0, so that a task begins as the base itself."""
-        a, b = xavier(dictionary.inputs, dictionary.outputs, count, width, generator)
-        return a, torch.zeros_like(b) if self._on_base else b
+        if self._on_base:
+            return fresh_beside_base(dictionary.inputs, dictionary.outputs, count, generator)
+        return xavier(dictionary.inputs, dictionary.outputs, count, width, generator)
 
     @cached_property
     def factor_layers(self) -> dict[str, FactorLayer]:
@@ -235,7 +237,8 @@ class TaskNetwork(nn.Module):
                     torch.cat([layer.free_b.detach(), b.to(device)]),
                     torch.cat([layer.free_at, at.to(device)]),
                 )
-                strength = torch.cat([vectors.strength, fresh.strength[len(vectors) :]])
+                added_strength = torch.ones(extra) if self._on_base else fresh.strength[len(vectors) :]
+                strength = torch.cat([vectors.strength, added_strength])
                 tail = LayerVectors(strength, fresh.logit, fresh.c, fresh.d)
                 alpha_c = torch.full((extra,), dictionary.alpha)
                 prior_vectors = LayerVectors(
