@@ -56,7 +56,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
         part.add_argument("--out", type=Path)
         if name == "lora-accuracy":
             part.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16])
-            part.add_argument("--alphas", type=float, nargs="+", default=[3.0, 6.0, 12.0, 23.0])
+            part.add_argument("--alphas", type=float, nargs="+", default=[3.6, 7.5, 15.0])
         if name == "sequence":
             part.add_argument("--of", choices=("images", "texts"), default="images")
         if name in ("cifar10", "lora-accuracy", "sequence"):

@@ -25,7 +25,14 @@ from trained.images import VALIDATION, Progress, added, learner, percent
 DATA_SETS = ("mnist", "fashion-mnist", "cifar10")
 SIDE = 32
 IMAGES = lora_accuracy.SETTINGS.replace(
-    alpha=3.0, augment="none", mirror=False, epochs=2, finetune_epochs=4, image_mean=(0.0,), image_std=(1.0,)
+    alpha=3.0,
+    selection_rate=10.0,
+    augment="none",
+    mirror=False,
+    epochs=2,
+    finetune_epochs=4,
+    image_mean=(0.0,),
+    image_std=(1.0,),
 )
 TEXTS = reuters.EXPERTS.replace(schedule="cosine", weight_decay=0.03)
 """Chosen on held-out texts. Without decay a network fits the few texts of a task perfectly in many ways, and two
