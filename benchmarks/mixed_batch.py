@@ -1,11 +1,12 @@
 """A batch of rows of many tasks beside a batch of one task, in one run: beside a frozen base both are one pass.
 
-    python benchmarks/mixed_batch.py [--device cuda] [--threads 1 --clock cpu] [--out FILE]
+    python benchmarks/mixed_batch.py [--device cuda] [--alpha 1] [--threads 1 --clock cpu] [--out FILE]
 
 A perceptron and a vision transformer learn 32 tasks of random numbers each. What is measured is `Learner.predict` of
 256 rows, whose tasks are given as a list of names: of one task, of all 32 in one batch, and of all 32 one after the
 other; and beside it what the networks alone take for their class scores. The median of the ratios of neighboring
-calls counts. On a machine that others use too, one thread and the time that this process had (`--clock cpu`) tell
+calls counts. Beside one product with the base there is one with all factors of these tasks, so their number counts:
+the smaller α, the fewer. On a machine that others use too, one thread and the time that this process had (`--clock cpu`) tell
 more than the time that passed.
 """
 
@@ -54,9 +55,10 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     return {"perceptron, 3 layers of 768": (mlp(768, [768, 768], 10), (768,)), "vit_tiny": (vit, (3, 32, 32))}
 
 
-def taught(net: nn.Module, shape: tuple[int, ...], device: str) -> Learner:
+def taught(net: nn.Module, shape: tuple[int, ...], device: str, alpha: float | None) -> Learner:
     """A learner of tasks in which there is nothing to learn: what they compute costs the same."""
-    learner = Learner(net, SETTINGS, seed=0, device=device)
+    settings = SETTINGS if alpha is None else SETTINGS.replace(alpha=alpha)
+    learner = Learner(net, settings, seed=0, device=device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they were hardly learned
         for task in range(TASKS):
@@ -113,6 +115,7 @@ def measured(learner: Learner, shape: tuple[int, ...], clock: Callable[[], float
 def main(given: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--alpha", type=float, help="of the prior; as beside any frozen base by default")
     parser.add_argument("--threads", type=int, help="of torch on a CPU; all by default")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--out", type=Path)
@@ -121,7 +124,8 @@ def main(given: list[str]) -> None:
         torch.set_num_threads(asked.threads)
     clock = CLOCKS[asked.clock]
     found = {
-        name: measured(taught(net, shape, asked.device), shape, clock) for name, (net, shape) in networks().items()
+        name: measured(taught(net, shape, asked.device, asked.alpha), shape, clock)
+        for name, (net, shape) in networks().items()
     }
     record = {
         "command": shown_command("python benchmarks/mixed_batch.py " + " ".join(given)),
