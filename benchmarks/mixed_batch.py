@@ -6,8 +6,8 @@ A perceptron and a vision transformer learn 32 tasks of random numbers each. Wha
 256 rows, whose tasks are given as a list of names: of one task, of all 32 in one batch, and of all 32 one after the
 other; and beside it what the networks alone take for their class scores. The median of the ratios of neighboring
 calls counts. Beside one product with the base there is one with all factors of these tasks, so their number counts:
-the smaller α, the fewer. On a machine that others use too, one thread and the time that this process had (`--clock cpu`) tell
-more than the time that passed.
+the smaller α, the fewer. On a machine that others use too, one thread and the time that this process had
+(`--clock cpu`) tell more than the time that passed.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def mixed_batches(files: Mapping[str, Result]) -> list[str]:
     some = [result for name, result in files.items() if name.startswith("mixed-batch")]
     lines = [
         "",
-        "| 256 rows of 32 tasks in one batch ÷ of one task | factors of all tasks in a layer | in one pass | "
+        "| 256 rows of 32 tasks in one batch ÷ of one task | factors of all tasks in a layer | together | "
         "one task after another |",
         "|---|---:|---:|---:|",
     ]

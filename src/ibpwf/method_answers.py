@@ -229,17 +229,16 @@ class AnsweringMethod(Method):
         )
 
     def _logits_of_all(self, x: Tensor, of: RowTasks) -> Tensor | None:
-        """Class scores of rows of several tasks in one pass, where that can be had."""
+        """Class scores of rows of several tasks in one pass, where that can be had and is worth it."""
         if self.model.base != "frozen" or len(of.numbers) < 2:
             return None
         asked = of.called(self.versions.places).split(ROWS_AT_ONCE)
-        parts = [
-            self.model.mixed_logits(rows, tasks)
-            for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), asked, strict=True)
-        ]
-        found = [part for part in parts if part is not None]
-        if len(found) < len(parts):
-            return None
+        found = []
+        for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), asked, strict=True):
+            part = self.model.mixed_logits(rows, tasks, if_cheaper=True)
+            if part is None:
+                return None
+            found.append(part)
         widest = max(part.shape[1] for part in found)
         return torch.cat([F.pad(part, (0, widest - part.shape[1])) for part in found])
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
+from ibpwf.core import mixed as module
 from ibpwf.core.mixed import RowTasks
 from ibpwf.core.model import FactorModel
 from ibpwf.models import mlp, vit_tiny
@@ -142,6 +143,28 @@ def test_what_cannot_be_mixed_is_asked_task_by_task(kind: str) -> None:
     for number in range(4):
         at = task == number
         assert torch.equal(answer.labels[at], learner.predict(x[at], number).labels)
+
+
+def test_on_a_cpu_tasks_are_asked_one_after_another_where_that_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 4 tasks, 5 tokens each: the factors' products are counted beside those of small calls."""
+    learner, (x, task) = taught("vit"), mixture()
+    model = learner.model
+    together = learner.predict(x, task=task)
+    assert model.mixed_logits(x, task, if_cheaper=True) is not None
+    sizes = [(one.locked * (one.inputs + one.outputs), one.inputs * one.outputs) for one in model.layers.values()]
+    tokens = {name: 4 if name == "stem" else 5 for name in model.layers}
+    by_factors = sum(tokens[name] * size for name, (size, _) in zip(model.layers, sizes, strict=True))
+    weights = sum(weight for _, weight in sizes)
+    least = 50 * by_factors / 4 / weights  # rows that a call would have to be worth
+    monkeypatch.setattr(module, "NUMBERS_OF_A_CALL", 0)
+    for times, cheaper in ((0.99, False), (1.01, True)):
+        model._mixed.clear()
+        monkeypatch.setattr(module, "ROWS_OF_A_CALL", times * least)
+        assert (model.mixed_logits(x, task, if_cheaper=True) is not None) is cheaper
+        assert model.mixed_logits(x, task) is not None
+        answer = learner.predict(x, task=task)
+        assert torch.equal(answer.labels, together.labels)
+        torch.testing.assert_close(answer.probabilities, together.probabilities, rtol=0, atol=1e-5)
 
 
 def test_a_mixture_gives_the_same_bits_after_another_task() -> None:

@@ -40,7 +40,9 @@ def test_what_was_measured_is_told_and_the_rest_left_out() -> None:
         "lora-accuracy": result([accuracy]),
         "mixed-batch-cpu": {
             **{key: value for key, value in result([{}]).items() if key in ("command", "commit", "environment")},
-            "measured": {"vit": {"mixed / one": 1.2345, "one after the other / one": 7.0}},
+            "measured": {
+                "vit": {"mixed / one": 1.2345, "one after the other / one": 7.0, "factors": {"a": 2, "b": 9}}
+            },
         },
         "sequence-images": result([sequence([(98.0, 98.5), (96.0, 96.5)]), sequence([(99.0, 98.5), (95.9, 96.6)])]),
     }
@@ -51,7 +53,7 @@ def test_what_was_measured_is_told_and_the_rest_left_out() -> None:
     assert "| encoder | 0.80 | 1.05 |" in made
     assert made.index("| factors, α = 6 | 2.2 | 98.50 |") < made.index("| LoRA 4 | 2.8 | 98.25 |")
     assert "mean rank" not in made.replace("same mean rank", "")
-    assert "| vit (a GPU) | 1.23 | 7.00 |" in made
+    assert "| vit (a GPU) | 9 | 1.23 | 7.00 |" in made
     assert "| images (2 seeds, a GPU) | 2 | 97.00 ± 0.50 | 97.50 ± 0.50 | -0.60 | 0 | 0 |" in made
     assert "Reuters" not in made
     assert "`python b.py`, commit 0123456789ab" in made

@@ -74,6 +74,10 @@ class RowTasks:
         return [self] if len(self) <= rows else [RowTasks.of(part) for part in torch.split(self.tasks, rows)]
 
 
+ROWS_OF_A_CALL, NUMBERS_OF_A_CALL = 24, 1_500_000
+"""On a CPU a product with a weight takes at least as long as one of so many rows, and as so many multiplications."""
+
+
 class NotMixed(Exception):
     """A layer does not have the rows of the batch on its first axis."""
 
@@ -222,6 +226,7 @@ class MixedNetwork:
     ) -> None:
         self.net, self.alone, self.doubtful, self.fits = net, alone, doubtful, True
         self.tasks = tasks
+        self._extra: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def __call__(self, x: Tensor, places: Tensor) -> Tensor | None:
         """Outputs, a row for each of x, of the task that it is of, given by its place among those that are mixed;
@@ -242,6 +247,20 @@ class MixedNetwork:
             self.doubtful = False
         return out if self.fits else None
 
+    def dearer(self, x: Tensor, places: Tensor) -> bool:
+        """Whether one pass takes more multiplications than the tasks one after another: on a CPU, where rows have so
+        many positions each (tokens, pixels) that those of one task keep it busy, and all tasks' factors are many."""
+        if x.device.type != "cpu" or not self.fits or not len(x):
+            return False
+        shape = tuple(x.shape[1:])
+        if shape not in self._extra:
+            try:
+                self._extra[shape] = _extra_work(self.net, x[:1], places[:1])
+            except (NotMixed, RuntimeError):  # so says the pass itself
+                return False
+        of_a_row, of_a_task = self._extra[shape]
+        return len(x) * of_a_row > len(self.tasks) * of_a_task
+
     def _agrees(self, x: Tensor, places: Tensor, out: Tensor) -> bool:
         """Whether a row of each task has the answer of its task alone."""
         for place in torch.unique(places).tolist():
@@ -250,6 +269,26 @@ class MixedNetwork:
             if not torch.allclose(out[row, : len(own)], own, rtol=1e-3, atol=1e-4):
                 return False
         return True
+
+
+def _extra_work(net: nn.Module, x: Tensor, places: Tensor) -> tuple[int, int]:
+    """Multiplications beyond those with the weights: of a row, by the factors of all tasks in one pass; of a task, by
+    a pass of its own."""
+    of_a_row = of_a_task = 0
+
+    def count(layer: nn.Module, _: object, y: Tensor) -> None:
+        nonlocal of_a_row, of_a_task
+        a, b, base = (layer.get_buffer(name) for name in ("a", "b", "base"))
+        of_a_row += y.numel() // b.shape[1] * (a.numel() + b.numel())
+        of_a_task += ROWS_OF_A_CALL * base.numel() + NUMBERS_OF_A_CALL
+
+    handles = [layer.register_forward_hook(count) for layer in net.modules() if isinstance(layer, MixedFactors)]
+    try:
+        plainly(net, x, places)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return of_a_row, of_a_task
 
 
 def mixed(model: FactorModel, tasks: Sequence[int]) -> MixedNetwork | None:

@@ -382,15 +382,18 @@ class FactorModel(nn.Module):
         with torch.no_grad():
             return class_logits(self.ready(task), x, learned.classes, views or Views(learned.turns))
 
-    def mixed_logits(self, x: Tensor, tasks: Tensor | RowTasks) -> Tensor | None:
+    def mixed_logits(self, x: Tensor, tasks: Tensor | RowTasks, *, if_cheaper: bool = False) -> Tensor | None:
         """Outputs for rows of several tasks in one pass (`core.mixed`), as many columns as the largest of them has
-        classes, of which a row's own come first; None where that cannot be had."""
+        classes, of which a row's own come first; None where that cannot be had, or with `if_cheaper` where the tasks
+        one after another take less."""
         of = tasks if isinstance(tasks, RowTasks) else RowTasks.of(tasks)
         key = of.numbers
         if key not in self._mixed:
             self._mixed = {**dict(list(self._mixed.items())[-MIXTURES:]), key: mixed(self, key)}
         network = self._mixed[key]
-        return None if network is None else network(x, of.place)
+        if network is None or (if_cheaper and network.dearer(x, of.place)):
+            return None
+        return network(x, of.place)
 
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the
