@@ -74,8 +74,8 @@ class RowTasks:
         return [self] if len(self) <= rows else [RowTasks.of(part) for part in torch.split(self.tasks, rows)]
 
 
-ROWS_OF_A_CALL, NUMBERS_OF_A_CALL = 24, 1_500_000
-"""On a CPU a product with a weight takes at least as long as one of so many rows, and as so many multiplications."""
+ROWS_OF_A_CALL, NUMBERS_OF_A_CALL = 12, 1_000_000
+"""On a CPU another call of a layer takes as long as so many more rows of it, and so many more multiplications."""
 
 
 class NotMixed(Exception):
