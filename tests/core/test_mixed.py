@@ -167,6 +167,25 @@ def test_on_a_cpu_tasks_are_asked_one_after_another_where_that_takes_less(monkey
         torch.testing.assert_close(answer.probabilities, together.probabilities, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("tasks", [(0, 1, 2, 3), (1, 3), (2,)])
+def test_the_factors_of_several_tasks_are_those_of_each(tasks: tuple[int, ...]) -> None:
+    model = taught("mlp").model
+    for layer in model.layers:
+        factors, scores = model.factors_of_any(tasks, layer)
+        places = {int(at): place for place, at in enumerate(factors.positions)}
+        assert scores.shape == (len(tasks), len(places))
+        assert len({int(at) for task in tasks for at in model.selected_factors(task, layer)[0].positions}) == len(
+            places
+        )
+        for row, task in enumerate(tasks):
+            own, strength = model.selected_factors(task, layer)
+            columns = [places[int(at)] for at in own.positions]
+            assert torch.equal(factors.a[:, columns], own.a)
+            assert torch.equal(factors.b[columns], own.b)
+            assert torch.equal(scores[row, columns], strength)
+            assert int((scores[row] != 0).sum()) == int((strength != 0).sum())
+
+
 def test_a_mixture_gives_the_same_bits_after_another_task() -> None:
     learner = taught("convolutions", tasks=3)
     x, task = mixture()

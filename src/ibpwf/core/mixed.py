@@ -358,20 +358,12 @@ def _all(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
 
 def _factors(model: FactorModel, tasks: Sequence[int], name: str, module: nn.Module) -> MixedFactors:
     """All factors of a layer that any of the tasks reads, in stick order, each once."""
-    each = [model.selected_factors(task, name) for task in tasks]
-    at, place = torch.unique(torch.cat([factors.positions for factors, _ in each]), return_inverse=True)
+    factors, scores = model.factors_of_any(tasks, name)
     base = model.base_weights()[model.weights[name].parameter]
     base = base.t() if model.weights[name].transposed else base
-    scores = base.new_zeros(len(tasks), len(at))
-    a, b = base.new_zeros(each[0][0].a.shape[0], len(at)), base.new_zeros(len(at), each[0][0].b.shape[1])
-    for row, ((factors, strength), columns) in enumerate(
-        zip(each, torch.split(place, [len(factors.positions) for factors, _ in each]), strict=True)
-    ):
-        scores[row, columns] = strength
-        a[:, columns], b[columns] = factors.a, factors.b
     biases = _all([model.tasks[task].own.get(f"{name}.bias") for task in tasks])
     bias = None if biases is None else torch.stack(biases)
-    return MixedFactors(module, base, {"a": a, "b": b, "scores": scores}, bias)
+    return MixedFactors(module, base, {"a": factors.a, "b": factors.b, "scores": scores}, bias)
 
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from ibpwf.core.compiled import Compiler
 from ibpwf.core.compose import compose
@@ -352,6 +353,16 @@ class FactorModel(nn.Module):
         task = range(len(self.tasks))[task]
         learned = self.tasks[task]
         return self._chosen(layer, learned.selected[layer], learned.vectors[layer].strength, task + 1)
+
+    def factors_of_any(self, tasks: Sequence[int], layer: str) -> tuple[FactorBlock, Tensor]:
+        """The locked factors that any of these tasks reads in a layer, in stick order, and the strengths r of every
+        task, T×F, 0 where it does not read one."""
+        known = [self.tasks[task] for task in tasks]
+        reads = pad_sequence([task.selected[layer] for task in known], batch_first=True)
+        strengths = pad_sequence([task.vectors[layer].strength for task in known], batch_first=True)
+        read = reads.any(0)
+        factors, _ = self._chosen(layer, read, strengths[0], max(tasks) + 1)
+        return factors, strengths.where(reads, 0)[:, read]
 
     def _chosen(
         self, layer: str, selected: Tensor, strength: Tensor, tasks: int | None = None
