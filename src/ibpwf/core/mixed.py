@@ -15,6 +15,7 @@ those of the tasks alone.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -275,9 +276,12 @@ def _extra_work(net: nn.Module, x: Tensor, places: Tensor) -> tuple[int, int]:
     """Multiplications beyond those with the weights: of a row, by the factors of all tasks in one pass; of a task, by
     a pass of its own."""
     of_a_row = of_a_task = 0
+    here = threading.get_ident()
 
     def count(layer: nn.Module, _: object, y: Tensor) -> None:
         nonlocal of_a_row, of_a_task
+        if threading.get_ident() != here:  # another that answers meanwhile
+            return
         a, b, base = (layer.get_buffer(name) for name in ("a", "b", "base"))
         of_a_row += y.numel() // b.shape[1] * (a.numel() + b.numel())
         of_a_task += ROWS_OF_A_CALL * base.numel() + NUMBERS_OF_A_CALL
@@ -363,7 +367,8 @@ def _factors(model: FactorModel, tasks: Sequence[int], name: str, module: nn.Mod
     base = base.t() if model.weights[name].transposed else base
     biases = _all([model.tasks[task].own.get(f"{name}.bias") for task in tasks])
     bias = None if biases is None else torch.stack(biases)
-    return MixedFactors(module, base, {"a": factors.a, "b": factors.b, "scores": scores}, bias)
+    parts = {"a": factors.a, "b": factors.b, "scores": scores}
+    return MixedFactors(module, base, {part: tensor.to(base) for part, tensor in parts.items()}, bias)
 
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm)
