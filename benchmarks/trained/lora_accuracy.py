@@ -122,7 +122,7 @@ def lora_task(
             )
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if rounded else nullcontext():
-                recording = recording or recorded(adapted, given)
+                recording = recorded(adapted, given) if recording is None else recording
                 loss = F.cross_entropy(recording(given), y.index_select(0, order))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -171,7 +171,7 @@ def test_on_a_cpu_tasks_are_asked_one_after_another_where_that_takes_less(monkey
 def test_the_factors_of_several_tasks_are_those_of_each(tasks: tuple[int, ...]) -> None:
     model = taught("mlp").model
     for layer in model.layers:
-        factors, scores = model.factors_of_any(tasks, layer)
+        factors, scores = module.read_by_any(model, tasks, layer)
         places = {int(at): place for place, at in enumerate(factors.positions)}
         assert scores.shape == (len(tasks), len(places))
         assert len({int(at) for task in tasks for at in model.selected_factors(task, layer)[0].positions}) == len(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, StoreError
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,19 @@ class Dictionary:
         a = torch.cat([block.a for block in blocks], dim=1)[:, order]
         b = torch.cat([block.b for block in blocks], dim=0)[order]
         return FactorBlock(a.contiguous(), b.contiguous(), positions[order])
+
+    def chosen(self, selected: Tensor, layer: str, tasks: int | None = None) -> FactorBlock:
+        """The locked factors on these sticks, in stick order. A factor belongs to the first task that reads it: none
+        that a task reads is of a later one, so `tasks` says how many can have locked them. `layer` is whose they are,
+        for the message where some are missing."""
+        at = selected.nonzero().flatten()
+        locked = self.gathered(tasks)
+        place = torch.searchsorted(locked.positions, at)
+        if len(at) and not (int(place[-1]) < len(locked.positions) and torch.equal(locked.positions[place], at)):
+            raise StoreError(
+                f"a task reads factors of layer '{layer}' that are not there; restore the model's folder."
+            )
+        return FactorBlock(locked.a[:, place].contiguous(), locked.b[place].contiguous(), at)
 
     def room_for(self, task_number: int) -> int:
         """Stick positions to offer task `task_number` (1 is the first) before it starts.

@@ -28,11 +28,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.rnn import pad_sequence
 
 from ibpwf.core.reference import reference
 from ibpwf.core.weights import replace_module, sharing
 
 if TYPE_CHECKING:
+    from ibpwf.core.dictionary import FactorBlock
     from ibpwf.core.model import FactorModel
 
 _PLACES: ContextVar[Tensor] = ContextVar("places")
@@ -360,9 +362,19 @@ def _all(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
     return found if len(found) == len(tensors) else None
 
 
+def read_by_any(model: FactorModel, tasks: Sequence[int], layer: str) -> tuple[FactorBlock, Tensor]:
+    """The locked factors that any of these tasks reads in a layer, in stick order, and the strengths r of every task,
+    T×F, 0 where it does not read one."""
+    known = [model.tasks[task] for task in tasks]
+    reads = pad_sequence([task.selected[layer] for task in known], batch_first=True)
+    strengths = pad_sequence([task.vectors[layer].strength for task in known], batch_first=True)
+    factors = model.layers[layer].chosen(reads.any(0), layer, max(tasks) + 1)
+    return factors, strengths.where(reads, 0)[:, factors.positions]
+
+
 def _factors(model: FactorModel, tasks: Sequence[int], name: str, module: nn.Module) -> MixedFactors:
     """All factors of a layer that any of the tasks reads, in stick order, each once."""
-    factors, scores = model.factors_of_any(tasks, name)
+    factors, scores = read_by_any(model, tasks, name)
     base = model.base_weights()[model.weights[name].parameter]
     base = base.t() if model.weights[name].transposed else base
     biases = _all([model.tasks[task].own.get(f"{name}.bias") for task in tasks])

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from ibpwf.core.compiled import Compiler
 from ibpwf.core.compose import compose
@@ -36,7 +35,7 @@ from ibpwf.core.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import Views, class_logits
 from ibpwf.core.weights import Weight, sharing
-from ibpwf.errors import InputError, StoreError
+from ibpwf.errors import InputError
 
 TASKS, FORGOTTEN = "tasks", "reference"
 """Where a state dict keeps the tasks, and what φ reads of a forgotten first one."""
@@ -354,28 +353,11 @@ class FactorModel(nn.Module):
         learned = self.tasks[task]
         return self._chosen(layer, learned.selected[layer], learned.vectors[layer].strength, task + 1)
 
-    def factors_of_any(self, tasks: Sequence[int], layer: str) -> tuple[FactorBlock, Tensor]:
-        """The locked factors that any of these tasks reads in a layer, in stick order, and the strengths r of every
-        task, T×F, 0 where it does not read one."""
-        known = [self.tasks[task] for task in tasks]
-        reads = pad_sequence([task.selected[layer] for task in known], batch_first=True)
-        strengths = pad_sequence([task.vectors[layer].strength for task in known], batch_first=True)
-        read = reads.any(0)
-        factors, _ = self._chosen(layer, read, strengths[0], max(tasks) + 1)
-        return factors, strengths.where(reads, 0)[:, read]
-
     def _chosen(
         self, layer: str, selected: Tensor, strength: Tensor, tasks: int | None = None
     ) -> tuple[FactorBlock, Tensor]:
-        """A factor belongs to the first task that reads it: none that a task reads is of a later one."""
-        at = selected.nonzero().flatten()
-        locked = self.layers[layer].gathered(tasks)
-        place = torch.searchsorted(locked.positions, at)
-        if len(at) and not (int(place[-1]) < len(locked.positions) and torch.equal(locked.positions[place], at)):
-            raise StoreError(
-                f"a task reads factors of layer '{layer}' that are not there; restore the model's folder."
-            )
-        return FactorBlock(locked.a[:, place].contiguous(), locked.b[place].contiguous(), at), strength[at]
+        factors = self.layers[layer].chosen(selected, layer, tasks)
+        return factors, strength[factors.positions]
 
     def ready(self, task: int) -> nn.Module:
         """The plain network holding a task's weights: the tensors of `state(task)` themselves, not copies; cached, so

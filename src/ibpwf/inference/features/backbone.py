@@ -49,10 +49,10 @@ class PixelScale:
 
 
 @dataclass(frozen=True)
-class Images:
-    """How inputs become what a network takes; for texts neither counts."""
+class ImageRecipe:
+    """How inputs become the images that a network takes; for texts it says nothing."""
 
-    pixels: PixelScale
+    scale: PixelScale
     resize: Resize
 
 
@@ -64,7 +64,7 @@ BYTE_PIXELS = PixelScale((0.0,), (1 / PIXEL_LEVELS,))
 class _Fitted:
     """What the first task has fixed: how its inputs were made and are resized, and the scale of the features."""
 
-    inputs: Images
+    recipe: ImageRecipe
     scale: Scale
 
 
@@ -117,8 +117,8 @@ class BackboneFeatures(Features):
         x = _some_rows((self._rows(x) for x, _ in batches), rows, generator)
         pixels = self.scale or (UNIT_PIXELS if self.text else _pixel_scale(x))
         takes = self._network(x.device).input
-        inputs = Images(pixels, "bilinear" if isinstance(takes, TextInput) else takes.resize)
-        self._fitted = _Fitted(inputs, Scale.of(self._raw(rows_of_view, inputs) for rows_of_view in self._views(x)))
+        recipe = ImageRecipe(pixels, "bilinear" if isinstance(takes, TextInput) else takes.resize)
+        self._fitted = _Fitted(recipe, Scale.of(self._raw(rows_of_view, recipe) for rows_of_view in self._views(x)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ in float32; with `mirror`, the mean of an image's and of its mirror image's."""
@@ -129,7 +129,7 @@ class BackboneFeatures(Features):
         fitted = self._fitted
         assert fitted is not None
         for rows in self._views(self._rows(x)):
-            yield fitted.scale(self._raw(rows, fitted.inputs), self.projection)
+            yield fitted.scale(self._raw(rows, fitted.recipe), self.projection)
 
     def check(self, x: Tensor) -> None:
         """Also fetches the network, so that it is there before anything is learned."""
@@ -153,9 +153,9 @@ class BackboneFeatures(Features):
             "projection": self.projection,
             "mirror": self.mirror,
             "shape": None if self.shape is None else list(self.shape),
-            "image_mean": list(self._fitted.inputs.pixels.mean),
-            "image_std": list(self._fitted.inputs.pixels.std),
-            "resize": self._fitted.inputs.resize,
+            "image_mean": list(self._fitted.recipe.scale.mean),
+            "image_std": list(self._fitted.recipe.scale.std),
+            "resize": self._fitted.recipe.resize,
         }
         return content, {"mean": self._fitted.scale.mean, "deviation": self._fitted.scale.deviation}
 
@@ -180,7 +180,9 @@ class BackboneFeatures(Features):
             raise NotWhole(f"backbone features have image_mean={scale.mean} and image_std={scale.std}")
         if not float(tensors["deviation"].min()) >= 1e-6:
             raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
-        self._fitted = _Fitted(Images(scale, stored_resize(content)), Scale(tensors["mean"], tensors["deviation"]))
+        self._fitted = _Fitted(
+            ImageRecipe(scale, stored_resize(content)), Scale(tensors["mean"], tensors["deviation"])
+        )
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows as images, or as texts, once it is known that they can be."""
@@ -206,7 +208,7 @@ class BackboneFeatures(Features):
         return (rows, rows.flip(-1)) if self.mirror else (rows,)
 
     @torch.no_grad()
-    def _raw(self, rows: Tensor, inputs: Images) -> Tensor:
+    def _raw(self, rows: Tensor, recipe: ImageRecipe) -> Tensor:
         """What the network makes of rows, N×D."""
         net = self._network(rows.device)
         found = rows.new_empty(len(rows), self.inner_width, dtype=torch.float32)
@@ -216,7 +218,7 @@ class BackboneFeatures(Features):
             for size in self.sizes:
                 given = part
                 if not isinstance(net.input, TextInput):
-                    given = net.input(inputs.pixels.pixels(part.float()), size, inputs.resize)
+                    given = net.input(recipe.scale.pixels(part.float()), size, recipe.resize)
                     if given.is_cuda:
                         given = given.contiguous(memory_format=torch.channels_last)
                 made.append(net.features(given, self.depths))
