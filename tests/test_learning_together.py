@@ -115,7 +115,8 @@ def test_a_file_is_learned_by_two_stopped_and_finished_by_one(tmp_path: Path) ->
 
 
 def test_a_process_that_dies_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
-    job = start(str(HERE / "together.py"), "die")
+    # torchrun ends whoever is left when it next looks: it must not look before they have said why
+    job = start("--monitor-interval=5", str(HERE / "together.py"), "die")
     said = job.communicate(timeout=120)[0]
     assert job.returncode != 0
     assert "another process that learns this task has ended" in said
