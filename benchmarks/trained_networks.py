@@ -40,6 +40,7 @@ PARTS: dict[str, Callable[[int, argparse.Namespace], dict[str, Any]]] = {
     "reuters": reuters.measure,
     "sequence": sequence.measure,
 }
+SIZES = {"cifar10": 224, "lora-accuracy": 128, "sequence": 128}
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -59,8 +60,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
             part.add_argument("--alphas", type=float, nargs="+", default=[3.6, 7.5, 15.0])
         if name == "sequence":
             part.add_argument("--of", choices=("images", "texts"), default="images")
-        if name in ("cifar10", "lora-accuracy", "sequence"):
-            part.add_argument("--size", type=int, default=128, help="pixels across that the experts see")
+        if name in SIZES:
+            part.add_argument("--size", type=int, default=SIZES[name], help="pixels across that the experts see")
             part.add_argument("--layers", choices=cifar10.LAYERS, default="pointwise")
             part.add_argument("--norms", choices=cifar10.NORMS, default="statistics")
             part.add_argument("--tasks", type=int, help="the first few alone")

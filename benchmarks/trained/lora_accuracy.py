@@ -32,6 +32,7 @@ SETTINGS = cifar10.SETTINGS.replace(
     turns=1,
     second_opinion=False,
     inference="gaussian",
+    router_ridge="auto",
     features="random",
     random_features=16,
     patch_filters="small",
