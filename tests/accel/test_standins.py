@@ -36,6 +36,7 @@ def test_a_stand_ins_module_names_the_function_it_stands_for(function: object) -
 def test_there_is_a_stand_in_for_every_reference_and_all_are_registered_at_once() -> None:
     names = {f"{function.__module__.removeprefix('ibpwf.')}.{function.__name__}" for function in REFERENCES}
     assert names == {
+        "backbones.inverted_residuals.clipped_norm",
         "core.elbo.posterior_kl",
         "core.elbo.sample_scores",
         "core.layers.arrange",

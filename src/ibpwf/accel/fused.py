@@ -32,11 +32,15 @@ def compiles() -> bool:
     return True
 
 
-def _trains_on_a_gpu(x: Tensor, norm: nn.BatchNorm2d, halve: bool) -> bool:
+def trains_in_bfloat16(x: Tensor, norm: nn.BatchNorm2d) -> bool:
     """Statistics of the mini-batch, averaged over steps in the usual way, and nobody who listens to the module."""
     usual = type(norm) is nn.BatchNorm2d and not norm._forward_hooks and not norm._forward_pre_hooks
     averaged = norm.training and norm.track_running_stats and isinstance(norm.momentum, float) and norm.affine
     return x.is_cuda and x.dtype == torch.bfloat16 and usual and averaged and compiles()
+
+
+def _trains_on_a_gpu(x: Tensor, norm: nn.BatchNorm2d, halve: bool) -> bool:
+    return trains_in_bfloat16(x, norm)
 
 
 def in_one(

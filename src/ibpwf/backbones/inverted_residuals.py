@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.backbones.backbone import StagedNetwork
+from ibpwf.core.reference import reference
 
 STEM, HEAD = 32, 1280
+CLIPPED_AT = 6.0
 
 
 class Stage(NamedTuple):
@@ -95,8 +97,14 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.same_padding:
             x = pad_same(x, self.kernel, self.stride)
-        out: Tensor = self.norm(self.conv(x))
-        return out if self.linear else F.relu6(out)
+        return clipped_norm(self.conv(x), self.norm, self.linear)
+
+
+@reference
+def clipped_norm(x: Tensor, norm: nn.Module, linear: bool) -> Tensor:
+    """Normalized, and unless `linear` from 0 to 6."""
+    out: Tensor = norm(x)
+    return out if linear else F.relu6(out)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
