@@ -194,15 +194,17 @@ class AnsweringMethod(Method):
         """p(y|x,t) of every row from the class scores of one pass, N×C."""
         widths = [len(self.versions[t].classes) for t in of.numbers]
         phi = self._phi_of(x, of.numbers)
-        divisors = [1.0 if phi is not None else self.temperature(t) for t in of.numbers]
-        told = torch.tensor([widths, divisors], dtype=torch.float64)[:, of.place].to(x.device).unsqueeze(2)
-        scores = together.double() / told[1]
-        if phi is not None:
+        scores = together.double()
+        if phi is None:
+            scores /= _of_rows([self.temperature(t) for t in of.numbers], of, x)
+        else:
             for place, rows in rows_by_value(of.place):
                 own = scores[rows, : widths[place]]
                 scores[rows, : widths[place]] = self._given(own, of.numbers[place], phi[rows])
-        others = torch.arange(scores.shape[1], device=x.device) >= told[0]
-        return scores.masked_fill(others, -torch.inf).softmax(1)
+        if min(widths) < scores.shape[1]:
+            others = torch.arange(scores.shape[1], device=x.device) >= _of_rows(widths, of, x)
+            scores.masked_fill_(others, -torch.inf)
+        return scores.softmax(1)
 
     def _mixed_prediction(self, x: Tensor, task: Tensor, likely: Tensor, draws: int, seed: int) -> Prediction:
         """All tasks' answers by how likely each task is; those that are likely for no row are not asked."""
@@ -307,3 +309,8 @@ class AnsweringMethod(Method):
         """What a task's class scores are divided by: 1, or what its held-out rows say."""
         calibration = self.versions[task].calibration
         return 1.0 if calibration is None else calibration.temperature
+
+
+def _of_rows(values: Sequence[float], of: RowTasks, x: Tensor) -> Tensor:
+    """Each row's own of values that tasks have, N×1, where x is."""
+    return torch.tensor(values, dtype=torch.float64)[of.place].to(x.device).unsqueeze(1)

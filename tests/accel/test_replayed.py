@@ -89,7 +89,11 @@ def test_what_is_looked_up_at_once_is_what_each_layer_would_look_up(
     table = replayed.Table.of(network.net, len(x))
     assert (table.values is None) == (most == 10)
     assert len(table.names) == (0 if most == 10 else 4 if kind == "perceptron" else 8)
-    assert torch.equal(table.passed(network.net, x, tasks), plain)
+    found = table.passed(network.net, x, tasks)
+    if most == 10:
+        assert torch.equal(found, plain)
+    else:  # a CPU by itself has rows in the order of tasks, and adds up in another
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
 
 
 @gpu

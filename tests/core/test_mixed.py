@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.core import mixed as module
+from ibpwf.core import mixed_layers
 from ibpwf.core.mixed import RowTasks
 from ibpwf.core.model import FactorModel
 from ibpwf.models import mlp, vit_tiny
@@ -117,6 +118,39 @@ def test_a_mixed_batch_is_answered_as_each_task_alone_would_in_one_pass(
     assert answer.labels.tolist() == [int(one.labels[0]) for one in alone]
     expected_p = torch.cat([one.probabilities for one in alone])
     torch.testing.assert_close(answer.probabilities, expected_p, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "vit"])
+@pytest.mark.parametrize("counts", [(5, 5, 5), (1, 7, 4), (0, 9, 2), (1, 0, 0)])
+def test_rows_with_their_own_factors_and_heads_alone_are_answered_the_same(
+    kind: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In as many steps as can be, as many rows of each task or not, in any order."""
+    monkeypatch.setattr(mixed_layers, "ROWS_OF_A_STEP", 1)
+    monkeypatch.setattr(mixed_layers, "HEADS_FOR_ONE", 0)
+    learner = Learner(
+        network(kind),
+        Settings(base="frozen", heads="per-task", epochs=2, finetune_epochs=1, batch_size=8, learning_rate=0.01),
+        seed=2,
+        device="cpu",
+    )
+    for number in range(3):
+        x, y = rows(number)
+        learner.learn(x, y % 2)
+    task = torch.arange(3).repeat_interleave(torch.tensor(counts))
+    task = task[torch.randperm(len(task), generator=torch.Generator().manual_seed(1))]
+    x = mixture(len(task))[0]
+    net = module.mixed(learner.model, [0, 1, 2])
+    assert net is not None
+    asked = []
+    head = next(layer for layer in net.net.modules() if isinstance(layer, mixed_layers.MixedHeads))
+    plain = head._by_task
+    monkeypatch.setattr(head, "_by_task", lambda *given: asked.append(1) or plain(*given))
+    found = net(x, task)
+    assert found is not None
+    assert asked
+    for row, number in enumerate(task.tolist()):
+        torch.testing.assert_close(found[row], learner.logits(x[row : row + 1], number)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_tokens_that_all_tasks_share_can_be_mixed() -> None:

@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.mixed import in_one_pass, plainly, tables
+from ibpwf.core.mixed import in_one_pass
+from ibpwf.core.mixed_layers import plainly, tables
 from ibpwf.core.reference import stands_for
 
 SHAPES, SIGHTS, REMEMBERED = 4, 3, 64

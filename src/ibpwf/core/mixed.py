@@ -4,8 +4,8 @@
 
 Beside a frozen base, the product with W_0 is the same for every row, and that with the factors differs by λ. So a
 batch of any mixture of tasks costs one pass and not one for each. Normalization and biases, which are each task's
-own, are looked up by row; of dense heads all are asked, and each row takes its own. So are tokens and positions that
-a transformer adds to those of each row.
+own, are looked up by row; of dense heads each row takes its own. So are tokens and positions that a transformer adds
+to those of each row.
 
 A network can be mixed if its first axis is the row in every layer, and if all that its tasks have of their own lies
 in Linear layers, convolutions without groups, normalizations, and parameters that are added to rows; for any other
@@ -17,31 +17,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.rnn import pad_sequence
 
+from ibpwf.core.mixed_layers import MixedFactors, MixedHeads, MixedNorm, NotMixed, on_host, plainly, row_places
 from ibpwf.core.reference import reference
 from ibpwf.core.weights import replace_module, sharing
 
 if TYPE_CHECKING:
     from ibpwf.core.dictionary import FactorBlock
     from ibpwf.core.model import FactorModel
-
-_PLACES: ContextVar[Tensor] = ContextVar("places")
-"""Of each row of the batch that is looked at, its task's place among those that are mixed; a thread has its own."""
-
-_ROWS: ContextVar[Mapping[int, Tensor] | None] = ContextVar("rows", default=None)
-"""What `by_row` would look up, where it is looked up already, by the identity of the values."""
 
 
 @dataclass(frozen=True)
@@ -79,139 +71,6 @@ class RowTasks:
 
 ROWS_OF_A_CALL, NUMBERS_OF_A_CALL = 12, 1_000_000
 """On a CPU another call of a layer takes as long as so many more rows of it, and so many more multiplications."""
-
-
-class NotMixed(Exception):
-    """A layer does not have the rows of the batch on its first axis."""
-
-
-def by_row(values: Tensor, x: Tensor, axis: int) -> Tensor:
-    """Of values T×C each row's own, as they multiply x: C on `axis`, and 1 elsewhere."""
-    places = _PLACES.get()
-    if len(x) != len(places):
-        raise NotMixed
-    shape = [len(x)] + [1] * (x.ndim - 1)
-    shape[axis] = values.shape[1]
-    looked_up = (_ROWS.get() or {}).get(id(values))
-    return (values.index_select(0, places) if looked_up is None else looked_up).view(shape)
-
-
-class MixedFactors(nn.Module):
-    """A Linear layer or convolution of several tasks: `a` (J×F) and `b` (F×M) are all factors that any of them reads,
-    `scores` (T×F) their λ, `bias` T×M."""
-
-    bias: Tensor | None
-
-    def __init__(self, original: nn.Module, base: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None) -> None:
-        super().__init__()
-        self.register_buffer("base", base, persistent=False)
-        for name, tensor in factors.items():
-            self.register_buffer(name, tensor, persistent=False)
-        self.register_buffer("bias", bias, persistent=False)
-        self.original = (original,)  # not a module of ours
-
-    def __getattr__(self, name: str) -> Any:
-        """What else a network asks its layer for (its weight's type, `in_features`) is the original's."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "original" not in self.__dict__:
-                raise
-            return getattr(self.original[0], name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        original = self.original[0]
-        if isinstance(original, _ConvNd):
-            return self._convolved(x, original)
-        a, b, scores, base = (self.get_buffer(name) for name in ("a", "b", "scores", "base"))
-        rows = x.reshape(-1, x.shape[-1])
-        y = rows @ base.t()
-        if a.shape[1]:
-            h = rows @ a
-            h.view(*x.shape[:-1], -1).mul_(by_row(scores, x, x.ndim - 1))
-            y.addmm_(h, b)  # in place: a pass over memory costs as much as the product of a few factors
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        return y if self.bias is None else y.add_(by_row(self.bias, y, x.ndim - 1))
-
-    def _convolved(self, x: Tensor, original: _ConvNd) -> Tensor:
-        a, b, scores, base = (self.get_buffer(name) for name in ("a", "b", "scores", "base"))
-        y: Tensor = original._conv_forward(x, base, None)
-        if a.shape[1]:
-            h = original._conv_forward(x, a.t().reshape(-1, *base.shape[1:]), None)
-            h.mul_(by_row(scores, h, 1))
-            y.add_((h.movedim(1, -1) @ b).movedim(-1, 1))
-        return y if self.bias is None else y.add_(by_row(self.bias, y, 1))
-
-
-class MixedHeads(nn.Module):
-    """Dense heads of several tasks, side by side: row n takes the columns of its own, filled up where it has fewer
-    classes than others."""
-
-    bias: Tensor | None
-
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.cat(list(weights)), persistent=False)
-        self.register_buffer("bias", None if biases is None else torch.cat(list(biases)), persistent=False)
-        widest, first, columns = max(map(len, weights)), 0, []
-        for weight in weights:
-            columns.append([first + min(place, len(weight) - 1) for place in range(widest)])
-            first += len(weight)
-        self.register_buffer("columns", torch.tensor(columns, device=weights[0].device), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        places = _PLACES.get()
-        if len(x) != len(places) or x.ndim != 2:
-            raise NotMixed
-        every = F.linear(x, self.get_buffer("weight"), self.bias)
-        return every.gather(1, self.get_buffer("columns").index_select(0, places))
-
-
-class MixedNorm(nn.Module):
-    """A normalization of several tasks: as the original without its own numbers, then `scale` and `shift`, T×C each,
-    on the axis of channels."""
-
-    def __init__(self, original: nn.Module, scale: Tensor, shift: Tensor) -> None:
-        super().__init__()
-        self.original = (original,)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", shift, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        norm = self.original[0]
-        axis = 1 if isinstance(norm, (nn.GroupNorm, _BatchNorm)) else x.ndim - 1
-        if isinstance(norm, nn.LayerNorm):
-            x = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
-        elif isinstance(norm, nn.GroupNorm):
-            x = F.group_norm(x, norm.num_groups, None, None, norm.eps)
-        elif not isinstance(norm, _BatchNorm):
-            x = norm(x)  # with a weight of 1
-        shift, scale = (by_row(self.get_buffer(part), x, axis) for part in ("shift", "scale"))
-        return torch.addcmul(shift, x, scale)
-
-
-def plainly(net: nn.Module, x: Tensor, places: Tensor, rows: Mapping[int, Tensor] | None = None) -> Tensor:
-    """What a network of several tasks gives for rows whose tasks are in these places; `rows` has the values of some
-    of its tables by row, by the identity of the table."""
-    token, looked_up = _PLACES.set(places.to(x.device)), _ROWS.set(rows)
-    try:
-        with torch.no_grad():
-            out: Tensor = net(x)
-            return out
-    finally:
-        _ROWS.reset(looked_up)
-        _PLACES.reset(token)
-
-
-def tables(net: nn.Module) -> list[Tensor]:
-    """All values of a network of several tasks that are looked up by row, T×C each."""
-    found = []
-    for module in net.modules():
-        if isinstance(module, MixedFactors):
-            found += [table for table in (module.get_buffer("scores"), module.bias) if table is not None]
-        elif isinstance(module, MixedNorm):
-            found += [module.get_buffer("scale"), module.get_buffer("shift")]
-    return found
 
 
 @reference
@@ -253,7 +112,7 @@ class MixedNetwork:
     def dearer(self, x: Tensor, places: Tensor) -> bool:
         """Whether one pass takes more multiplications than the tasks one after another: on a CPU, where rows have so
         many positions each (tokens, pixels) that those of one task keep it busy, and all tasks' factors are many."""
-        if x.device.type != "cpu" or not self.fits or not len(x):
+        if not on_host(x) or not self.fits or not len(x):
             return False
         shape = tuple(x.shape[1:])
         if shape not in self._extra:
@@ -343,7 +202,7 @@ def _look_up(net: nn.Module, key: str, values: Tensor) -> None:
     stacked = values.unsqueeze(1) if values.ndim == 2 else values.squeeze(1)
 
     def looked_up(_: nn.Module) -> Tensor:
-        return stacked.index_select(0, _PLACES.get())
+        return stacked.index_select(0, row_places())
 
     module.__class__ = type(type(module).__name__, (type(module),), {leaf: property(looked_up)})
 
