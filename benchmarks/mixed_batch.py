@@ -29,7 +29,7 @@ from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import mlp, vit_tiny
 from ibpwf.storage.files import write_json
 
-TASKS, ROWS, ROUNDS = 32, 256, 15
+TASKS, ROWS, ROUNDS = 32, 256, 45
 FEW_ROUNDS = 3
 """Of what takes many times as long."""
 WARM = 4

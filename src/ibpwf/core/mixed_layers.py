@@ -90,15 +90,16 @@ class MixedFactors(nn.Module):
             return self._convolved(x, original)
         base, rows = self.get_buffer("base"), x.reshape(-1, x.shape[-1])
         added = None if self.bias is None else by_row(self.bias, x, x.ndim - 1)
-        if added is None or not in_order(x):
+        last = added is not None and in_order(x)  # the base: a pass over memory costs as much as a few factors
+        if added is None or not last:
             y = rows @ base.t()
-        else:  # in place: a pass over memory costs as much as the product of a few factors
+        else:
             y = added if x.ndim == 2 else added.expand(*x.shape[:-1], -1).clone(memory_format=torch.contiguous_format)
-            y = y.reshape(len(rows), -1).addmm_(rows, base.t())
+            y = y.reshape(len(rows), -1)
         if self.get_buffer("a").shape[1]:
             self._add_factors(y, rows, x)
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        return y.add_(added) if added is not None and not in_order(x) else y
+        y = (y.addmm_(rows, base.t()) if last else y).view(*x.shape[:-1], y.shape[-1])
+        return y if added is None or last else y.add_(added)
 
     def _add_factors(self, y: Tensor, rows: Tensor, x: Tensor) -> None:
         """((x W_a) ⊙ λ) W_b. On a CPU, where rows are in the order of tasks, some at a time with the factors that
