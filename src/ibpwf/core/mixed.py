@@ -143,7 +143,8 @@ def _extra_work(net: nn.Module, x: Tensor, places: Tensor) -> tuple[int, int]:
         nonlocal of_a_row, of_a_task
         if threading.get_ident() != here:  # another that answers meanwhile
             return
-        a, b, base = (layer.get_buffer(name) for name in ("a", "b", "base"))
+        assert isinstance(layer, MixedFactors)
+        a, b, base = layer.a, layer.b, layer.base
         of_a_row += y.numel() // b.shape[1] * (a.numel() + b.numel())
         of_a_task += ROWS_OF_A_CALL * base.numel() + NUMBERS_OF_A_CALL
 

@@ -65,6 +65,10 @@ class MixedFactors(nn.Module):
     """A Linear layer or convolution of several tasks: `a` (J×F) and `b` (F×M) are all factors that any of them reads,
     `scores` (T×F) their λ, `bias` T×M."""
 
+    a: Tensor
+    b: Tensor
+    scores: Tensor
+    base: Tensor
     bias: Tensor | None
 
     def __init__(self, original: nn.Module, base: Tensor, factors: Mapping[str, Tensor], bias: Tensor | None) -> None:
@@ -88,7 +92,7 @@ class MixedFactors(nn.Module):
         original = self.original[0]
         if isinstance(original, _ConvNd):
             return self._convolved(x, original)
-        base, rows = self.get_buffer("base"), x.reshape(-1, x.shape[-1])
+        base, rows = self.base, x.reshape(-1, x.shape[-1])
         added = None if self.bias is None else by_row(self.bias, x, x.ndim - 1)
         last = added is not None and in_order(x)  # the base: a pass over memory costs as much as a few factors
         if added is None or not last:
@@ -96,7 +100,7 @@ class MixedFactors(nn.Module):
         else:
             y = added if x.ndim == 2 else added.expand(*x.shape[:-1], -1).clone(memory_format=torch.contiguous_format)
             y = y.reshape(len(rows), -1)
-        if self.get_buffer("a").shape[1]:
+        if self.a.shape[1]:
             self._add_factors(y, rows, x)
         y = (y.addmm_(rows, base.t()) if last else y).view(*x.shape[:-1], y.shape[-1])
         return y if added is None or last else y.add_(added)
@@ -104,7 +108,7 @@ class MixedFactors(nn.Module):
     def _add_factors(self, y: Tensor, rows: Tensor, x: Tensor) -> None:
         """((x W_a) ⊙ λ) W_b. On a CPU, where rows are in the order of tasks, some at a time with the factors that
         their tasks reach: earlier ones read fewer."""
-        a, b, scores = (self.get_buffer(name) for name in ("a", "b", "scores"))
+        a, b, scores = self.a, self.b, self.scores
         own = by_row(scores, x, x.ndim - 1)
         positions = len(rows) // len(x)
         for start, end, count in self._steps(len(x), positions) if in_order(x) else [(0, len(x), a.shape[1])]:
@@ -116,7 +120,7 @@ class MixedFactors(nn.Module):
     @cached_property
     def reach(self) -> list[int]:
         """Of every task, how many factors there are up to the last that it reads."""
-        read = self.get_buffer("scores") != 0
+        read = self.scores != 0
         found: list[int] = (read * torch.arange(1, read.shape[1] + 1)).amax(1).tolist()
         return found
 
@@ -128,7 +132,7 @@ class MixedFactors(nn.Module):
                 yield start, end, max(self.reach[places[start] : places[end - 1] + 1])
 
     def _convolved(self, x: Tensor, original: _ConvNd) -> Tensor:
-        a, b, scores, base = (self.get_buffer(name) for name in ("a", "b", "scores", "base"))
+        a, b, scores, base = self.a, self.b, self.scores, self.base
         y: Tensor = original._conv_forward(x, base, None)
         if a.shape[1]:
             h = original._conv_forward(x, a.t().reshape(-1, *base.shape[1:]), None)
@@ -141,7 +145,9 @@ class MixedHeads(nn.Module):
     """Dense heads of several tasks, side by side: row n takes the columns of its own, filled up where it has fewer
     classes than others."""
 
+    weight: Tensor
     bias: Tensor | None
+    columns: Tensor
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:
         super().__init__()
@@ -157,7 +163,7 @@ class MixedHeads(nn.Module):
         places = _PLACES.get()
         if len(x) != len(places) or x.ndim != 2:
             raise NotMixed
-        weight, columns = self.get_buffer("weight"), self.get_buffer("columns")
+        weight, columns = self.weight, self.columns
         if in_order(x) and len(weight) == columns.numel():
             found = self._by_task(x, places, weight.view(*columns.shape, -1))
             if found is not None:
@@ -188,6 +194,9 @@ class MixedNorm(nn.Module):
     """A normalization of several tasks: as the original without its own numbers, then `scale` and `shift`, T×C each,
     on the axis of channels."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, original: nn.Module, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
         self.original = (original,)
@@ -203,7 +212,7 @@ class MixedNorm(nn.Module):
             x = F.group_norm(x, norm.num_groups, None, None, norm.eps)
         elif not isinstance(norm, _BatchNorm):
             x = norm(x)  # with a weight of 1
-        shift, scale = (by_row(self.get_buffer(part), x, axis) for part in ("shift", "scale"))
+        shift, scale = (by_row(part, x, axis) for part in (self.shift, self.scale))
         return torch.addcmul(shift, x, scale)
 
 
@@ -234,7 +243,7 @@ def tables(net: nn.Module) -> list[Tensor]:
     found = []
     for module in net.modules():
         if isinstance(module, MixedFactors):
-            found += [table for table in (module.get_buffer("scores"), module.bias) if table is not None]
+            found += [table for table in (module.scores, module.bias) if table is not None]
         elif isinstance(module, MixedNorm):
-            found += [module.get_buffer("scale"), module.get_buffer("shift")]
+            found += [module.scale, module.shift]
     return found
