@@ -195,9 +195,10 @@ class AnsweringMethod(Method):
         widths = [len(self.versions[t].classes) for t in of.numbers]
         phi = self._phi_of(x, of.numbers)
         scores = together.double()
-        if phi is None:
-            scores /= _of_rows([self.temperature(t) for t in of.numbers], of, x)
-        else:
+        temperatures = [self.temperature(t) for t in of.numbers]
+        if phi is None and set(temperatures) != {1.0}:
+            scores /= _of_rows(temperatures, of, x)
+        if phi is not None:
             for place, rows in rows_by_value(of.place):
                 own = scores[rows, : widths[place]]
                 scores[rows, : widths[place]] = self._given(own, of.numbers[place], phi[rows])
@@ -241,6 +242,8 @@ class AnsweringMethod(Method):
             if part is None:
                 return None
             found.append(part)
+        if len(found) == 1:
+            return found[0]
         widest = max(part.shape[1] for part in found)
         return torch.cat([F.pad(part, (0, widest - part.shape[1])) for part in found])
 
