@@ -65,12 +65,12 @@ def test_the_picture_is_drawn_where_there_are_ranks(tmp_path: Path) -> None:
     run = {"class": 94.0, "given": 99.0, "tasks": [{"name": "0/1"}], "added": [{"ranks": ranks, "new": ranks}]}
     (tmp_path / "results" / "trained-networks").mkdir(parents=True)
     (tmp_path / "results" / "trained-networks" / "cifar10.json").write_text(
-        json.dumps(result([run], asked={"layers": "late"}))
+        json.dumps(result([run], asked={"layers": "late", "size": 96}))
     )
     (tmp_path / "trained-networks.md").write_text(PAGE)
     page_tool.main([str(tmp_path)])
     made = (tmp_path / "trained-networks.md").read_text()
-    assert "| Split CIFAR-10 from EfficientNet-Lite0 | factors in late layers (1 seed, a GPU) |" in made
+    assert "| Split CIFAR-10 from EfficientNet-Lite0: factors in … | late layers, 96 pixels (1 seed, a GPU) |" in made
     assert "| class, task inferred | 94.00 |" in made
     assert "| factors that a task reads in a layer | – |" in made
     assert "![factors by task and layer](images/ranks.png)" in made
