@@ -48,7 +48,7 @@ ELBO, FINETUNE = "elbo", "finetune"
 
 BUILT_WITH = (
     *Factorization.model_fields,
-    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
+    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror", "moved_by"),
     *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon", "image_shape"),
     *("backbone", "backbone_depths", "backbone_size", "backbone_projection", "image_mean", "image_std"),
     *("router_ridge", "router_precision", "keep_sums_per_task"),

@@ -314,6 +314,11 @@ class Settings(Factorization):
         description="an image and its mirror image mean the same: patch and backbone features learn from both, and "
         "tasks learned with turns answer for both; for photographs, not for digits",
     )
+    moved_by: Annotated[int, Field(ge=0, le=64)] = Field(
+        0,
+        description="features also look at images moved by so many pixels along a diagonal, either way: three times "
+        "as many rows to learn from, and answers about all three; 0: only as they are",
+    )
     image_shape: Auto | tuple[Count, Count, Count] = Field(
         "auto",
         description="channels, height and width of images that come as flat rows, such as [1, 28, 28]; 'auto': "

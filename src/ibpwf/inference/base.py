@@ -51,10 +51,12 @@ class Features(ABC):
         yield self(x)
 
     def mean_of_views(self, x: Tensor) -> Tensor:
-        """φ of features that look at an image in one way, or at it and its mirror image: the mean of both, of which
-        scores linear in φ are then the mean, too."""
-        views = list(self.views(x))
-        return views[0] if len(views) == 1 else (views[0] + views[1]) / 2
+        """φ of features that look at an image in one way, or at it and its mirror image, or in more: the mean of all,
+        of which scores linear in φ are then the mean, too."""
+        total, *others = self.views(x)
+        for view in others:
+            total = total + view
+        return total / (1 + len(others)) if others else total
 
     def check(self, x: Tensor) -> None:  # noqa: B027
         """Refuse a network or inputs these features cannot be had of, seen by one example, before anything is
