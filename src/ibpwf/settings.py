@@ -316,8 +316,9 @@ class Settings(Factorization):
     )
     moved_by: Annotated[int, Field(ge=0, le=64)] = Field(
         0,
-        description="features also look at images moved by so many pixels along a diagonal, either way: three times "
-        "as many rows to learn from, and answers about all three; 0: only as they are",
+        description="features also look at images moved by so many pixels along a diagonal, either way, and enlarged "
+        "by as many at each side: four times as many rows to learn from, and answers about all four; for "
+        "photographs; 0: only as they are",
     )
     image_shape: Auto | tuple[Count, Count, Count] = Field(
         "auto",

@@ -45,13 +45,14 @@ def moved(x: Tensor, by: int) -> Tensor:
 
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("features", ["patches", "patches+adapted"])
-def test_they_are_the_mean_of_an_image_and_of_it_moved_either_way(features: str, mirror: bool) -> None:
+def test_they_are_the_mean_of_an_image_and_of_it_moved_either_way_and_nearer(features: str, mirror: bool) -> None:
     learner = learned(1, features=features, mirror=mirror)
     phi = learner.method.features
     assert isinstance(phi, MovedFeatures)
-    looks = [X, moved(X, 1), F.pad(X, (0, 1, 0, 1), mode="reflect")[:, :, 1:, 1:]]
-    torch.testing.assert_close(phi(X), sum(phi.inner(look) for look in looks) / 3)
-    assert len(list(phi.views(X))) == (6 if mirror else 3)
+    nearer = F.interpolate(X[:, :, 1:7, 1:7], (8, 8), mode="bicubic", align_corners=False)
+    looks = [X, moved(X, 1), F.pad(X, (0, 1, 0, 1), mode="reflect")[:, :, 1:, 1:], nearer]
+    torch.testing.assert_close(phi(X), sum(phi.inner(look) for look in looks) / 4)
+    assert len(list(phi.views(X))) == (8 if mirror else 4)
     same = Learner(network(), SETTINGS.replace(features=features, mirror=mirror, moved_by=0), seed=1, device="cpu")
     same.learn(*examples(CLASSES[0]))
     assert torch.equal(same.method.features(X), phi.inner(X))
@@ -80,8 +81,8 @@ def test_what_cannot_be_moved_is_refused() -> None:
     rows = Learner(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)), SETTINGS.replace(features="random"))
     with pytest.raises(InputError, match="moved_by is 1, and a row is 5, which is no image"):
         rows.learn(torch.randn(20, 5), torch.arange(20) % 2)
-    with pytest.raises(InputError, match="moved_by is 8, and an image is 1 × 8 × 8; give fewer pixels"):
-        learned(1, moved_by=8)
+    with pytest.raises(InputError, match="moved_by is 4, and an image is 1 × 8 × 8; give less than half"):
+        learned(1, moved_by=4)
     with pytest.raises(InputError, match="moved_by is 0"):
         MovedFeatures(learned(1).method.features, 0)
 

@@ -1,9 +1,9 @@
 """φ(x) of images that are also looked at when moved a little: more rows to learn from, and answers about all of them.
 
-    φ(x) = mean over moves m of φ'(m(x)),   m: as it is, and moved by so many pixels along a diagonal, either way
+    φ(x) = mean over moves m of φ'(m(x)),   m: as it is; by so many pixels along a diagonal, either way; and nearer
 
-What an image leaves is filled by its mirror image. A regression that has seen moved images minds less where in the
-image something is.
+What an image leaves is filled by its mirror image; nearer, it has lost as many pixels at each side. A regression that
+has seen moved images minds less where in the image something is, and how large.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class MovedFeatures(Features):
                 f"moved_by is {self.pixels}, and a row is {given}, which is no image; set moved_by=0, or say in "
                 "image_shape what images such rows are."
             )
-        if self.pixels >= min(images.shape[2:]):
+        if 2 * self.pixels >= min(images.shape[2:]):
             raise InputError(
-                f"moved_by is {self.pixels}, and an image is {given}; give fewer pixels than the image has across."
+                f"moved_by is {self.pixels}, and an image is {given}; give less than half of what it has across."
             )
         return images
 
@@ -92,3 +92,5 @@ class MovedFeatures(Features):
         yield x
         for start in (0, 2 * by):
             yield padded[:, :, start : start + height, start : start + width].reshape(x.shape)
+        inside = images[:, :, by:-by, by:-by]
+        yield F.interpolate(inside, (height, width), mode="bicubic", align_corners=False).reshape(x.shape)
