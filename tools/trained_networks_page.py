@@ -58,7 +58,8 @@ def cifar10(files: Mapping[str, Result], picture: bool) -> list[str]:
     if not some:
         return []
     heads = [f"{one['asked']['layers']} layers, {one['asked']['size']} pixels ({where(one)})" for one in some]
-    lines = [f"| Split CIFAR-10 from EfficientNet-Lite0: factors in … | {' | '.join(heads)} |", "|---|" + "---:|" * len(some)]
+    what = "Split CIFAR-10 from EfficientNet-Lite0: factors in …"
+    lines = [f"| {what} | {' | '.join(heads)} |", "|---|" + "---:|" * len(some)]
     lines += [f"| {words} | {' | '.join(spread(one, name) for one in some)} |" for name, words in CIFAR10.items()]
     shown = "The factors that each task reads in each layer of the first seed, and how many of them are new:"
     return ["", *lines, *(["", shown, "", f"![factors by task and layer]({PICTURE})"] if picture else [])]
