@@ -78,6 +78,15 @@ def taught(tasks: int = 3, seed: int = 5, **changes: Any) -> Learner:
     return _taught(tuple(sorted(changes.items())), tasks, seed).fork()
 
 
+def learned(settings: Settings, tasks: int, *, flat: bool = False, **changes: Any) -> Learner:
+    """Of so many tasks, whose names are their numbers; images, or flat rows."""
+    learner = Learner(network(flat=flat), settings.replace(**changes), seed=1, device="cpu")
+    for number in range(tasks):
+        x, y = examples(CLASSES[number])
+        learner.learn(x.flatten(1) if flat else x, y, name=str(number))
+    return learner
+
+
 def with_settings(learner: Learner, **changes: Any) -> Learner:
     other = learner.fork()
     other.settings = other.settings.replace(**changes)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import router_tasks
 from ibpwf import Learner, Settings, export
 from ibpwf.errors import InputError
 from ibpwf.inference.features.adapted import AdaptedFeatures
@@ -21,12 +22,7 @@ SETTINGS = Settings(
 LAYERS = ("0", "4")
 
 
-def learned(tasks: int, *, flat: bool = False, **changes: Any) -> Learner:
-    learner = Learner(network(flat=flat), SETTINGS.replace(**changes), seed=1, device="cpu")
-    for number in range(tasks):
-        x, y = examples(CLASSES[number])
-        learner.learn(x.flatten(1) if flat else x, y, name=str(number))
-    return learner
+learned = functools.partial(router_tasks.learned, SETTINGS)
 
 
 def outputs(learner: Learner, layers: tuple[str, ...], x: Tensor) -> np.ndarray:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import router_tasks
 from ibpwf import Learner, Settings, export
 from ibpwf.errors import InputError
 from ibpwf.inference.features.moved import MovedFeatures
@@ -28,12 +29,7 @@ SETTINGS = Settings(
 )
 
 
-def learned(tasks: int, *, flat: bool = False, **changes: Any) -> Learner:
-    learner = Learner(network(flat=flat), SETTINGS.replace(**changes), seed=1, device="cpu")
-    for number in range(tasks):
-        x, y = examples(CLASSES[number])
-        learner.learn(x.flatten(1) if flat else x, y, name=str(number))
-    return learner
+learned = functools.partial(router_tasks.learned, SETTINGS)
 
 
 def moved(x: Tensor, by: int) -> Tensor:

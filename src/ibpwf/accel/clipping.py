@@ -1,7 +1,7 @@
 """Batch normalization and ReLU6 in few passes over the images while a GPU trains beside a trained network.
 
 Stands for `backbones.inverted_residuals.clipped_norm`. In networks of inverted residuals, whose convolutions are
-small, normalization took half the time of a step in bfloat16.
+small, both took about half the time of a step in bfloat16.
 """
 
 from __future__ import annotations

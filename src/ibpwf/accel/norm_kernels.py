@@ -1,8 +1,7 @@
 """Batch normalization and clipping of bfloat16 images whose channels lie side by side, as kernels in Triton.
 
-All they do is read and write: torch's own kernels for such images take two to eight times as long as memory needs.
-Sums over all rows are made in two parts, rows by programs and then programs, in a fixed order: the same numbers give
-the same bits.
+All they do is read and write. Sums over all rows are made in two parts, rows by programs and then programs, in a
+fixed order: the same numbers give the same bits.
 
     z = x · scale + shift,  scale = γ / σ,  shift = β − μ · scale;   y = min(max(z, 0), top)
     dx = scale (g − Σg / R − (x − μ) Σ g (x − μ) / (R σ²)),  g = dy where 0 < z < top

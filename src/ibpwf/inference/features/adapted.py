@@ -8,7 +8,6 @@ first task's weights are locked, so no later task changes it.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, Features, State
+from ibpwf.inference.features.images import as_images
 from ibpwf.inference.features.layer import LayerFeatures
 from ibpwf.inference.features.scaled import Scale
 from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
@@ -102,13 +102,12 @@ class AdaptedFeatures(Features):
     def _views(self, x: Tensor) -> tuple[Tensor, ...]:
         if not self.mirror:
             return (x,)
-        flat = x.ndim == 2 and self.shape is not None and x.shape[1] == math.prod(self.shape)
-        if x.ndim != 4 and not flat:
+        images = as_images(x, self.shape)
+        if images.ndim != 4:
             raise InputError(
                 f"mirror is True, and a row is {' × '.join(map(str, x.shape[1:]))}, which is no image; set "
                 "mirror=False, or say in image_shape what images such rows are."
             )
-        images = x.reshape(-1, *(self.shape or ())) if flat else x
         return x, images.flip(-1).reshape(x.shape)
 
 

@@ -22,6 +22,7 @@ from ibpwf.backbones.loading import load
 from ibpwf.backbones.resizing import Resize, stored_resize
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Batch, Features, State
+from ibpwf.inference.features.images import as_images
 from ibpwf.inference.features.scaled import Scale
 from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
 
@@ -194,8 +195,7 @@ class BackboneFeatures(Features):
                     f"{given}; make them with the backbone's input."
                 )
             return x
-        if x.ndim == 2 and self.shape is not None and x.shape[1] == math.prod(self.shape):
-            x = x.reshape(-1, *self.shape)
+        x = as_images(x, self.shape)
         if x.ndim != 4 or x.shape[1] not in (1, 3):
             raise InputError(
                 f"features is 'backbone', and '{self.name}' reads images (rows × 1 or 3 channels × height × width), "

@@ -9,7 +9,6 @@ has seen moved images minds less where in the image something is, and how large.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, Features, State
+from ibpwf.inference.features.images import as_images
 from ibpwf.storage.tensor_checks import NotWhole
 
 
@@ -71,8 +71,7 @@ class MovedFeatures(Features):
 
     def _images(self, x: Tensor) -> Tensor:
         """Rows as images, which can be moved so far."""
-        flat = x.ndim == 2 and self.shape is not None and x.shape[1] == math.prod(self.shape)
-        images = x.reshape(-1, *(self.shape or ())) if flat else x
+        images = as_images(x, self.shape)
         given = " × ".join(map(str, x.shape[1:])) or "one number"
         if images.ndim != 4:
             raise InputError(

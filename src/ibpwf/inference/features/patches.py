@@ -12,7 +12,6 @@ is all of them in a row.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 
 from ibpwf.errors import InputError, unknown
 from ibpwf.inference.base import Batch, Features, State
+from ibpwf.inference.features.images import as_images
 from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
 
 Size = Literal["small", "medium", "large", "best"]
@@ -169,8 +169,7 @@ class PatchFeatures(Features):
 
     def _images(self, x: Tensor) -> Tensor:
         """Rows as images, once it is known that they fit."""
-        if x.ndim == 2 and self.shape is not None and x.shape[1] == math.prod(self.shape):
-            x = x.reshape(-1, *self.shape)
+        x = as_images(x, self.shape)
         given = " × ".join(str(size) for size in x.shape[1:]) or "one number"
         if x.ndim != 4:
             raise InputError(
