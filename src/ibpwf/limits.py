@@ -14,6 +14,9 @@ MOST_WEIGHTS = 1 << 29
 MOST_FEATURES = 20_000
 """Of φ: the covariance of so many takes 3.2 GB."""
 
+MOST_SUMS = 50_000
+"""Random sums that take the place of a backbone's features: a router on so many keeps 10 GB."""
+
 MOST_IMAGE_SIZES = 4
 MOST_PATCH_SIZES = 4
 

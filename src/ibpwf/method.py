@@ -49,8 +49,9 @@ ELBO, FINETUNE = "elbo", "finetune"
 BUILT_WITH = (
     *Factorization.model_fields,
     *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror", "moved_by"),
-    *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon", "image_shape"),
-    *("backbone", "backbone_depths", "backbone_size", "backbone_projection", "image_mean", "image_std"),
+    *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon"),
+    *("backbone", "backbone_depths", "backbone_grid", "backbone_size", "backbone_projection"),
+    *("image_mean", "image_std", "image_shape"),
     *("router_ridge", "router_precision", "keep_sums_per_task"),
 )
 """Settings that all tasks have in common; any other may change from task to task."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ibpwf.errors import InputError, unknown
-from ibpwf.limits import MOST_FEATURES, check_image_sizes, check_patch_sizes
+from ibpwf.limits import MOST_FEATURES, MOST_SUMS, check_image_sizes, check_patch_sizes
 from ibpwf.settings_words import in_range, spell
 
 Positive = Annotated[float, Field(gt=0)]
@@ -22,6 +22,7 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Auto = Literal["auto"]
 PatchSizes = Annotated[tuple[Annotated[int, Field(ge=2, le=32)], ...], AfterValidator(check_patch_sizes)]
+Cells = Annotated[int, Field(ge=1, le=16)]
 ImageSize = Annotated[int, Field(ge=32, le=1024)]
 ImageSizes = Annotated[ImageSize | tuple[ImageSize, ...] | Auto, AfterValidator(check_image_sizes)]
 
@@ -293,15 +294,22 @@ class Settings(Factorization):
     backbone_depths: Auto | tuple[Count, ...] = Field(
         "auto", description="at which depths the backbone is read, such as [6, 8]; 'auto': at the deepest"
     )
+    backbone_grid: Cells | tuple[Cells, ...] = Field(
+        1,
+        description="the backbone's features are averaged over the cells of a grid of so many rows and columns, the "
+        "same at all depths or one for each, such as [3, 3, 1], and so also tell where in an image something is; 1: "
+        "over the whole image",
+    )
     backbone_size: ImageSizes = Field(
         "auto",
         description="pixels across to which images are resized for the backbone, or several such sizes, whose "
         "features come side by side, such as [224, 288]; 'auto': as it was trained",
     )
-    backbone_projection: Annotated[int, Field(ge=0, le=MOST_FEATURES)] = Field(
+    backbone_projection: Annotated[int, Field(ge=0, le=MOST_SUMS)] = Field(
         0,
         description="so many random sums of the backbone's features, of which only what is above 0 counts, take "
-        "their place, such as 10000; 0: the features as they are",
+        "their place, such as 10000; 0: the features as they are; a router on 10,000 of them stores 400 MB, on "
+        "30,000 nine times as much",
     )
     image_mean: Auto | tuple[float, ...] = Field(
         "auto",

@@ -68,6 +68,53 @@ def test_they_are_the_networks_features_on_the_first_tasks_scale(depths: tuple[i
     assert features.width == sum(WIDTHS[depth - 1] for depth in depths)
 
 
+def test_a_grid_tells_where_something_is() -> None:
+    first, later = images(), images(5, seed=1)
+    features = fitted(first, depths=(1, 2), grid=(2, 1))
+
+    def by_quarters(pixels: Tensor) -> Any:
+        with torch.no_grad():
+            early, late = loading.load(NAME).net.stages(INPUT(pixels))  # 4×4 and 2×2 places
+        quarters = early.unflatten(3, (2, 2)).unflatten(2, (2, 2)).mean((3, 5))
+        return torch.cat([quarters.flatten(1), late.mean((2, 3))], 1).double().numpy()
+
+    by_hand = standardized(by_quarters(later), by_quarters(first))
+    np.testing.assert_allclose(features(later).numpy(), by_hand, atol=1e-4)
+    assert features.width == 4 * WIDTHS[0] + WIDTHS[1] == by_hand.shape[1]
+    turned = fitted(first, grid=2)(later.flip(-1)) - fitted(first, grid=2)(later)
+    assert float(turned.abs().max()) > 0.1
+    assert torch.equal(fitted(first, depths=(1, 2), grid=1)(later), fitted(first, depths=(1, 2))(later))
+
+
+def test_a_grid_is_stored_and_folders_from_before_have_one_cell() -> None:
+    x = images()
+    features = fitted(x, depths=(1, 2), grid=(2, 1))
+    content, tensors = features.state()
+    again = BackboneFeatures(NAME, depths=(1, 2), grid=(2, 1))
+    again.load_state(content, tensors)
+    assert torch.equal(again(x), features(x))
+    with pytest.raises(NotWhole, match="which the settings do not say"):
+        BackboneFeatures(NAME, depths=(1, 2), grid=2).load_state(content, tensors)
+    content, tensors = fitted(x).state()
+    del content["grid"]
+    older = BackboneFeatures(NAME)
+    older.load_state(content, tensors)
+    assert torch.equal(older(x), fitted(x)(x))
+
+
+@pytest.mark.parametrize("wrong", [0, (2,), (2, 0), (1, 2, 3), ()])
+def test_a_grid_has_a_number_for_each_depth_or_one(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"depths \[1, 2\]; give one number from 1 on, or one for each depth"):
+        BackboneFeatures(NAME, depths=(1, 2), grid=wrong)
+
+
+def test_a_network_that_does_not_tell_where_has_no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = BackboneFeatures(NAME, grid=2)
+    monkeypatch.setattr(features._network(torch.device("cpu")).net, "places", False)
+    with pytest.raises(InputError, match="backbone_grid is 2, and backbone 'tiny' does not tell where"):
+        features.check(images())
+
+
 @pytest.mark.parametrize(
     ("made", "scale"),
     [
@@ -182,6 +229,7 @@ SETTINGS = Settings(
     features="backbone",
     backbone=NAME,
     backbone_depths=(1, 2),
+    backbone_grid=(2, 1),
     backbone_projection=60,
 )
 
@@ -218,7 +266,7 @@ def test_a_network_with_other_weights_is_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_a_loaded_network_may_be_given_itself(tmp_path: Path) -> None:
-    own = BackboneFeatures(loading.load(NAME), depths=(1, 2), projection=60)
+    own = BackboneFeatures(loading.load(NAME), depths=(1, 2), grid=(2, 1), projection=60)
     learner = Learner(network(), SETTINGS, seed=1, features=own)
     learner.learn(*examples(CLASSES[0]))
     by_name = learned(tasks=1)

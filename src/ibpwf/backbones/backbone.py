@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ibpwf.backbones.resizing import Resize, resized
 from ibpwf.errors import InputError
@@ -18,13 +19,16 @@ PIXEL_LEVELS = 255.0
 
 class StagedNetwork(nn.Module, ABC):
     """A network that can be read at several depths. `vocabulary` is how many word pieces it knows; None where it
-    reads no texts, or does not say."""
+    reads no texts, or does not say. `places` says that what it gives at a depth is an image of its own, which tells
+    where something is."""
 
     vocabulary: int | None = None
+    places: bool = False
 
     @abstractmethod
     def stages(self, x: Tensor) -> Iterator[Tensor]:
-        """One vector a row at each depth, N×width. Whoever has seen enough stops asking, and no more is computed."""
+        """One vector a row at each depth, N×width; with `places` one for each of them, N×width×height×width. Whoever
+        has seen enough stops asking, and no more is computed."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +105,29 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def features(self, x: Tensor, depths: Sequence[int] | None = None) -> Tensor:
+    def features(self, x: Tensor, depths: Sequence[int] | None = None, grid: int | Sequence[int] = 1) -> Tensor:
         """The features of inputs that `input` has made, at the depths asked for, side by side; by default at the
-        deepest."""
+        deepest. They are averaged over the whole image, or over each cell of a `grid` of so many rows and columns,
+        the same for all depths or one for each."""
         wanted = checked_depths(self.name, len(self.widths), depths)
+        cells = dict(zip(wanted, checked_grid(wanted, grid), strict=True))
+        self.check_grid(cells.values())
         found: dict[int, Tensor] = {}
         for depth, features in enumerate(self.net.stages(x), 1):
             if depth in wanted:
-                found[depth] = features
+                found[depth] = averaged(features, cells[depth])
             if depth == max(wanted):
                 break
         return torch.cat([found[depth] for depth in wanted], 1) if len(wanted) > 1 else found[wanted[0]]
+
+    def check_grid(self, cells: Iterable[int]) -> None:
+        """Refuse cells of an image where there is none to divide."""
+        most = max(cells)
+        if most > 1 and not self.net.places:
+            raise InputError(
+                f"backbone_grid is {most}, and backbone '{self.name}' does not tell where in an image something is; "
+                "set backbone_grid=1, or give a convolutional network of the catalog."
+            )
 
     @torch.no_grad()
     def encode(
@@ -124,6 +140,14 @@ class Backbone(nn.Module):
         wanted = checked_depths(self.name, len(self.widths), depths)
         width = sum(self.widths[depth - 1] for depth in wanted)
         return torch.cat(parts) if parts else torch.empty(0, width, device=device)
+
+
+def averaged(features: Tensor, grid: int) -> Tensor:
+    """Of images, N×C×H×W, the mean of each channel in each of grid × grid cells, N×(C·grid²); one vector a row stays
+    as it is."""
+    if features.ndim == 2:
+        return features
+    return features.mean((2, 3)) if grid == 1 else F.adaptive_avg_pool2d(features, grid).flatten(1)
 
 
 def word_pieces_of(net: nn.Module) -> int | None:
@@ -141,3 +165,14 @@ def checked_depths(name: str, levels: int, depths: Sequence[int] | None) -> tupl
             f"depths are {list(wanted)}; backbone '{name}' has {levels}: give some of 1 to {levels}, each once."
         )
     return wanted
+
+
+def checked_grid(depths: Sequence[int], grid: int | Sequence[int]) -> tuple[int, ...]:
+    """How many rows and columns of cells there are at each of the depths."""
+    cells = (grid,) * len(depths) if isinstance(grid, int) else tuple(grid)
+    if len(cells) != len(depths) or min(cells) < 1:
+        raise InputError(
+            f"backbone_grid is {grid if isinstance(grid, int) else list(grid)}, and the backbone is read at depths "
+            f"{list(depths)}; give one number from 1 on, or one for each depth."
+        )
+    return cells

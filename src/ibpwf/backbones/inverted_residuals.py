@@ -129,7 +129,9 @@ class InvertedResidual(nn.Module):
 
 
 class InvertedResidualNetwork(StagedNetwork):
-    """All but the classifier. Each depth gives the mean of every channel over the image."""
+    """All but the classifier."""
+
+    places = True
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -147,7 +149,7 @@ class InvertedResidualNetwork(StagedNetwork):
         x = self.stem(x)
         for level in self.levels:
             x = level(x)
-            yield x.mean((2, 3))
+            yield x
 
 
 def with_weights(plan: Plan, weights: Mapping[str, Tensor], classifier: str) -> InvertedResidualNetwork:

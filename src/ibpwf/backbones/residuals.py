@@ -70,7 +70,9 @@ class Bottleneck(nn.Module):
 
 
 class ResidualNetwork(StagedNetwork):
-    """All but the classifier. Each depth gives the mean of every channel over the image."""
+    """All but the classifier."""
+
+    places = True
 
     def __init__(self, plan: ResidualPlan = RESNET_50) -> None:
         super().__init__()
@@ -89,7 +91,7 @@ class ResidualNetwork(StagedNetwork):
         x = F.max_pool2d(F.relu(self.stem(x)), 3, 2, padding=1)
         for level in self.levels:
             x = level(x)
-            yield x.mean((2, 3))
+            yield x
 
 
 PARTS = {"first": "2a", "second": "2b", "third": "2c", "projection": "1"}

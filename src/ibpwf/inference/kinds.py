@@ -38,6 +38,7 @@ def _backbone(settings: Settings) -> Features:
     return BackboneFeatures(
         settings.backbone,
         depths=None if settings.backbone_depths == "auto" else settings.backbone_depths,
+        grid=settings.backbone_grid,
         sizes=None if settings.backbone_size == "auto" else settings.backbone_size,
         projection=settings.backbone_projection,
         mirror=settings.mirror,

@@ -25,6 +25,9 @@ from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
 ROWS_FITTED = 4096
 """So many rows of the first task give μ and σ."""
 
+ROWS_AT_ONCE = {"cpu": 256, "cuda": 512}
+"""A network that makes small images large needs gigabytes for some hundred of them."""
+
 
 class AdaptedFeatures(Features):
     """The outputs of `layers`, averaged over space; None: of the last layer that has factors before the head.
@@ -46,7 +49,7 @@ class AdaptedFeatures(Features):
         self._scale: Scale | None = None
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
-        self._scale = Scale.of(self.outputs(view) for x, _ in batches for view in self._views(x))
+        self._scale = Scale.of(self._raw(view) for x, _ in batches for view in self._views(x))
 
     def __call__(self, x: Tensor) -> Tensor:
         """With `mirror`, the mean of an image's and of its mirror image's."""
@@ -56,7 +59,11 @@ class AdaptedFeatures(Features):
         scale = self._scale
         assert scale is not None
         for view in self._views(x):
-            yield scale(self.outputs(view))
+            yield scale(self._raw(view))
+
+    def _raw(self, rows: Tensor) -> Tensor:
+        at_once = ROWS_AT_ONCE.get(rows.device.type, 256)
+        return torch.cat([self.outputs(part) for part in torch.split(rows, at_once)])
 
     def check(self, x: Tensor) -> None:
         self._views(x)

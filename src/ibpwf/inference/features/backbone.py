@@ -1,7 +1,8 @@
 """φ(x) of images or texts: what a trained network makes of them, which no task changes.
 
-It is read at one depth or several, side by side, and put on one scale (`scaled`). What is stored is the network's
-name and digest, μ and σ.
+It is read at one depth or several, side by side, and put on one scale (`scaled`). At a depth there is one number for
+each channel, its mean over the image, or one for each cell of a grid, which also tells where something is. What is
+stored is the network's name and digest, μ and σ.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, TextInput, checked_depths
+from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, TextInput, checked_depths, checked_grid
 from ibpwf.backbones.catalog import known_network
 from ibpwf.backbones.loading import load
 from ibpwf.backbones.resizing import Resize, stored_resize
@@ -71,11 +72,12 @@ class _Fitted:
 
 class BackboneFeatures(Features):
     """`backbone` is a name of the catalog, or one that you have loaded. `depths` count from 1; None: the deepest.
-    `sizes` is what images are resized to, one size or several, whose features come side by side; None: what the
-    network was trained on. `projection` is how many random sums
-    take the features' place; 0: none. With `mirror` an image and its mirror image are two rows to learn from, and an
-    answer is about both. `shape` says of rows that come flat what images they are. `scale` says how inputs were made
-    from pixels; None: they are pixels, from 0 to 1 or from 0 to 255, as the first task shows.
+    `grid` is over how many rows and columns of cells channels are averaged, at all depths or at each; 1: over the
+    whole image. `sizes` is what images are resized to, one size or several, whose features come side by side; None:
+    what the network was trained on. `projection` is how many random sums take the features' place; 0: none. With
+    `mirror` an image and its mirror image are two rows to learn from, and an answer is about both. `shape` says of
+    rows that come flat what images they are. `scale` says how inputs were made from pixels; None: they are pixels,
+    from 0 to 1 or from 0 to 255, as the first task shows.
 
     A network for text takes rows of numbers of word pieces, as its `input` makes them.
     """
@@ -85,6 +87,7 @@ class BackboneFeatures(Features):
         backbone: str | Backbone = "efficientnet-lite0",
         *,
         depths: Sequence[int] | None = None,
+        grid: int | Sequence[int] = 1,
         sizes: int | Sequence[int] | None = None,
         projection: int = 0,
         mirror: bool = False,
@@ -100,10 +103,12 @@ class BackboneFeatures(Features):
             self.name, self.digest, widths = known.name, known.digest, known.widths
             self.text = known.kind == "text"
         self.depths = checked_depths(self.name, len(widths), depths)
+        self.grid = checked_grid(self.depths, grid)
         self.sizes: tuple[int | None, ...] = (sizes,) if sizes is None or isinstance(sizes, int) else tuple(sizes)
         if not self.sizes or len({*self.sizes}) < len(self.sizes):
             raise InputError(f"backbone_size is {sizes}; give one size or several different ones.")
-        self.inner_width = len(self.sizes) * sum(widths[depth - 1] for depth in self.depths)
+        cells = zip(self.depths, self.grid, strict=True)
+        self.inner_width = len(self.sizes) * sum(widths[depth - 1] * across**2 for depth, across in cells)
         self.projection, self.mirror = projection, mirror and not self.text
         self.shape, self.scale = shape, scale
         self._fitted: _Fitted | None = None
@@ -135,7 +140,7 @@ class BackboneFeatures(Features):
     def check(self, x: Tensor) -> None:
         """Also fetches the network, so that it is there before anything is learned."""
         rows = self._rows(x)
-        self._network(x.device)
+        self._network(x.device).check_grid(self.grid)
         if not self.text and self.scale is None and self._fitted is None and float(rows.min()) < 0:
             raise _no_pixels(rows)
 
@@ -150,6 +155,7 @@ class BackboneFeatures(Features):
             "backbone": self.name,
             "digest": self.digest,
             "depths": list(self.depths),
+            "grid": list(self.grid),
             "size": self.sizes[0] if len(self.sizes) == 1 else list(self.sizes),
             "projection": self.projection,
             "mirror": self.mirror,
@@ -169,8 +175,9 @@ class BackboneFeatures(Features):
                 f"'{self.name}' here has {self.digest}; give the one it was learned with."
             )
         sizes = tuple(content["size"]) if isinstance(content["size"], list) else (content["size"],)
-        stored = (tuple(content["depths"]), sizes, content["projection"], content["mirror"])
-        if stored != (self.depths, self.sizes, self.projection, self.mirror):
+        grid = tuple(content.get("grid", [1] * len(content["depths"])))  # older folders have none
+        stored = (tuple(content["depths"]), grid, sizes, content["projection"], content["mirror"])
+        if stored != (self.depths, self.grid, self.sizes, self.projection, self.mirror):
             raise NotWhole(f"backbone features were {stored}, which the settings do not say")
         self.shape = None if content["shape"] is None else tuple(content["shape"])
         width = (self.inner_width,)
@@ -221,7 +228,7 @@ class BackboneFeatures(Features):
                     given = net.input(recipe.scale.pixels(part.float()), size, recipe.resize)
                     if given.is_cuda:
                         given = given.contiguous(memory_format=torch.channels_last)
-                made.append(net.features(given, self.depths))
+                made.append(net.features(given, self.depths, self.grid))
             found[start : start + at_once] = torch.cat(made, 1)
         return found
 
