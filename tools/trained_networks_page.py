@@ -53,11 +53,19 @@ CIFAR10 = {
 }
 
 
+def how(result: Result) -> str:
+    """Which layers have factors, how large their images are, and where in an image the router looks."""
+    grid = result["runs"][0]["settings"].get("backbone_grid", 1)
+    across = grid if isinstance(grid, int) else max(grid)
+    places = f", router's features of {across} × {across} places" if across > 1 else ""
+    return f"{result['asked']['layers']} layers, {result['asked']['size']} pixels{places}"
+
+
 def cifar10(files: Mapping[str, Result], picture: bool) -> list[str]:
     some = [result for name, result in files.items() if name.startswith("cifar10")]
     if not some:
         return []
-    heads = [f"{one['asked']['layers']} layers, {one['asked']['size']} pixels ({where(one)})" for one in some]
+    heads = [f"{how(one)} ({where(one)})" for one in some]
     what = "Split CIFAR-10 from EfficientNet-Lite0: factors in …"
     lines = [f"| {what} | {' | '.join(heads)} |", "|---|" + "---:|" * len(some)]
     lines += [f"| {words} | {' | '.join(spread(one, name) for one in some)} |" for name, words in CIFAR10.items()]
@@ -75,8 +83,7 @@ def beside_lora(files: Mapping[str, Result]) -> list[str]:
             ratios = (spread(result, f"{name} {kind}_ratio") for kind in ("time", "memory"))
             lines.append(f"| {name} | {' | '.join(ratios)} |")
         lines += ["", f"LoRA: {result['runs'][0]['lora_by']}."]
-    result = files.get("lora-accuracy")
-    if result is not None:
+    for result in (one for name, one in files.items() if name.startswith("lora-accuracy")):
         names = [name for name in result["summary"] if "," not in name.removeprefix("factors, ")]
         lines += ["", f"| task given ({where(result)}) | per cent of the base | right |", "|---|---:|---:|"]
         sized = sorted(names, key=lambda name: result["summary"][f"{name}, per cent of the base"]["mean"])

@@ -38,6 +38,7 @@ def test_what_was_measured_is_told_and_the_rest_left_out() -> None:
     files = {
         "lora": result([lora], asked={"networks": ["encoder"]}),
         "lora-accuracy": result([accuracy]),
+        "lora-accuracy-8": result([{"LoRA 8": 98.75, "LoRA 8, per cent of the base": 5.5}]),
         "mixed-batch-cpu": {
             **{key: value for key, value in result([{}]).items() if key in ("command", "commit", "environment")},
             "measured": {
@@ -52,6 +53,7 @@ def test_what_was_measured_is_told_and_the_rest_left_out() -> None:
     assert "old" not in made
     assert "| encoder | 0.80 | 1.05 |" in made
     assert made.index("| factors, α = 6 | 2.2 | 98.50 |") < made.index("| LoRA 4 | 2.8 | 98.25 |")
+    assert made.index("| LoRA 4 | 2.8 | 98.25 |\n\n| task given (1 seed, a GPU)") < made.index("| LoRA 8 | 5.5 | 98.75 |")
     assert "mean rank" not in made.replace("same mean rank", "")
     assert "| vit (a GPU) | 9 | 1.23 | 7.00 |" in made
     assert "| images (2 seeds, a GPU) | 2 | 97.00 ± 0.50 | 97.50 ± 0.50 | -0.60 | 0 | 0 |" in made
@@ -63,16 +65,18 @@ def test_the_picture_is_drawn_where_there_are_ranks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ranks = {"backbone.net.stem.conv": 2}
     run = {"class": 94.0, "given": 99.0, "tasks": [{"name": "0/1"}], "added": [{"ranks": ranks, "new": ranks}]}
-    (tmp_path / "results" / "trained-networks").mkdir(parents=True)
-    (tmp_path / "results" / "trained-networks" / "cifar10.json").write_text(
-        json.dumps(result([run], asked={"layers": "late", "size": 96}))
-    )
+    folder = tmp_path / "results" / "trained-networks"
+    folder.mkdir(parents=True)
+    for name, settings in {"cifar10": {"backbone_grid": [3, 1]}, "cifar10-whole": {}}.items():
+        told = result([{**run, "settings": settings}], asked={"layers": "late", "size": 96})
+        (folder / f"{name}.json").write_text(json.dumps(told))
     (tmp_path / "trained-networks.md").write_text(PAGE)
     page_tool.main([str(tmp_path)])
     made = (tmp_path / "trained-networks.md").read_text()
-    assert "| Split CIFAR-10 from EfficientNet-Lite0: factors in … | late layers, 96 pixels (1 seed, a GPU) |" in made
-    assert "| class, task inferred | 94.00 |" in made
-    assert "| factors that a task reads in a layer | – |" in made
+    whole, places = "late layers, 96 pixels", "late layers, 96 pixels, router's features of 3 × 3 places"
+    assert f"factors in … | {whole} (1 seed, a GPU) | {places} (1 seed, a GPU) |" in made
+    assert "| class, task inferred | 94.00 | 94.00 |" in made
+    assert "| factors that a task reads in a layer | – | – |" in made
     assert "![factors by task and layer](images/ranks.png)" in made
     assert (tmp_path / "images" / "ranks.png").read_bytes().startswith(b"\x89PNG")
     page_tool.main([str(tmp_path)])
