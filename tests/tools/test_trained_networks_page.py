@@ -53,7 +53,8 @@ def test_what_was_measured_is_told_and_the_rest_left_out() -> None:
     assert "old" not in made
     assert "| encoder | 0.80 | 1.05 |" in made
     assert made.index("| factors, α = 6 | 2.2 | 98.50 |") < made.index("| LoRA 4 | 2.8 | 98.25 |")
-    assert made.index("| LoRA 4 | 2.8 | 98.25 |\n\n| task given (1 seed, a GPU)") < made.index("| LoRA 8 | 5.5 | 98.75 |")
+    assert "| LoRA 4 | 2.8 | 98.25 |\n\n| task given (1 seed, a GPU) |" in made  # and a table for the other file
+    assert "|---|---:|---:|\n| LoRA 8 | 5.5 | 98.75 |" in made
     assert "mean rank" not in made.replace("same mean rank", "")
     assert "| vit (a GPU) | 9 | 1.23 | 7.00 |" in made
     assert "| images (2 seeds, a GPU) | 2 | 97.00 ± 0.50 | 97.50 ± 0.50 | -0.60 | 0 | 0 |" in made
