@@ -70,9 +70,9 @@ def test_a_number_out_of_range_is_named_with_its_value_and_the_remedy(name: str,
         ("inference", None, "text"),
         ("max_factors", {"head": 2.5}, "a whole number or a mapping"),
         ("alpha", {3: 2.0}, "a mapping from layer patterns"),
-        ("inference_layers", "hidden1", "'auto' or a list of text"),
-        ("inference_layers", [1], "'auto' or a list of text"),
-        ("image_shape", "28", "'auto' or a list of 3, each a whole number"),
+        ("inference_layers", "hidden1", "'auto' or a list of texts"),
+        ("inference_layers", [1], "'auto' or a list of texts"),
+        ("image_shape", "28", "'auto' or a list of 3 whole numbers"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_what_was_expected(name: str, value: object, expected: str) -> None:
@@ -171,7 +171,7 @@ def test_patches_have_one_to_four_different_sizes(settings: type[Settings] | typ
         ([2, 3, 4, 5, 6], "give one to 4 different sizes"),
         ([5, 1], r"patch_sizes is 1; give at least 2 and at most 32\."),
         ([33], r"patch_sizes is 33; give at least 2 and at most 32\."),
-        (6, "patch_sizes is 6; expected a list of a whole number"),
+        (6, "patch_sizes is 6; expected a list of whole numbers"),
     ):
         with pytest.raises(InputError, match=message):
             settings(patch_sizes=wrong)

@@ -44,6 +44,9 @@ def in_range(settings: type[BaseModel], name: str) -> str:
     return f"give at least {low[0]}{none}"
 
 
+SEVERAL = {"a number": "numbers", "a whole number": "whole numbers", "text": "texts"}
+
+
 def spell(hint: Any) -> str:
     origin = typing.get_origin(hint)
     if origin is Annotated:
@@ -56,6 +59,7 @@ def spell(hint: Any) -> str:
         return "a mapping from layer patterns to numbers"
     if origin is tuple:
         inner = typing.get_args(hint)
-        return f"a list of {'' if ... in inner else f'{len(inner)}, each '}{spell(inner[0])}"
+        each, count = spell(inner[0]), "" if ... in inner else f"{len(inner)} "
+        return f"a list of {count}{SEVERAL.get(each, each)}"
     names = {type(None): "none", float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     return names.get(hint, str(hint))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import router_tasks
 from ibpwf import Learner, Settings, export
 from ibpwf.errors import InputError
+from ibpwf.inference.features import adapted
 from ibpwf.inference.features.adapted import AdaptedFeatures
 from router_tasks import CLASSES, X, examples, network
 
@@ -54,6 +55,18 @@ def test_they_are_the_first_tasks_outputs_on_one_scale(mirror: bool) -> None:
     found = learner.method.features(X)
     np.testing.assert_allclose(found.double().numpy(), np.mean(wanted, axis=0), atol=1e-3)
     assert len(list(learner.method.features.views(X))) == len(views)
+
+
+def test_many_rows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = learned(1, inference_layers=LAYERS)
+    features = learner.method.features
+    whole, seen = features(X), []
+    monkeypatch.setitem(adapted.ROWS_AT_ONCE, "cpu", 7)
+    outputs = features.outputs
+    features.outputs = lambda rows: seen.append(len(rows)) or outputs(rows)
+    torch.testing.assert_close(features(X), whole, rtol=1e-4, atol=1e-4)
+    assert max(seen) == 7
+    assert sum(seen) == len(X)
 
 
 @pytest.mark.parametrize("features", ["adapted", "adapted+random"])
