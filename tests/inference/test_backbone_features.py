@@ -108,6 +108,15 @@ def test_a_grid_has_a_number_for_each_depth_or_one(wrong: Any) -> None:
         BackboneFeatures(NAME, depths=(1, 2), grid=wrong)
 
 
+def test_more_features_than_can_be_kept_are_refused_with_the_remedy() -> None:
+    lite0 = {"backbone": "efficientnet-lite0", "depths": (7, 8)}
+    BackboneFeatures(**lite0, grid=(3, 1), projection=32_000)
+    with pytest.raises(InputError, match=r"would give 409,600 features, which is more .*, or a backbone_projection"):
+        BackboneFeatures(**lite0, grid=16)
+    with pytest.raises(InputError, match=r"409,600 features, and 2,000 random sums of them, .*, or fewer sums"):
+        BackboneFeatures(**lite0, grid=16, projection=2_000)
+
+
 def test_a_network_that_does_not_tell_where_has_no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     features = BackboneFeatures(NAME, grid=2)
     monkeypatch.setattr(features._network(torch.device("cpu")).net, "places", False)

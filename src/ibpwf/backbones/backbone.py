@@ -27,8 +27,8 @@ class StagedNetwork(nn.Module, ABC):
 
     @abstractmethod
     def stages(self, x: Tensor) -> Iterator[Tensor]:
-        """One vector a row at each depth, N×width; with `places` one for each of them, N×width×height×width. Whoever
-        has seen enough stops asking, and no more is computed."""
+        """One vector a row at each depth, N×C; with `places` one for each place, N×C×H×W. Whoever has seen enough
+        stops asking, and no more is computed."""
 
 
 @dataclass(frozen=True)

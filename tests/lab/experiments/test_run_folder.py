@@ -252,6 +252,27 @@ def test_a_folder_with_a_run_is_neither_reused_nor_replaced_unasked(
     assert not (tmp_path / "r" / "seed-0").exists()
 
 
+def test_a_run_that_was_refused_at_its_first_task_is_not_in_the_way_of_the_next(
+    run_words: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    words = (*run_words, "--tasks", "1", "--seed", "0", "--out", "r")
+    refused = command(*words, "--set", "features=patches", "--set", "patch_sizes=[32]")  # of images of 8 × 8
+    assert refused.code == 2
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [".lock", "config.json"]
+    assert command(*words).code == 0
+    assert "patches" not in (tmp_path / "r" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("content", ["all of it", "{}", '{"scenario": "split-digits"}', "[]"])
+def test_a_file_of_the_users_that_is_called_as_ours_is_left_alone(
+    content: str, run_words: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(content)
+    assert command(*run_words, "--out", "mine").code == 2
+    assert (tmp_path / "mine" / "config.json").read_text() == content
+
+
 def test_a_folder_of_the_users_is_left_alone(run_words: tuple[str, ...], command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")

@@ -25,6 +25,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Batch, Features, State
 from ibpwf.inference.features.images import as_images
 from ibpwf.inference.features.scaled import Scale
+from ibpwf.limits import MOST_SUMS, MOST_WEIGHTS
 from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
 
 ROWS_FITTED = 4096
@@ -110,8 +111,19 @@ class BackboneFeatures(Features):
         cells = zip(self.depths, self.grid, strict=True)
         self.inner_width = len(self.sizes) * sum(widths[depth - 1] * across**2 for depth, across in cells)
         self.projection, self.mirror = projection, mirror and not self.text
+        self._check_size()
         self.shape, self.scale = shape, scale
         self._fitted: _Fitted | None = None
+
+    def _check_size(self) -> None:
+        """Refuse more features, or a larger random layer, than there is memory for."""
+        if self.width > MOST_SUMS or self.inner_width * self.projection > MOST_WEIGHTS:
+            sums = f", and {self.projection:,} random sums of them" if self.projection else ""
+            raise InputError(
+                f"backbone '{self.name}' would give {self.inner_width:,} features{sums}, which is more than can be "
+                "kept; give fewer backbone_depths, a smaller backbone_grid, or "
+                + ("fewer sums." if sums else "a backbone_projection such as 10000.")
+            )
 
     @property
     def width(self) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ibpwf.errors import InputError
+from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.experiments.run_config import RunConfig, normalized
 from ibpwf.storage.files import read_json, read_jsonl, write_text
 from ibpwf.storage.folder import LOCK, MANIFEST
 
+CONFIG = "config.json"
 _BEGUN = re.compile(r"config\.json\.tmp-[0-9a-f]{16}")
 """What a run leaves that was killed while it wrote its first file."""
 
@@ -23,24 +24,39 @@ def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool)
     """Refuse a folder that a run with this configuration may not use. Nothing is written or removed."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite were both given; choose one.")
-    if not out.exists() or (overwrite and (out / "config.json").exists()):
+    if not out.exists() or (overwrite and (out / CONFIG).exists()):
         return
     if not out.is_dir():
         raise InputError(f"{out} is a file; choose a folder as --out.")
-    if not (out / "config.json").exists():
-        if any(path.name != LOCK and not _BEGUN.fullmatch(path.name) for path in out.iterdir()):
-            raise InputError(f"{out} is not empty and holds no run; choose another --out.")
+    if _nothing_learned(out):
         return
+    if not (out / CONFIG).exists():
+        raise InputError(f"{out} is not empty and holds no run; choose another --out.")
     if not resume:
         raise InputError(
             f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
         )
-    old = normalized(config.method, read_json(out / "config.json"))
+    old = normalized(config.method, read_json(out / CONFIG))
     for key, was, now in _differences(old, config.to_json()):
         raise InputError(
             f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "
             "resume with the same choices or use another --out."
         )
+
+
+def _nothing_learned(out: Path) -> bool:
+    """Whether a folder is empty, or has only what a run was asked for that was refused or stopped in its first
+    task."""
+    if not all(path.name in (LOCK, CONFIG) or _BEGUN.fullmatch(path.name) for path in out.iterdir()):
+        return False
+    if not (out / CONFIG).exists():
+        return True
+    try:
+        asked = read_json(out / CONFIG)
+    except (IBPWFError, OSError, ValueError):
+        return False
+    ours = {"scenario", "method", "seeds", "settings"}  # and no file of a user's
+    return isinstance(asked, dict) and ours <= asked.keys()
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
