@@ -60,6 +60,17 @@ def test_a_task_near_chance_is_warned_of_with_a_remedy_and_a_learned_one_is_not(
         Learner(models.mlp(20, [16], 2), device="cpu").learn(x[:400], y[:400])
 
 
+def test_beside_a_frozen_base_nobody_is_told_to_start_from_its_weights() -> None:
+    x, _ = separable(0, 0)
+    noise = torch.randint(0, 2, (400,), generator=torch.Generator().manual_seed(0))
+    settings = Settings(epochs=1, finetune_epochs=1, learning_rate=1e-6)
+    for base, advised in (("none", True), ("frozen", False)):
+        learner = Learner(models.mlp(20, [16], 2), settings.replace(base=base), device="cpu")
+        with pytest.warns(UserWarning, match="hardly learned") as told:
+            learner.learn(x[:400], noise, name="noise")
+        assert ("init='pretrained'" in str(told[0].message)) is advised
+
+
 def test_chance_is_the_largest_classs_share() -> None:
     x, _ = separable(0, 0)
     rare = (torch.arange(400) % 10 == 0).long()  # nine in ten are right by always saying the same

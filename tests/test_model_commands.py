@@ -108,6 +108,20 @@ def test_the_json_says_what_the_learner_says(folder: Path, learned: Learner, com
     assert told["in_progress"] is None
 
 
+def test_inspect_says_that_a_base_is_needed_and_which(tmp_path: Path, command: Command, folder: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    learner = Learner(net, Settings(base="frozen", epochs=1, finetune_epochs=0), device="cpu")
+    learner.learn(torch.randn(16, 4), torch.arange(16) % 2)
+    learner.save(tmp_path / "beside")
+    told = json.loads(command("inspect", "beside", "--json").out)["base"]
+    assert len(told) == 64
+    assert (
+        f"trained network, which is needed to load it: weights of digest {told[:12]}…"
+        in command("inspect", "beside", COLUMNS="200").out
+    )
+    assert json.loads(command("inspect", "model", "--json").out)["base"] is None
+
+
 def test_every_stored_number_is_counted_feature_statistics_too(folder: Path, command: Command) -> None:
     learner = Learner.load(folder)
     stored = [load_file(path) for path in folder.glob("*.safetensors")]

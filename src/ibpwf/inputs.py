@@ -21,6 +21,9 @@ def _tensor(field: str, value: object) -> Tensor:
     try:
         array = np.asarray(value)
     except ValueError as error:
+        if "inhomogeneous" in str(error):
+            how = ", as a tokenizer makes them with padding=True" if field.startswith("x[") else ""
+            raise InputError(f"{field} has rows of different lengths; give rows of equal length{how}.") from None
         raise InputError(f"{field} cannot be made an array ({error}); give rows of equal length.") from None
     if array.dtype.kind not in "biuf":
         kind = {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(array.dtype.kind, array.dtype)

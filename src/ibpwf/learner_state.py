@@ -166,15 +166,17 @@ def near_chance(accuracy: float | None, guessing: float) -> bool:
     return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
 
 
-def doubt_of(task: TaskInfo, guessing: float) -> str | None:
-    """What to say of a task that was learned hardly, or worse than a simpler model would."""
+def doubt_of(task: TaskInfo, guessing: float, *, frozen: bool = False) -> str | None:
+    """What to say of a task that was learned hardly, or worse than a simpler model would; one beside a `frozen` base
+    has started from the network's own weights."""
     found = task.held_out
     if near_chance(task.training_accuracy, guessing):
         return (
             f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
             f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train "
-            "longer (epochs), raise learning_rate, start from the network's own weights (init='pretrained'), or "
-            "put the inputs on one scale."
+            "longer (epochs), raise learning_rate, "
+            + ("" if frozen else "start from the network's own weights (init='pretrained'), ")
+            + "or put the inputs on one scale."
         )
     if found is not None and found.others >= FEWEST_OTHERS and near_chance(found.accuracy, found.majority):
         return (

@@ -291,8 +291,9 @@ class Settings(Factorization):
         description="the trained network whose features tell tasks apart, by a name of `ibpwf backbones`; it stays "
         "as it is, and its digest is stored, not its weights",
     )
-    backbone_depths: Auto | tuple[Count, ...] = Field(
-        "auto", description="at which depths the backbone is read, such as [6, 8]; 'auto': at the deepest"
+    backbone_depths: Auto | Count | tuple[Count, ...] = Field(
+        "auto",
+        description="at which depth the backbone is read, or at which depths, such as [6, 8]; 'auto': at the deepest",
     )
     backbone_grid: Cells | tuple[Cells, ...] = Field(
         1,

@@ -149,7 +149,8 @@ class TaskLearner:
 
     def warn_if_hardly_learned(self) -> None:
         """Say so where the last task was learned hardly better than guessing."""
-        doubt = doubt_of(self.tasks[-1], self._learned.guessing)
+        frozen = getattr(getattr(self.method, "model", None), "base", None) == "frozen"
+        doubt = doubt_of(self.tasks[-1], self._learned.guessing, frozen=frozen)
         if doubt is not None:
             warnings.warn(doubt, stacklevel=3)
 

@@ -12,6 +12,7 @@ from small_tokenizer import small_tokenizer
 
 from ibpwf.backbones import load_timm, load_transformers
 from ibpwf.backbones.backbone import ImageInput
+from ibpwf.backbones.local import part_of
 from ibpwf.errors import DataError, InputError
 from zoos import imported
 
@@ -86,3 +87,12 @@ def test_weights_that_are_not_all_there_are_refused(tmp_path: Path) -> None:
     save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(DataError, match=r"has no '.*layernorm.weight' \(1 tensors are missing\)"):
         load_transformers(tmp_path)
+
+
+def test_a_transformers_that_cannot_be_imported_is_said_in_one_sentence() -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> None:
+            raise ModuleNotFoundError(f"Could not import module '{name}'.\nAre this object's requirements there?")
+
+    with pytest.raises(InputError, match=r"cannot import AutoModel here \(Could not .*\); mend what it needs"):
+        part_of(Broken(), "AutoModel")

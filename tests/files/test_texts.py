@@ -116,6 +116,43 @@ def test_what_cannot_be_read_as_text_is_said(
         read_examples(write(tmp_path, ROWS), label="topic", **given)
 
 
+@pytest.mark.parametrize(
+    ("values", "instead"),
+    [
+        (["1", "2", "3.5"], "numbers"),
+        (["2024-01-05", "2024-02-17"], "dates"),
+        (["true", "False"], "true and false"),
+        (["12", "7", "9", "well done"], "numbers or signs, and hardly any words"),
+    ],
+)
+def test_a_column_that_holds_no_texts_is_refused_in_the_first_file_and_in_later_ones(
+    encoder: Letters, tmp_path: Path, values: list[str], instead: str
+) -> None:
+    none = write(tmp_path, "body,price,topic\n" + "".join(f"{value},1,sport\n" for value in values), "none.csv")
+    with pytest.raises(InputError, match=f"none.csv: column 'body' holds {instead}, and the argument text names it"):
+        read_examples(none, text=["body"], label="topic")
+    like = read_examples(write(tmp_path, ROWS), text=["body"], label="topic").layout
+    with pytest.raises(InputError, match=f"none.csv: column 'body' holds {instead}, and earlier files had texts"):
+        read_examples(none, like=like)
+
+
+def test_few_words_are_texts_and_a_single_later_one_may_be_a_number(encoder: Letters, tmp_path: Path) -> None:
+    short = write(tmp_path, "body,topic\ngood,a\nbad,b\n10/10!,a\n素晴らしい,b\n", "short.csv")
+    like = read_examples(short, text=["body"], label="topic").layout
+    one = read_examples(write(tmp_path, "body,topic\n5,a\n", "one.csv"), like=like)
+    np.testing.assert_allclose(one.x[0], vector("5"), rtol=1e-6)
+
+
+def test_an_empty_text_is_named_also_where_there_is_no_other_column(encoder: Letters, tmp_path: Path) -> None:
+    first = write(tmp_path, "body,topic\nThe striker scored twice,sport\nStir the onions slowly,food\n")
+    like = read_examples(first, text=["body"], label="topic").layout
+    blank = write(tmp_path, 'body\n"bake the cake"\n\n   \nfry the fish\n', "blank.csv")
+    assert len(read_examples(blank, like=like).x) == 2, "lines with nothing in them are none"
+    empty = write(tmp_path, 'body\n"bake the cake"\n""\nfry the fish\n', "empty.csv")
+    with pytest.raises(DataError, match=r"empty.csv, line 3, column 'body': the text is empty"):
+        read_examples(empty, like=like)
+
+
 def test_an_empty_text_is_an_error_or_takes_the_mean(encoder: Letters, tmp_path: Path) -> None:
     path = write(tmp_path, ROWS.replace("Stir the onions slowly", "  "))
     with pytest.raises(DataError, match=r"line 3, column 'body': the text is empty; fill it in or remove the row"):

@@ -140,7 +140,7 @@ BAD_LATER: list[tuple[Any, str]] = [
     (batch("bert") | {"attention_mask": "seen"}, r"x\['attention_mask'\] holds text"),
     (batch("bert") | {"attention_mask": torch.ones(ROWS, 3).long()}, r"shape \(3,\); this model takes \(7,\)"),
     (batch("bert", length=9), r"has 9 tokens an example, and this model reads 7; cut texts to 7 .*length=9"),
-    ({"input_ids": [[1, 2], [3]]}, r"x\['input_ids'\] cannot be made an array"),
+    ({"input_ids": [[1, 2], [3]]}, r"x\['input_ids'\] has rows of different lengths"),
     ({"input_ids": torch.rand(4, LENGTH)}, r"x\['input_ids'\] holds torch.float32; give int64"),
     ({"input_ids": torch.full((1, LENGTH), (1 << 24) + 1)}, "holds 16777217; whole numbers are exact up to 16777216"),
     (
@@ -177,3 +177,24 @@ def test_a_first_task_without_what_the_network_needs_is_refused(x: Any, problem:
     y = None if isinstance(x, list) else [0, 1, 0, 1]
     with pytest.raises(InputError, match=problem):
         Learner(build("bert"), FROZEN, device="cpu").learn(x, y)
+
+
+def test_texts_of_different_lengths_in_one_dict_are_refused_with_the_remedy(build: Build) -> None:
+    ragged = {"input_ids": [[5, 6, 7], [8, 9]] * 4}
+    with pytest.raises(InputError, match=r"input_ids.* has rows of different lengths; .* with padding=True"):
+        Learner(build("bert"), FROZEN, device="cpu").learn(ragged, labels(0)[:8])
+
+
+def test_single_examples_without_a_length_are_refused_with_the_remedy(build: Build) -> None:
+    with pytest.raises(InputError, match=r"batch 0 of the generator is a single example .*; give batches"):
+        Learner(build("bert"), FROZEN, device="cpu").learn(iter(Items()))
+
+
+def test_the_model_itself_takes_named_inputs_once_a_task_has(build: Build) -> None:
+    model = factorize(build("bert"), **FROZEN.factorization)
+    with pytest.raises(InputError, match="no task has been learned from inputs with names"):
+        model(batch("bert"), task=0)
+    learner = Learner(model, FROZEN, device="cpu")
+    learner.learn(batch("bert"), labels(0), name="mails")
+    x = batch("bert", 9)
+    assert torch.equal(learner.model(x, task=0), learner.logits(x, "mails"))

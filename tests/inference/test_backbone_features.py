@@ -108,6 +108,12 @@ def test_a_grid_has_a_number_for_each_depth_or_one(wrong: Any) -> None:
         BackboneFeatures(NAME, depths=(1, 2), grid=wrong)
 
 
+def test_one_depth_may_be_given_as_it_is() -> None:
+    learner = learned(SETTINGS.replace(backbone_depths=2, backbone_grid=2), tasks=1)
+    assert learner.method.features.depths == (2,)
+    assert learner.method.features.grid == (2,)
+
+
 def test_more_features_than_can_be_kept_are_refused_with_the_remedy() -> None:
     lite0 = {"backbone": "efficientnet-lite0", "depths": (7, 8)}
     BackboneFeatures(**lite0, grid=(3, 1), projection=32_000)

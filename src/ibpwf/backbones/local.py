@@ -48,7 +48,7 @@ def load_transformers(folder: str | os.PathLike[str]) -> Backbone:
     transformers = _package("transformers", "")
     where = Path(folder)
     data = _bytes(where / WEIGHTS)
-    net, told = transformers.AutoModel.from_pretrained(
+    net, told = part_of(transformers, "AutoModel").from_pretrained(
         where, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
     )
     config = net.config
@@ -116,6 +116,18 @@ def _package(name: str, extra: str) -> Any:
     except ImportError:
         what = f"'ibpwf[{extra}]'" if extra else name
         raise InputError(f"this needs {name}; run pip install {what}.") from None
+
+
+def part_of(transformers: Any, name: str) -> Any:
+    """What transformers calls so, which it imports when it is asked for; None of what it does not have."""
+    try:
+        return getattr(transformers, name, None)
+    except (ImportError, RuntimeError) as error:
+        told = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"transformers cannot import {name} here ({told}); mend what it needs, such as a torchvision that does "
+            "not fit this torch."
+        ) from None
 
 
 def _bytes(path: Path) -> bytes:

@@ -146,6 +146,8 @@ def show(screen: Screen, report: ModelReport) -> None:
     tasks = counted(len(report.tasks) - older, "task") + (f", {counted(older, 'older version')}" if older else "")
     say(f"{printable(str(report.path))}: {report.method}, {tasks}, {size(report.bytes)}", "bold")
     say(f"schema {report.schema}, seed {report.seed}, inputs of shape {shape}")
+    if report.base is not None:
+        say(f"differences from a trained network, which is needed to load it: weights of digest {report.base[:12]}…")
     if report.in_progress is not None:
         say(f"in progress: task '{printable(report.in_progress)}', broken off; learn it again with resume to go on")
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.numbers.items())

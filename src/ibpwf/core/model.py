@@ -107,8 +107,12 @@ class FactorModel(nn.Module):
         self.forget_composed()
         return self
 
-    def forward(self, x: Tensor, task: int) -> Tensor:
-        """The task's outputs, one column per class of the task."""
+    def forward(self, x: Tensor | Mapping[str, Tensor], task: int) -> Tensor:
+        """The task's outputs, one column per class of the task. Of a network that takes named inputs, x has these."""
+        if isinstance(x, Mapping):
+            if self.packing is None:
+                raise InputError("x has names, and no task has been learned from inputs with names; give one tensor.")
+            x = self.packing.pack(x).to(self.device)
         return self.logits(x, task)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

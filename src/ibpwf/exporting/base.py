@@ -14,6 +14,7 @@ from torch import nn
 from ibpwf.backbones.backbone import Backbone
 from ibpwf.backbones.catalog import BACKBONES
 from ibpwf.backbones.loading import load as load_backbone
+from ibpwf.backbones.local import part_of
 from ibpwf.backbones.weights import read_weights
 from ibpwf.errors import InputError
 from ibpwf.learner import KIND, SPARE
@@ -78,8 +79,8 @@ def _of_transformers(folder: Path) -> nn.Module:
             names = json.loads(read_bytes(folder / CONFIG)).get("architectures") or []
         except (ValueError, AttributeError):
             names = []
-    kind = getattr(transformers, str(names[0]), None) if names else None
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    kind = part_of(transformers, str(names[0])) if names else None
+    if not (isinstance(kind, type) and issubclass(kind, part_of(transformers, "PreTrainedModel"))):
         raise InputError(f"{folder / CONFIG} names no network of transformers (architectures: {names}).")
     found: Any = kind
     net: nn.Module = found.from_pretrained(

@@ -41,9 +41,10 @@ _OTHER_FORMATS = {
 
 @dataclass
 class _Read:
-    """How much was read since the last record ended, quoted line breaks included."""
+    """How much was read since the last record ended, quoted line breaks included, and whether there was a quote."""
 
     since_record: int = 0
+    quoted: bool = False
 
 
 class CsvFile:
@@ -77,7 +78,7 @@ class CsvFile:
     def parts(self, wanted: Sequence[int], rows: int | None = None) -> Iterator[Any]:
         """The columns with these numbers, as text, some rows at a time."""
         seen = 0
-        if self._plainly_quoted():
+        if len(self.names) > 1 and self._plainly_quoted():  # of one column, "" is a value and a blank line is none
             try:
                 for batch in self._quick_batches(wanted):
                     yield batch
@@ -158,8 +159,10 @@ class CsvFile:
             try:
                 for row in reader:
                     start, line = reader.line_num, start + 1
-                    read.since_record = 0
-                    if not any(row) or (len(row) == 1 and not row[0].strip()):  # spreadsheets leave such lines
+                    given = width == 1 and read.quoted
+                    read.since_record, read.quoted = 0, False
+                    blank = not any(row) or (len(row) == 1 and not row[0].strip())
+                    if blank and not given:  # spreadsheets leave such lines
                         continue
                     width = width or len(row)
                     if len(row) != width:
@@ -176,6 +179,7 @@ class CsvFile:
         position = 0
         for number, line in enumerate(iter(lambda: text.readline(LONGEST_RECORD + 1), ""), start=1):
             read.since_record += len(line)
+            read.quoted = read.quoted or '"' in line
             if read.since_record > LONGEST_RECORD:
                 raise DataError(
                     f"{shown(self.path)}, line {number}: the row is longer than {LONGEST_RECORD:,} characters; it is "

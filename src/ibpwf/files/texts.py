@@ -6,13 +6,15 @@ same.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ibpwf.errors import InputError
-from ibpwf.files.columns import NOTHING, Cells
+from ibpwf.files.columns import NOTHING, Cells, is_number
+from ibpwf.files.dates import are_dates
 from ibpwf.files.examples import Floats
 from ibpwf.files.layout import Column
 from ibpwf.files.opening import quoted, shown
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 ENCODER = "minilm-l6"
 AT_ONCE = 64
+_WORD = re.compile(r"[^\W\d_]{2}")
+"""Two letters of any script, which a text has somewhere."""
 
 
 @lru_cache(maxsize=1)
@@ -49,16 +53,33 @@ def encoder_named(name: str, options: ReadOptions) -> Backbone:
 
 def text_column(cells: Cells, encoder: str) -> Column:
     """A column of a first file that was named as one of texts."""
-    file = shown(cells.origins.files[0])
-    if not cells.is_text or (cells.numbers is not None and any(word.strip() for word in cells.words)):
+    file, instead = shown(cells.origins.files[0]), _instead_of_texts(cells)
+    if instead is not None:
         raise InputError(
-            f"{file}: column {quoted(cells.name)} holds numbers, and {cells.options.naming('text')} names it as "
+            f"{file}: column {quoted(cells.name)} holds {instead}, and {cells.options.naming('text')} names it as "
             "texts; name a column of sentences."
         )
     if not any(word.strip() for word in cells.words):
         raise InputError(f"{file}: column {quoted(cells.name)} has no text in any row; name a column of sentences.")
     known = encoder_named(encoder, cells.options)
     return Column(cells.name, "text", encoder=encoder, digest=known.digest, width=known.width)
+
+
+def _instead_of_texts(cells: Cells) -> str | None:
+    """What a column holds where it holds no texts."""
+    if not cells.is_text:
+        return "numbers"
+    words = [word.strip() for word in cells.words if word.strip().lower() not in NOTHING]
+    if not words:
+        return None
+    if all(is_number(word) for word in words):
+        return "numbers"
+    if all(word.lower() in ("true", "false") for word in words):
+        return "true and false"
+    if are_dates(words):
+        return "dates"
+    wordless = sum(not _WORD.search(word) for word in words)
+    return "numbers or signs, and hardly any words" if 2 * wordless > len(words) else None
 
 
 def encode_texts(into: Floats, column: Column, cells: Cells) -> None:
@@ -69,6 +90,12 @@ def encode_texts(into: Floats, column: Column, cells: Cells) -> None:
             f"column {quoted(column.name)} was read by encoder {column.encoder!r} with the digest "
             f"{column.digest[:12]}…, and the one that is there has {known.digest[:12]}…; use the version of ibpwf "
             "that the model was made with."
+        )
+    instead = _instead_of_texts(cells) if len(cells.words) > 1 or not cells.is_text else None  # one text may be "5"
+    if instead is not None:
+        raise InputError(
+            f"{shown(cells.origins.files[0])}: column {quoted(cells.name)} holds {instead}, and earlier files had "
+            "texts there; give a file with sentences in that column."
         )
     vectors = np.full((len(cells.words), into.shape[1]), np.nan, dtype=np.float32)
     blank = [at for at, word in enumerate(cells.words) if word.strip().lower() in NOTHING]

@@ -33,11 +33,18 @@ def _width(settings: Settings) -> int | None:
     return None if settings.random_features == "auto" else settings.random_features
 
 
+def _depths(settings: Settings) -> tuple[int, ...] | None:
+    depths = settings.backbone_depths
+    if isinstance(depths, int):
+        return (depths,)
+    return None if depths == "auto" else depths
+
+
 def _backbone(settings: Settings) -> Features:
     mean, std = settings.image_mean, settings.image_std
     return BackboneFeatures(
         settings.backbone,
-        depths=None if settings.backbone_depths == "auto" else settings.backbone_depths,
+        depths=_depths(settings),
         grid=settings.backbone_grid,
         sizes=None if settings.backbone_size == "auto" else settings.backbone_size,
         projection=settings.backbone_projection,

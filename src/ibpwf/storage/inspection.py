@@ -42,6 +42,7 @@ class ModelReport:
     schema: int
     seed: int
     input_shape: list[int] | None
+    base: str | None  # the digest of a frozen network that tasks are differences from, which is not stored
     tasks: list[TaskReport]
     layers: dict[str, int]  # locked factors of each layer
     numbers: dict[str, int]  # how many the tensors hold, by kind
@@ -131,6 +132,7 @@ def _report(opened: OpenedFolder) -> ModelReport:
         schema=opened.schema,
         seed=content["seed"],
         input_shape=content["input_shape"],
+        base=content["configuration"].get("base"),
         tasks=tasks,
         layers=layers,
         numbers={kind: numbers[kind] for kind in dict.fromkeys((*KINDS.values(), NETWORK)) if numbers[kind]},

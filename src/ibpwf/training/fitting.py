@@ -34,9 +34,14 @@ def check_fits(method: Method, x: Tensor) -> None:
         shapes = {field.name: field.shape for field in packing.fields} if packing else tuple(x.shape[1:])
         raise InputError(
             f"x has examples of shape {shapes}, which does not fit the network: "
-            f"{next(iter(str(error).splitlines()), type(error).__name__)}. "
-            "Reshape x or change the network's first layer."
+            f"{next(iter(str(error).splitlines()), type(error).__name__).rstrip('.')}. {_remedy(str(error))}"
         ) from error
     if not isinstance(out, Tensor) or out.ndim != 2:
         what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise InputError(f"the network gives {what} for one example; it must give one row of class scores.")
+
+
+def _remedy(error: str) -> str:
+    if "padding token" in error:  # a decoder of transformers that was not told of any
+        return "Set net.config.pad_token_id to the number of the token that stands behind a text's end."
+    return "Reshape x or change the network's first layer."

@@ -63,7 +63,9 @@ def rows_given(
     if y is None and isinstance(x, Mapping):
         x, y = with_labels(x)
     if y is None:
-        raise InputError("y is missing; give one integer label per example.")
+        raise InputError(
+            "y is missing; give one integer label per example, or a DataLoader or Dataset of torch that brings them."
+        )
     packing = packing if find_packing is None else find_packing(x, None)
     inputs = check_inputs(x, shape, packing=packing, vocabulary=vocabulary)
     inputs = inputs.clone() if inputs.is_inference() else inputs  # of torch's inference mode: no gradients

@@ -298,7 +298,7 @@ class StreamedRows:
         `expected`; in the first pass, 0."""
         rows, name = 0, type(self.source).__name__
         for number, batch in enumerate(batches):
-            inputs, labels = _parted(batch, f"batch {number} of the {name}")
+            inputs, labels = _several(batch, f"batch {number} of the {name}")
             self._check_shape(inputs, number, name)
             x = self._inputs(inputs)
             self.shape = tuple(x.shape[1:])
@@ -362,7 +362,7 @@ def batches_of(source: Any, batch_size: int, order: Tensor | None = None) -> Ite
 def read_batches(source: Any, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Any, Any]]:
     """Inputs and labels of a Dataset or of ready-made batches, as they come, in one pass."""
     batches, name = batches_of(source, batch_size), type(source).__name__
-    pairs = (_parted(batch, f"batch {number} of the {name}") for number, batch in enumerate(batches))
+    pairs = (_several(batch, f"batch {number} of the {name}") for number, batch in enumerate(batches))
     return with_own_random_numbers(pairs, 0)
 
 
@@ -416,6 +416,17 @@ def _parted(given: Any, what: str) -> tuple[Any, Any]:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise InputError(f"{what} is not an (x, y) pair; give such pairs, or dicts with 'labels'.")
     return given[0], given[1]
+
+
+def _several(given: Any, what: str) -> tuple[Any, Any]:
+    """Inputs and labels of a batch, which is more than a single example."""
+    x, y = _parted(given, what)
+    if not np.ndim(y):
+        raise InputError(
+            f"{what} is a single example with one label; give batches, as a DataLoader makes them of a dataset, or a "
+            "dataset whose length is known."
+        )
+    return x, y
 
 
 def with_labels(x: Mapping[str, Any]) -> tuple[Any, Any]:
