@@ -122,7 +122,7 @@ def test_what_cannot_be_read_as_text_is_said(
         (["1", "2", "3.5"], "numbers"),
         (["2024-01-05", "2024-02-17"], "dates"),
         (["true", "False"], "true and false"),
-        (["12", "7", "9", "well done"], "numbers or signs, and hardly any words"),
+        (["12", "7", "9", "!"], "numbers or signs, and hardly any words"),
     ],
 )
 def test_a_column_that_holds_no_texts_is_refused_in_the_first_file_and_in_later_ones(
@@ -141,6 +141,10 @@ def test_few_words_are_texts_and_a_single_later_one_may_be_a_number(encoder: Let
     like = read_examples(short, text=["body"], label="topic").layout
     one = read_examples(write(tmp_path, "body,topic\n5,a\n", "one.csv"), like=like)
     np.testing.assert_allclose(one.x[0], vector("5"), rtol=1e-6)
+    mostly = write(tmp_path, "body,topic\n12,a\n7,b\n9,a\nwell done,b\n", "mostly.csv")
+    assert len(read_examples(mostly, like=like).x) == 4
+    with pytest.raises(InputError, match="holds numbers or signs, and hardly any words, and the argument text"):
+        read_examples(mostly, text=["body"], label="topic")
 
 
 def test_an_empty_text_is_named_also_where_there_is_no_other_column(encoder: Letters, tmp_path: Path) -> None:

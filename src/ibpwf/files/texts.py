@@ -53,7 +53,7 @@ def encoder_named(name: str, options: ReadOptions) -> Backbone:
 
 def text_column(cells: Cells, encoder: str) -> Column:
     """A column of a first file that was named as one of texts."""
-    file, instead = shown(cells.origins.files[0]), _instead_of_texts(cells)
+    file, instead = shown(cells.origins.files[0]), _instead_of_texts(cells, words_in=0.5)
     if instead is not None:
         raise InputError(
             f"{file}: column {quoted(cells.name)} holds {instead}, and {cells.options.naming('text')} names it as "
@@ -65,8 +65,8 @@ def text_column(cells: Cells, encoder: str) -> Column:
     return Column(cells.name, "text", encoder=encoder, digest=known.digest, width=known.width)
 
 
-def _instead_of_texts(cells: Cells) -> str | None:
-    """What a column holds where it holds no texts."""
+def _instead_of_texts(cells: Cells, words_in: float) -> str | None:
+    """What a column holds where it holds no texts: of the different ones, so large a share has words, or one has."""
     if not cells.is_text:
         return "numbers"
     words = [word.strip() for word in cells.words if word.strip().lower() not in NOTHING]
@@ -78,8 +78,8 @@ def _instead_of_texts(cells: Cells) -> str | None:
         return "true and false"
     if are_dates(words):
         return "dates"
-    wordless = sum(not _WORD.search(word) for word in words)
-    return "numbers or signs, and hardly any words" if 2 * wordless > len(words) else None
+    worded = sum(_WORD.search(word) is not None for word in words)
+    return None if worded >= max(1, words_in * len(words)) else "numbers or signs, and hardly any words"
 
 
 def encode_texts(into: Floats, column: Column, cells: Cells) -> None:
@@ -91,8 +91,8 @@ def encode_texts(into: Floats, column: Column, cells: Cells) -> None:
             f"{column.digest[:12]}…, and the one that is there has {known.digest[:12]}…; use the version of ibpwf "
             "that the model was made with."
         )
-    instead = _instead_of_texts(cells) if len(cells.words) > 1 or not cells.is_text else None  # one text may be "5"
-    if instead is not None:
+    instead = _instead_of_texts(cells, words_in=0.0)
+    if instead is not None and (len(cells.words) > 1 or not cells.is_text):  # a single text may be "5"
         raise InputError(
             f"{shown(cells.origins.files[0])}: column {quoted(cells.name)} holds {instead}, and earlier files had "
             "texts there; give a file with sentences in that column."
