@@ -40,7 +40,7 @@ from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at
 from ibpwf.task_learner import TaskLearner
 from ibpwf.training.fitting import check_fits
 from ibpwf.training.method import Method, TaskData
-from ibpwf.training.rows import Batches
+from ibpwf.training.sources import Batches
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier

@@ -24,7 +24,8 @@ from ibpwf.training.environment import prepared_to_train
 from ibpwf.training.fitting import check_torch
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
-from ibpwf.training.rows import Batches, TensorRows, drawn_rows
+from ibpwf.training.rows import TensorRows, drawn_rows
+from ibpwf.training.sources import Batches
 
 Keep = Literal["better", "always", "never"]
 Answers = tuple[NDArray[Any], NDArray[Any]]

@@ -36,8 +36,9 @@ from ibpwf.training.fitting import check_fits, check_torch
 from ibpwf.training.given import GivenRows, rows_given
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
-from ibpwf.training.rows import Batches, IndexedRows, weighted
+from ibpwf.training.rows import IndexedRows, weighted
 from ibpwf.training.scratch_rows import ScratchExamples
+from ibpwf.training.sources import Batches
 
 T = TypeVar("T")
 

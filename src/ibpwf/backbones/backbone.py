@@ -111,7 +111,7 @@ class Backbone(nn.Module):
         the same for all depths or one for each."""
         wanted = checked_depths(self.name, len(self.widths), depths)
         cells = dict(zip(wanted, checked_grid(wanted, grid), strict=True))
-        self.check_grid(cells.values())
+        self.check_places(cells.values())
         found: dict[int, Tensor] = {}
         for depth, features in enumerate(self.net.stages(x), 1):
             if depth in wanted:
@@ -120,7 +120,7 @@ class Backbone(nn.Module):
                 break
         return torch.cat([found[depth] for depth in wanted], 1) if len(wanted) > 1 else found[wanted[0]]
 
-    def check_grid(self, cells: Iterable[int]) -> None:
+    def check_places(self, cells: Iterable[int]) -> None:
         """Refuse cells of an image where there is none to divide."""
         most = max(cells)
         if most > 1 and not self.net.places:

@@ -28,8 +28,8 @@ from ibpwf.files.stored import Gathering, StoredRows, read_stored
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
 from ibpwf.storage.scratch import ScratchFile
-from ibpwf.training.rows import gives_batches, read_batches
 from ibpwf.training.scratch_rows import ScratchExamples
+from ibpwf.training.sources import gives_batches, read_batches
 
 NUMBERS = [np.float64, np.float32]
 MOST_CALIBRATED = 200_000
@@ -146,7 +146,7 @@ def stored_rows(X: Any) -> StoredRows | None:
         return None
     rows, name = Gathering(), type(X).__name__
     shape: tuple[int, ...] | None = None
-    for number, (x, y) in enumerate(read_batches(X)):
+    for number, (x, y) in enumerate(read_batches(X, ROWS_AT_ONCE)):
         what = f"batch {number} of the {name}"
         inputs = _numbers(x, what)
         shape = inputs.shape[1:] if shape is None else shape

@@ -18,10 +18,9 @@ from ibpwf.training.rows import (
     Rows,
     StreamedRows,
     TensorRows,
-    gives_batches,
-    with_labels,
 )
 from ibpwf.training.scratch_rows import ScratchExamples, ScratchRows
+from ibpwf.training.sources import gives_batches, with_labels
 
 
 class GivenRows(NamedTuple):

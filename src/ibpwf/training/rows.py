@@ -1,38 +1,34 @@
 """Where a task's mini-batches come from: tensors on the device, a Dataset, or anything that gives batches.
 
-`Batches` is what a user may hand to `learn`: an object that can be iterated again and again and gives pairs (x, y),
-such as a DataLoader, or dicts of named inputs with their labels among them. A task may well be read once for every
-epoch, so random transforms are drawn afresh.
+A Dataset or batches (`training.sources`) may be read once for every epoch, so random transforms are drawn afresh.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ibpwf.core.packing import LABELS, Packing
+from ibpwf.core.packing import Packing
 from ibpwf.errors import InputError
 from ibpwf.inputs import check_inputs, check_labels
-
-T = TypeVar("T")
+from ibpwf.training.sources import (
+    Examples,
+    batches_of,
+    by_number,
+    gives_examples,
+    parted_batch,
+    with_own_random_numbers,
+)
 
 ROWS_AT_ONCE = 4096
 """Rows that are looked at together where no gradient is taken."""
-
-
-@runtime_checkable
-class Batches(Protocol):
-    """Mini-batches (x, y) of one task, anew with every iteration. `len`, where there is one, counts them."""
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -43,16 +39,6 @@ class Again:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self.begin()
-
-
-def gives_batches(x: Any, y: object) -> bool:
-    """Whether `x` is no array but something to iterate over; a list is, where no y is given and it holds pairs or
-    dicts."""
-    if isinstance(x, Sequence):
-        if y is not None or not len(x):
-            return False
-        return isinstance(x[0], Mapping) or (isinstance(x[0], (tuple, list)) and len(x[0]) == 2)
-    return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray, Mapping))
 
 
 class Rows(Protocol):
@@ -224,7 +210,7 @@ class StreamedRows:
     ) -> None:
         self.source, self.device, self.shape, self.vocabulary = source, device, shape, vocabulary
         self.packing, self._find_packing = packing, find_packing
-        self._single = _gives_examples(source)
+        self._single = gives_examples(source)
         self.numbers: Mapping[int, int] = {}
         self.labels = torch.zeros(0, dtype=torch.long)
         labels = [y for _, y in self.in_order()]
@@ -282,7 +268,7 @@ class StreamedRows:
     def apart(self, share: float, most: int, shuffle: Generator) -> tuple[Rows, Rows] | None:
         """Of a Dataset whose items can be had by number; of others nobody can say which rows come when."""
         source = self.source
-        if not self._single or not _by_number(source):
+        if not self._single or not by_number(source):
             return None
         chosen = drawn_rows(self.labels, share, most, shuffle)
         if not chosen.any():
@@ -298,7 +284,7 @@ class StreamedRows:
         `expected`; in the first pass, 0."""
         rows, name = 0, type(self.source).__name__
         for number, batch in enumerate(batches):
-            inputs, labels = _several(batch, f"batch {number} of the {name}")
+            inputs, labels = parted_batch(batch, f"batch {number} of the {name}")
             self._check_shape(inputs, number, name)
             x = self._inputs(inputs)
             self.shape = tuple(x.shape[1:])
@@ -339,120 +325,3 @@ class StreamedRows:
         # Where batches come on a GPU, later passes do not wait for it.
         known = None if self.numbers and getattr(parts[0], "is_cuda", False) else self.vocabulary
         return torch.cat([check_inputs(part, shape, packing=self.packing, vocabulary=known) for part in parts])
-
-
-def batches_of(source: Any, batch_size: int, order: Tensor | None = None) -> Iterator[Any]:
-    """Of a Dataset in the given order, or as its items come; of ready-made batches as they are."""
-    if not _gives_examples(source):
-        yield from source
-        return
-    if not _by_number(source):
-        items = iter(source)
-    else:
-        places = range(len(source)) if order is None else order.tolist()
-        items = (source[place] for place in places)
-    started = False
-    while rows := list(islice(items, batch_size)):
-        # In training a rest smaller than a batch is left out, unless it is all there is.
-        if order is None or not started or len(rows) == batch_size:
-            yield _collated(rows)
-        started = True
-
-
-def read_batches(source: Any, batch_size: int = ROWS_AT_ONCE) -> Iterator[tuple[Any, Any]]:
-    """Inputs and labels of a Dataset or of ready-made batches, as they come, in one pass."""
-    batches, name = batches_of(source, batch_size), type(source).__name__
-    pairs = (_several(batch, f"batch {number} of the {name}") for number, batch in enumerate(batches))
-    return with_own_random_numbers(pairs, 0)
-
-
-def with_own_random_numbers(reader: Iterator[T], seed: int) -> Iterator[T]:
-    """Transforms that draw from torch's random numbers draw the same ones for the same seed, and leave the caller's
-    alone."""
-    outside = torch.get_rng_state()
-    torch.manual_seed(seed)
-    while True:
-        try:
-            found = next(reader, None)
-            mine = torch.get_rng_state()
-        finally:
-            torch.set_rng_state(outside)
-        if found is None:
-            return
-        yield found
-        outside = torch.get_rng_state()
-        torch.set_rng_state(mine)
-
-
-class Examples(list[Mapping[str, Any]]):
-    """Single examples with named inputs, each as a batch of one."""
-
-
-def _gives_examples(source: Any) -> bool:
-    """Whether a source gives single examples and no batches: a Dataset of torch, or one like Hugging Face's, whose
-    items are dicts with one label each."""
-    if isinstance(source, torch.utils.data.Dataset):
-        return True
-    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__") or not len(source):
-        return False
-    with torch.random.fork_rng(devices=[]):  # which a transform may draw from
-        first = source[0]
-    return isinstance(first, Mapping) and any(not np.ndim(first[name]) for name in LABELS if name in first)
-
-
-def _by_number(source: Any) -> bool:
-    """Whether single examples can be had in any order."""
-    return not (isinstance(source, torch.utils.data.Dataset) and hasattr(source, "__iter__"))
-
-
-def _parted(given: Any, what: str) -> tuple[Any, Any]:
-    """Inputs and labels: of a pair, or of a dict that has its labels among the inputs."""
-    if isinstance(given, Mapping):
-        found = [name for name in LABELS if name in given]
-        if len(found) != 1:
-            has = ", ".join(f"'{name}'" for name in given)
-            raise InputError(f"{what} needs 'labels' (or 'label') among its fields, and has {has}; add them.")
-        return {name: value for name, value in given.items() if name != found[0]}, given[found[0]]
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise InputError(f"{what} is not an (x, y) pair; give such pairs, or dicts with 'labels'.")
-    return given[0], given[1]
-
-
-def _several(given: Any, what: str) -> tuple[Any, Any]:
-    """Inputs and labels of a batch, which is more than a single example."""
-    x, y = _parted(given, what)
-    if not np.ndim(y):
-        raise InputError(
-            f"{what} is a single example with one label; give batches, as a DataLoader makes them of a dataset, or a "
-            "dataset whose length is known."
-        )
-    return x, y
-
-
-def with_labels(x: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Named inputs and the labels that came among them."""
-    return _parted(x, "x")
-
-
-def _row(value: Any) -> Any:
-    """One example's field as a batch of one."""
-    return value[None] if isinstance(value, (Tensor, np.ndarray)) else [value]
-
-
-def _collated(rows: Sequence[Any]) -> Any:
-    if all(isinstance(row, Mapping) for row in rows):
-        pairs = [_parted(row, f"item {number} of the Dataset") for number, row in enumerate(rows)]
-        inputs = Examples({name: _row(value) for name, value in x.items()} for x, _ in pairs)
-        return inputs, [y.item() if isinstance(y, Tensor) else y for _, y in pairs]
-    for number, row in enumerate(rows):
-        if not isinstance(row, (tuple, list)) or len(row) != 2:
-            raise InputError(
-                f"item {number} of the Dataset is not an (example, label) pair; give such pairs, or dicts."
-            )
-    try:
-        return torch.utils.data.default_collate([tuple(row) for row in rows])
-    except (RuntimeError, TypeError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(
-            f"items of the Dataset do not fit together ({reason}); give examples of one shape."
-        ) from error

@@ -152,7 +152,7 @@ class BackboneFeatures(Features):
     def check(self, x: Tensor) -> None:
         """Also fetches the network, so that it is there before anything is learned."""
         rows = self._rows(x)
-        self._network(x.device).check_grid(self.grid)
+        self._network(x.device).check_places(self.grid)
         if not self.text and self.scale is None and self._fitted is None and float(rows.min()) < 0:
             raise _no_pixels(rows)
 
