@@ -1,7 +1,7 @@
-"""Who may change something, and who answers meanwhile: neither needs a lock.
+"""One writer at a time, and readers that never wait: neither needs a lock.
 
-A change is made on a copy, which takes the place of the original in one step. `OneAtATime` sees to it that there is
-one change at a time; `at_one_moment` lets an answer come from one state, whatever takes its place meanwhile.
+A change is made on a copy, which replaces the original by one assignment. `SingleWriter` rejects a second change
+while one is under way; `at_one_moment` lets a reader work on one state while another thread replaces it.
 """
 
 from __future__ import annotations
@@ -12,45 +12,70 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ibpwf.errors import InputError
+from ibpwf.errors import BusyError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class OneAtATime:
-    """Who is changing something: only one at a time may, and a second is refused at once.
+class SingleWriter:
+    """Claimed by every change of an object; a second change is rejected at once, so no update is lost.
 
-    A change is a generator. It is over when that has ended, was closed, or is nobody's any more, so nothing has to be
-    given back, and no interrupt can leave it taken. A copy has no changes under way.
+    A change is a generator that reads the old state after the claim and assigns the new one before it ends. The claim
+    ends with the generator: finished, closed or garbage-collected. Nothing has to be released, so no interrupt can
+    leave the object claimed. A copy starts unclaimed.
     """
 
     def __init__(self) -> None:
         self._changes: list[weakref.ref[Generator[None, None, Any]]] = []
 
-    def __reduce__(self) -> tuple[type[OneAtATime], tuple[()]]:
-        return OneAtATime, ()
+    def __reduce__(self) -> tuple[type[SingleWriter], tuple[()]]:
+        return SingleWriter, ()
 
     def claim(self, change: Generator[None, None, Any], doing: str) -> None:
         mine = weakref.ref(change)
-        self._changes.append(mine)  # several threads may: the first of them goes on
+        self._changes.append(mine)  # of several threads, the first in the list wins
         if next(one for one in list(self._changes) if one is mine or _under_way(one)) is not mine:
             change.close()
             raise _busy(doing)
         for old in [one for one in self._changes if not _under_way(one)]:
             self._changes.remove(old)
 
+    def run(self, doing: str, change: Callable[[], R]) -> R:
+        """Make a change that is a single call."""
+        step = _single_step(change)
+        try:
+            self.claim(step, doing)
+            return finish(step)
+        finally:
+            step.close()  # a traceback that somebody keeps must not keep the claim
+
     def check(self, doing: str) -> None:
-        """Refuse what must not be done meanwhile."""
+        """Reject what must not be started while a change is under way; it does not protect what follows."""
         if any(_under_way(change) for change in list(self._changes)):
             raise _busy(doing)
 
 
-def _busy(doing: str) -> InputError:
-    return InputError(
-        f"a task is being learnt; nothing else can be {doing} until that is done. Answers come from the tasks before "
-        "it meanwhile."
+def _single_step(change: Callable[[], R]) -> Generator[None, None, R]:
+    return change()
+    yield
+
+
+def finish(steps: Generator[None, None, R]) -> R:
+    """Run a generator to its end; its return value."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: R = end.value
+            return found
+
+
+def _busy(doing: str) -> BusyError:
+    return BusyError(
+        f"another change is under way (a task is being learned, updated or deleted), so nothing else can be {doing} "
+        "until it ends. Predictions keep using the tasks learned before it."
     )
 
 
@@ -60,14 +85,14 @@ def _under_way(change: weakref.ref[Generator[None, None, Any]]) -> bool:
 
 
 def moment_of(original: T) -> T:
-    """An object as it is at this moment, and stays, if it changes by being given another `__dict__`."""
+    """The object as it is now; it stays so if the original changes by replacing its `__dict__`."""
     now = object.__new__(type(original))
     now.__dict__ = vars(original)
     return now
 
 
 def at_one_moment(ask: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """A method that answers from one state of its object, whatever another thread does to that meanwhile."""
+    """A method that reads one state of its object, whatever another thread replaces it with meanwhile."""
 
     @functools.wraps(ask)
     def asked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:

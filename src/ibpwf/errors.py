@@ -33,6 +33,10 @@ class InputError(IBPWFError, ValueError):
     """Data, a setting or a name given by the user does not fit."""
 
 
+class BusyError(InputError):
+    """Another change of the same learner or classifier is under way; try again when it has ended."""
+
+
 class DataError(IBPWFError):
     """A data set could not be had, or what was had is not what it should be."""
 

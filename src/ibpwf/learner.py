@@ -38,6 +38,7 @@ from ibpwf.storage.on_demand import parts_of
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at_most, check_numbers, check_part
 from ibpwf.task_learner import TaskLearner
+from ibpwf.torch_state import pinned
 from ibpwf.training.fitting import check_fits
 from ibpwf.training.method import Method, TaskData
 from ibpwf.training.sources import Batches
@@ -58,6 +59,7 @@ class Learner(VersionedLearner):
     on the same machine gives the same bits, whether or not the learner was stored and loaded between tasks.
     """
 
+    @pinned()
     def __init__(
         self,
         model: FactorModel | nn.Module,
@@ -119,8 +121,13 @@ class Learner(VersionedLearner):
 
     @settings.setter
     def settings(self, settings: Settings) -> None:
-        self._check_free("changed")
-        self._learned = replace(self._learned, method=self.method.with_settings(settings))
+        self._check_owner("changed")
+        self._writer.run("changed", lambda: self._take_settings(settings))
+
+    @pinned()
+    def _take_settings(self, settings: Settings) -> None:
+        known = self._learned
+        self._learned = replace(known, method=self.method.with_settings(settings))
 
     def learn_steps(self, *arguments: Any, **options: Any) -> Generator[None, None, None]:
         self._check_parts()
@@ -134,7 +141,6 @@ class Learner(VersionedLearner):
                 f"pass the same again to learn on: Learner.load(path, {given})."
             )
 
-    @torch.inference_mode(False)  # what is kept of the task must be fit for training beside it
     def learn_adapter(
         self,
         path: str | Path,
@@ -151,8 +157,19 @@ class Learner(VersionedLearner):
         `training_accuracy` says how many of them it answers rightly. The labels of y in rising order are the
         adapter's outputs; where it has more outputs than that, `classes` says that these are the first of them.
         """
-        self._check_free("learnt")
+        self._check_owner("learned")
         self._check_parts()
+        return self._writer.run("learned", lambda: self._learn_adapter(path, x, y, name, classes))
+
+    @pinned()
+    def _learn_adapter(
+        self,
+        path: str | Path,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None,
+        name: str | None,
+        classes: Sequence[int] | None,
+    ) -> TaskInfo:
         known, name = self._learned, self._task_name(name)
         adapter = read_adapter(path)
         rows, found, counts, packing = self._rows(x, y)
@@ -187,6 +204,7 @@ class Learner(VersionedLearner):
         if packing is not None:
             method.model.take_packing(packing)
 
+    @pinned()
     def novelty(self, x: Data, false_alarm_rate: float = 0.01) -> Tensor:
         """How unlike everything learnt each input is, told by router and experts (inference="router", held_out above
         0): above 1, it is less like any task than all but that share of the task's own inputs."""
@@ -203,6 +221,7 @@ class Learner(VersionedLearner):
         other.settings = self.settings.replace(**FAST)
         return other
 
+    @pinned()
     def merge(self, task: int | str) -> nn.Module:
         """One task as an ordinary network of the original class, its outputs in the order of the task's classes.
 
@@ -264,6 +283,7 @@ class Learner(VersionedLearner):
         return cls.restored(opened, net, device, **parts)
 
     @classmethod
+    @pinned()
     def restored(
         cls, opened: OpenedFolder, net: nn.Module | None, device: str | torch.device = "auto", **parts: Any
     ) -> Learner:

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ibpwf import __version__
+from ibpwf.concurrency import finish
 from ibpwf.core.reference import accelerated
 from ibpwf.errors import InputError
 from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF
 from ibpwf.storage.checkpoint_folder import Identity
-from ibpwf.task_learner import TaskLearner, run_steps
+from ibpwf.task_learner import TaskLearner
+from ibpwf.torch_state import pinned_steps
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.environment import prepared_to_train
-from ibpwf.training.fitting import check_torch
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 from ibpwf.training.rows import TensorRows, drawn_rows
@@ -170,7 +171,6 @@ def try_version(
             f"the version of task '{info.name}' that is there would be called '{old_name}' from now on, and another "
             "task has that name; learn these rows as a task of their own."
         )
-    check_torch()
     started = time.perf_counter()
     method = known.method.fork()
     assert isinstance(method, IBPWF)
@@ -226,10 +226,10 @@ class VersionedLearner(TaskLearner):
         all ("never"): the result says what would change. Held-out rows then go to task inference as well. Everything
         is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
         """
-        self._check_free("learnt")
-        steps = self._more_steps(x, y, task, keep, held_out, callbacks)
-        self._changing.claim(steps, "learnt")
-        return run_steps(steps)
+        self._check_owner("learned")
+        steps = pinned_steps(self._more_steps(x, y, task, keep, held_out, callbacks))
+        self._writer.claim(steps, "learned")
+        return finish(steps)
 
     def _more_steps(
         self,
@@ -271,9 +271,9 @@ class VersionedLearner(TaskLearner):
         return self._learned
 
     def know(self, learned: Learned) -> None:
-        """Take what was tried, for who has judged it."""
-        self._check_free("changed")
-        self._learned = learned
+        """Commit a trial that the caller has judged."""
+        self._check_owner("changed")
+        self._writer.run("changed", lambda: setattr(self, "_learned", learned))
 
     def _check_parts(self) -> None:
         """Refuse to train without parts of the user's own that are missing."""

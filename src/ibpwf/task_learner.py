@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ibpwf import __version__, registry
 from ibpwf.backbones.backbone import word_pieces_of
-from ibpwf.concurrency import OneAtATime
+from ibpwf.concurrency import SingleWriter, finish
 from ibpwf.core.packing import Packing, packing_of
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError
@@ -31,8 +31,9 @@ from ibpwf.storage.model_folder import KIND, SavedParts, storable, whole_folder
 from ibpwf.storage.model_record import read_content
 from ibpwf.storage.network_json import NeedsParts
 from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, at_most, buffer_rules, check_parts
+from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback, TaskEnd
-from ibpwf.training.fitting import check_fits, check_torch
+from ibpwf.training.fitting import check_fits
 from ibpwf.training.given import GivenRows, rows_given
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
@@ -54,17 +55,6 @@ def _whole(field: str, value: int) -> int:
     return number
 
 
-def run_steps(steps: Generator[None, None, T]) -> T:
-    """Take all steps of a training, wherever torch's gradients are switched off around it; what it comes to."""
-    with torch.inference_mode(False), torch.enable_grad():
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: T = end.value
-                return found
-
-
 class TaskLearner:
     """Any method as a learner: checks what comes in, names tasks, trains, answers, stores."""
 
@@ -74,7 +64,7 @@ class TaskLearner:
         self.extra: dict[str, Any] = {}
         self.owner: str | None = None  # what stands around it and must be asked instead, such as a classifier
         self._saved = SavedParts()
-        self._changing = OneAtATime()
+        self._writer = SingleWriter()
 
     def __repr__(self) -> str:
         names = ", ".join(task.name for task in self.tasks[:6]) + (", …" if len(self.tasks) > 6 else "")
@@ -112,13 +102,12 @@ class TaskLearner:
     def fork(self) -> Self:
         """A learner that knows the same and goes on by itself; they share every tensor."""
         other = copy.copy(self)
-        other.owner, other._changing = None, OneAtATime()
+        other.owner, other._writer = None, SingleWriter()
         return other
 
-    def _check_free(self, doing: str) -> None:
-        """Refuse a change that what stands around the learner would not know of, and one while a task is learned."""
-        self._check_owner(doing)
-        self._changing.check(doing)
+    def owned_by(self, owner: str, writer: SingleWriter) -> None:
+        """Belong to an object that learns and forgets in its stead; a change of either excludes one of the other."""
+        self.owner, self._writer = owner, writer
 
     def _check_owner(self, doing: str) -> None:
         if self.owner is not None:
@@ -144,7 +133,7 @@ class TaskLearner:
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        run_steps(self.learn_steps(x, y, name, weights=weights, callbacks=callbacks))
+        finish(self.learn_steps(x, y, name, weights=weights, callbacks=callbacks))
         self.warn_if_hardly_learned()
         return self.tasks[-1]
 
@@ -167,9 +156,9 @@ class TaskLearner:
         """`learn`, pausing after every optimization step; the task counts once the last step is done. Until then, and
         if it is broken off, the learner is as before; it answers whoever asks, in other threads too, and takes on no
         second task."""
-        self._check_free("learnt")
-        steps = self._steps(x, y, name, weights, callbacks)
-        self._changing.claim(steps, "learnt")
+        self._check_owner("learned")
+        steps = pinned_steps(self._steps(x, y, name, weights, callbacks))
+        self._writer.claim(steps, "learned")
         return steps
 
     def _steps(
@@ -180,7 +169,6 @@ class TaskLearner:
         weights: Data | None,
         callbacks: Sequence[Callback],
     ) -> Generator[None, None, None]:
-        check_torch()
         started = time.perf_counter()
         known = self._learned
         name = self._task_name(name)
@@ -263,10 +251,12 @@ class TaskLearner:
         """Keep a task's accuracy (per cent, on data of your choice) with the model, for `ibpwf inspect`."""
         if not (isinstance(accuracy, (int, float, np.number)) and 0 <= float(accuracy) <= 100):
             raise InputError(f"accuracy is {accuracy!r}; give per cent, from 0 to 100.")
-        self._changing.check("noted")
+        self._writer.run("noted", lambda: self._note_accuracy(task, float(accuracy)))
+
+    def _note_accuracy(self, task: int | str, accuracy: float) -> None:
         known = self._learned
         found = known.info(task)
-        measured = replace(found, accuracy=float(accuracy))
+        measured = replace(found, accuracy=accuracy)
         self._learned = known.numbered(measured if one is found else one for one in (*known.tasks, *known.older))
 
     def forget(self, task: int | str) -> Forgotten:
@@ -275,7 +265,11 @@ class TaskLearner:
 
         Later tasks move up by one number, names stay. docs/model-format.md says what is kept and why.
         """
-        self._check_free("forgotten")
+        self._check_owner("forgotten")
+        return self._writer.run("forgotten", lambda: self._forget(task))
+
+    @pinned()
+    def _forget(self, task: int | str) -> Forgotten:
         known = self._learned
         if not known.tasks:
             raise InputError("nothing has been learnt yet, so there is no task to forget.")
@@ -304,6 +298,7 @@ class TaskLearner:
         """What is known of a task, or of an older version."""
         return self._learned.info(task)
 
+    @pinned()
     def predict(
         self,
         x: Data,
@@ -324,6 +319,7 @@ class TaskLearner:
         rows = known.task_rows(task, len(inputs))
         return known.method.predict(inputs, rows, marginal=marginal, draws=draws, seed=seed)
 
+    @pinned()
     def logits(self, x: Data, task: int | str) -> Tensor:
         """The raw outputs for one task, a column per class of the task."""
         known = self._learned
@@ -339,6 +335,7 @@ class TaskLearner:
         self._check_owner("saved")
         self.store(path, extra=extra, overwrite=overwrite)
 
+    @pinned()
     def store(
         self,
         path: str | Path,
@@ -382,7 +379,8 @@ class TaskLearner:
             )
             discard_finished(path, known.method.next_serial(len(known.tasks)))
         self._saved.remember(opened, files if known.method.locks else {})
-        self.extra = opened.content["extra"]
+        if extra is not None:
+            self.extra = opened.content["extra"]
 
     def _configuration(self, method: Method) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """What makes the untrained method again: JSON, and tensors."""
@@ -393,6 +391,7 @@ class TaskLearner:
         return {}
 
     @classmethod
+    @pinned()
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> TaskLearner:
         """Read a model folder of any method but IBP-WF (see `Learner.load`). A method from another package is found
         if that has registered it."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import ContinualClassifier, Learner, Settings, concurrency
-from ibpwf.concurrency import OneAtATime
-from ibpwf.errors import InputError
+from ibpwf.concurrency import SingleWriter
+from ibpwf.errors import BusyError
 
 Tally = Callable[..., None]
 
@@ -187,7 +187,7 @@ def test_a_second_task_at_the_same_time_is_refused_at_once_and_the_first_is_lear
         lambda: learner.forget(0),
         lambda: setattr(learner, "settings", learner.settings.replace(epochs=3)),
     ):
-        with pytest.raises(InputError, match="a task is being learnt; nothing else can be"):
+        with pytest.raises(BusyError):
             change()
     for _ in steps:
         pass
@@ -200,7 +200,7 @@ def test_of_many_threads_that_teach_one_learner_one_does_and_the_others_are_told
     for _ in range(10):
         learner = fresh(perceptron)
         raised = at_once(lambda number, learner=learner: learner.learn(*examples(number)))
-        assert all(isinstance(error, InputError) for error in raised), raised
+        assert all(isinstance(error, BusyError) for error in raised), raised
         told, learned = told + len(raised), learned + len(learner.tasks)
         assert len(learner.tasks) == THREADS - len(raised) >= 1
         assert len(learner.history) == len(learner.tasks) == len(learner.method.model.tasks)
@@ -214,8 +214,8 @@ def test_a_claim_that_comes_second_is_refused_even_if_the_first_ends_at_that_mom
     def change() -> Generator[None, None, None]:
         yield
 
-    claims, first, second = OneAtATime(), change(), change()
-    claims.claim(first, "learnt")
+    claims, first, second = SingleWriter(), change(), change()
+    claims.claim(first, "learned")
     seen = concurrency._under_way
 
     def seen_for_the_last_time(one: weakref.ref[Generator[None, None, None]]) -> bool:
@@ -224,9 +224,9 @@ def test_a_claim_that_comes_second_is_refused_even_if_the_first_ends_at_that_mom
         return found
 
     monkeypatch.setattr(concurrency, "_under_way", seen_for_the_last_time)
-    with pytest.raises(InputError, match="a task is being learnt"):
-        claims.claim(second, "learnt")
-    claims.claim(change(), "learnt")
+    with pytest.raises(BusyError):
+        claims.claim(second, "learned")
+    claims.claim(change(), "learned")
 
 
 def test_a_task_whose_steps_nobody_holds_any_more_does_not_stand_in_the_way() -> None:

@@ -154,7 +154,7 @@ def test_a_bad_batch_is_one_error_and_changes_nothing(x: np.ndarray, y: object, 
     before = dict(vars(classifier))
     with pytest.raises(ValueError, match=words):
         classifier.partial_fit(x, y)
-    assert {**vars(classifier), "_changing": None} == {**before, "_changing": None}
+    assert {**vars(classifier), "_writer": None} == {**before, "_writer": None}
 
 
 def test_what_needs_a_task_says_so_before_there_is_one(tmp_path: Path) -> None:

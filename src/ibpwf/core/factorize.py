@@ -23,8 +23,10 @@ from ibpwf.core.weights import (
     per_layer,
 )
 from ibpwf.errors import InputError
+from ibpwf.torch_state import pinned
 
 
+@pinned()
 def factorize(
     net: nn.Module,
     *,

@@ -36,6 +36,7 @@ from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import Views, class_logits
 from ibpwf.core.weights import Weight, sharing
 from ibpwf.errors import InputError
+from ibpwf.torch_state import pinned
 
 TASKS, FORGOTTEN = "tasks", "reference"
 """Where a state dict keeps the tasks, and what φ reads of a forgotten first one."""
@@ -237,6 +238,7 @@ class FactorModel(nn.Module):
         chosen = {name: self.selected_factors(task, name) for name in self.layers}
         return self._composed_of(self.tasks[task].own, chosen)
 
+    @pinned()
     def _composed_of(
         self, own: Mapping[str, Tensor], chosen: Mapping[str, tuple[FactorBlock, Tensor]]
     ) -> dict[str, Tensor]:
@@ -322,6 +324,7 @@ class FactorModel(nn.Module):
 
     # Starting from trained weights
 
+    @pinned()
     def fitted_factors(self, name: str) -> tuple[Tensor, Tensor]:
         """The factors a layer starts with when `init` is "pretrained": as many as its rank, or the cap, allows."""
         if name not in self._fitted:
@@ -329,11 +332,13 @@ class FactorModel(nn.Module):
             self._fitted[name] = singular_factors(matrix, self.layers[name].capped(min(matrix.shape)))
         return self._fitted[name]
 
+    @pinned()
     def fits(self) -> dict[str, LayerFit]:
         """Per layer: how many factors are fitted to the given weight, its rank, and the relative error left."""
         self._need_pretrained()
         return {name: fit_of(self.matrix(name), *self.fitted_factors(name)) for name in self.layers}
 
+    @pinned()
     def fitted_network(self) -> nn.Module:
         """The given network with every factorized weight as its fitted factors give it: where task 1 starts."""
         self._need_pretrained()
@@ -371,14 +376,15 @@ class FactorModel(nn.Module):
             return net
         return self._ready[task]
 
+    @pinned()
     def logits(self, x: Tensor, task: int, views: Views | None = None) -> Tensor:
         """The task's outputs, one column per class of the task: the mean over `views`, which are by default all the
         turns that a task was learned with (see `core.turns`)."""
         task = range(len(self.tasks))[task]
         learned = self.tasks[task]
-        with torch.no_grad():
-            return class_logits(self.ready(task), x, learned.classes, views or Views(learned.turns))
+        return class_logits(self.ready(task), x, learned.classes, views or Views(learned.turns))
 
+    @pinned()
     def mixed_logits(self, x: Tensor, tasks: Tensor | RowTasks, *, if_cheaper: bool = False) -> Tensor | None:
         """Outputs for rows of several tasks in one pass (`core.mixed`), as many columns as the largest of them has
         classes, of which a row's own come first; None where that cannot be had, or with `if_cheaper` where the tasks
@@ -392,6 +398,7 @@ class FactorModel(nn.Module):
             return None
         return network(x, of.place)
 
+    @pinned()
     def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the
         task selected (appendix E). Parameters that are not sampled are repeated without a copy."""
@@ -405,6 +412,7 @@ class FactorModel(nn.Module):
             state[self.weights[name].parameter] = self._composed_weight(name, factors, scores)
         return state
 
+    @pinned()
     def merge(self, task: int) -> nn.Module:
         """An ordinary network with the task's weights: same class, same layer names, no factors left.
 

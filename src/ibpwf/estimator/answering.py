@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +22,21 @@ from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook
 from ibpwf.learner import Learner
+from ibpwf.torch_state import pinned
 
 ROWS_AT_ONCE = 4096
 
 MOST_NOVEL = 1e6
 """What is further from everything than this is told as this: the number may have hundreds of digits."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def asks(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """A predicting method: from one state of the classifier, in torch's default state."""
+    return at_one_moment(pinned()(method))
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class Answering:
         tasks: NDArray[np.intp] = np.array([task for task, _ in prediction.classes])[shares.argmax(1)]
         return tasks
 
-    @at_one_moment
+    @asks
     def answers(self, X: Any, task: Any = None, draws: int = 0, *, novelty: bool = True) -> Answers:
         """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
         mutual information. Without `novelty`, which takes longest, that is NaN."""
@@ -111,12 +121,12 @@ class Answering:
             prediction.task_probabilities.cpu().numpy(),
         )
 
-    @at_one_moment
+    @asks
     def predict_proba(self, X: Any, task: Any = None) -> NDArray[np.float64]:
         """P(c|x) for every label of `classes_`; 0 for those that a given task does not have."""
         return self._class_probabilities(self._prediction(X, task))
 
-    @at_one_moment
+    @asks
     def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
         """The likeliest label of each row, as `predict_proba` would have it.
 
@@ -155,7 +165,7 @@ class Answering:
                 break
         return found.argmax(1)
 
-    @at_one_moment
+    @asks
     def predict_task(self, X: Any) -> NDArray[Any]:
         """The name of the task each row most likely belongs to."""
         x = self._inputs(X).to(self.learner_.device)
@@ -163,12 +173,12 @@ class Answering:
         names: NDArray[Any] = np.array(self.tasks_)[likeliest.cpu().numpy()]
         return names
 
-    @at_one_moment
+    @asks
     def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
         """Accuracy, with the task given or inferred."""
         return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
 
-    @at_one_moment
+    @asks
     def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:
         """How unsure each answer is, in nats: the entropy of `predict_proba`; with `draws`, the mutual information
         over so many posterior samples, the part that comes from not knowing the weights (and the task)."""
@@ -177,7 +187,7 @@ class Answering:
             return prediction.mutual_information.cpu().numpy()
         return entropy(self._class_probabilities(prediction))
 
-    @at_one_moment
+    @asks
     def novelty(self, X: Any) -> NDArray[np.float64]:
         """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
         Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task; it is at most a million."""
@@ -188,7 +198,7 @@ class Answering:
             return torch.cat(found).clamp(max=MOST_NOVEL).cpu().numpy() if found else np.zeros(0)
         return self._novelty(features_of(self.learner_, inputs)).clamp(max=MOST_NOVEL).cpu().numpy()
 
-    @at_one_moment
+    @asks
     def is_novel(self, X: Any) -> NDArray[np.bool_]:
         """Whether a row looks like nothing learnt, at the false-alarm rate stated when it was."""
         return self.novelty(X) > 1

@@ -12,7 +12,7 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import validate_data
 
-from ibpwf.concurrency import OneAtATime, moment_of
+from ibpwf.concurrency import SingleWriter, finish, moment_of
 from ibpwf.errors import InputError
 from ibpwf.estimator.answering import ROWS_AT_ONCE, features_of
 from ibpwf.estimator.building import (
@@ -37,7 +37,7 @@ from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
 from ibpwf.settings import Settings
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.streaming.options import StreamOptions
-from ibpwf.task_learner import run_steps
+from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
 
@@ -45,6 +45,12 @@ ROWS = "rows"
 """Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
 
 COLUMNS = ("n_features_in_", "feature_names_in_")
+
+LEARNED = (
+    *COLUMNS,
+    *("learner_", "classes_", "tasks_", "_standardizer", "_labels", "_novelty", "_parameters", "_plan", "_stream"),
+)
+"""What learning and forgetting replace, all of it at once; every other attribute is the user's."""
 
 
 class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -147,10 +153,10 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     ) -> MoreRows:
         """Learn more rows of a task that is known, as a new version of it; the old one stays, and answers to
         task="name@1". `keep` and `held_out` say when it is kept (see `Learner.more`); the result, what changed."""
-        self._check_tasks("learnt on")
-        steps = self._more_steps(X, y, task, keep, held_out, callbacks)
-        self._changes().claim(steps, "learnt")
-        return run_steps(steps)
+        self._check_tasks("updated")
+        steps = pinned_steps(self._more_steps(X, y, task, keep, held_out, callbacks))
+        self._writes().claim(steps, "learned")
+        return finish(steps)
 
     def _more_steps(
         self, X: Any, y: Any, task: str | int, keep: Keep, held_out: float, callbacks: Sequence[Callback]
@@ -168,18 +174,18 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
                 raise unknown_label(label, name, classes)
         x, numbers = torch.from_numpy(self._standardizer(rows)), torch.from_numpy(self._labels.numbers(y))
         trial = yield from learner.try_more(x, numbers, name, keep, held_out, callbacks)
-        after = copy.copy(self)
+        after = self._fork()
         learner.know(trial.learned)
-        novelty = self._novelty_of_more(learner, trial.task, x, numbers)
-        after._become(after, learner, self._standardizer, self._labels, novelty, _parameters=self._parameters)
+        after._novelty = self._novelty_of_more(learner, trial.task, x, numbers)
+        after.learner_ = learner
         both = [(model.predict(X, name), model.predict(X)) for model in (self, after)]
         result = trial.judged(y, *both)
         if result.kept:
-            learner = learner.fork()
+            after.learner_ = learner = learner.fork()
             learner.know(trial.finished())
-            novelty = self._novelty_of_more(learner, trial.task, x, numbers)
-            parameters = self._plain_parameters(learner)
-            self._become(self, learner, self._standardizer, self._labels, novelty, _parameters=parameters)
+            after._novelty = self._novelty_of_more(learner, trial.task, x, numbers)
+            after._parameters = self._plain_parameters(learner)
+            self._commit(after)
         return result
 
     def _novelty_of_more(self, learner: Learner, task: int, x: torch.Tensor, numbers: torch.Tensor) -> Novelty | None:
@@ -202,21 +208,40 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         if StreamOptions.of(self.stream) is not None:
             if sample_weight is not None:
                 raise InputError("sample_weight was given, but rows of a stream all count the same; leave it out.")
-            self._changes().check("taken")
-            return self._take(X, y, classes)
+            self._writes().run("learned", lambda: self._take(X, y, classes))
+            return self
         how = {"classes": classes, "sample_weight": sample_weight}
         return self._learn(X, y, None, anew=not self._has_tasks(), **how)
 
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
-        steps = self._learn_steps(X, y, task, **how)
-        self._changes().claim(steps, "learnt")
-        run_steps(steps)
-        self.learner_.warn_if_hardly_learned()
+        steps = pinned_steps(self._learn_steps(X, y, task, **how))
+        self._writes().claim(steps, "learned")
+        finish(steps).warn_if_hardly_learned()
         return self
 
-    def _changes(self) -> OneAtATime:
-        changes: OneAtATime = self.__dict__.setdefault("_changing", OneAtATime())
-        return changes
+    def _writes(self) -> SingleWriter:
+        writer: SingleWriter = self.__dict__.setdefault("_writer", SingleWriter())
+        return writer
+
+    def _fork(self) -> Self:
+        """A copy to change, which takes the place of the original by `_commit`, or stays apart."""
+        other = copy.copy(self)
+        other.__dict__.pop("_writer", None)
+        return other
+
+    def _commit(self, other: Self, **own: Any) -> None:
+        """Know what `other` knows, by one assignment: predictions under way keep the state they began with (see
+        `at_one_moment`). `own` are attributes of the user's that change with it."""
+        if other._has_tasks():
+            other.learner_.owned_by(type(self).__name__, self._writes())
+        learned = {name: value for name, value in vars(other).items() if name in LEARNED}
+        old = self.__dict__
+        users = {name: value for name, value in dict(old).items() if name not in LEARNED}
+        new = {**users, **learned, **own}
+        self.__dict__ = new
+        for name, value in users.items():  # a thread may have set a parameter since it was copied
+            if name not in own and old[name] is not value:
+                new[name] = old[name]
 
     def _learn_steps(
         self,
@@ -229,9 +254,9 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         known: LabelBook | None = None,
         sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
-    ) -> Generator[None, None, None]:
-        seen = copy.copy(self)  # scikit-learn writes to it what columns there are, before anything is learnt
-        rows = task_rows(seen, X, y, anew=anew)
+    ) -> Generator[None, None, Learner]:
+        other = self._fork()  # scikit-learn writes to it what columns there are, before anything is learned
+        rows = task_rows(other, X, y, anew=anew)
         plan = Plan.choose(self.recipe, rows.first) if anew else self._plan
         labels = known or (LabelBook() if anew else self._labels)
         if classes is not None:
@@ -253,34 +278,16 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             old = None if anew else self._novelty
             novelty = Novelty(gaussians(learner), rate) if old is None else old.fork(gaussians(learner), rate)
             novelty.calibrate(rows.features(learner))
-        parameters = self._plain_parameters(learner)
-        self._become(seen, learner, standardizer, labels, novelty, _parameters=parameters, _plan=plan)
+        other._know(learner, standardizer, labels, novelty)
+        other._plan = plan
+        self._commit(other)
+        return learner
 
-    def _become(
-        self,
-        seen: Self,
-        learner: Learner,
-        standardizer: Preparation,
-        labels: LabelBook,
-        novelty: Novelty | None,
-        **others: Any,
-    ) -> None:
-        """Know what these know, from one moment to the next: whoever is answering meanwhile goes on with what was
-        (see `at_one_moment`). `seen` has what scikit-learn keeps of the columns."""
-        learner.owner = type(self).__name__
-        columns = {name: value for name, value in vars(seen).items() if name in COLUMNS}
-        rest = {name: value for name, value in vars(self).items() if name not in COLUMNS}
-        self.__dict__ = {
-            **rest,
-            **columns,
-            "learner_": learner,
-            "classes_": labels.classes,
-            "tasks_": [task.name for task in learner.tasks],
-            "_standardizer": standardizer,
-            "_labels": labels,
-            "_novelty": novelty,
-            **others,
-        }
+    def _know(self, learner: Learner, standardizer: Preparation, labels: LabelBook, novelty: Novelty | None) -> None:
+        """Take these up, in a copy that nobody else reads yet."""
+        self.learner_, self._standardizer, self._labels, self._novelty = learner, standardizer, labels, novelty
+        self.classes_, self.tasks_ = labels.classes, [task.name for task in learner.tasks]
+        self._parameters = self._plain_parameters(learner)
 
     def _plain_parameters(self, learner: Learner) -> dict[str, Any]:
         """The parameters as they are now, as JSON."""
@@ -337,10 +344,9 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         """A classifier that knows the same and answers faster, a little less well, where a router tells tasks (see
         `Learner.fast`)."""
         self._check_tasks("made faster")
-        other = copy.copy(self)
-        other.__dict__.pop("_changing", None)
+        other = self._fork()
         other.learner_ = self.learner_.fast()
-        other.learner_.owner = type(self).__name__
+        other.learner_.owned_by(type(self).__name__, other._writes())
         return other
 
     def first_tasks(self, count: int) -> Self:
@@ -349,8 +355,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         self._check_tasks("looked back at")
         if not 1 <= count <= len(self.tasks_):
             raise InputError(f"count is {count!r}; {len(self.tasks_)} tasks have been learnt, give 1 to that many.")
-        other = copy.copy(self)
-        other.__dict__.pop("_changing", None)
+        other = self._fork()
         for name in reversed(self.tasks_[count:]):
             other.forget(name)
         if self._novelty is not None:  # what was prepared of the tasks that both have need not be made again
@@ -362,8 +367,11 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         """Remove a task, or an older version ("name@1"), and every factor that nothing else used; all others answer
         with the same bits as before, given the task. Labels that no other task has go with it, and their columns. The
         only task cannot be forgotten."""
+        return self._writes().run("forgotten", lambda: self._forget(task))
+
+    @pinned()
+    def _forget(self, task: str | int) -> Forgotten:
         self._check_tasks("forgotten")
-        self._changes().check("forgotten")
         learner, found = self.learner_.fork(), self.learner_.info(task)
         name, number = found.name, found.number
         if learner.tasks == (found,):
@@ -380,9 +388,12 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         if ROWS in kept:
             left = learner.names()
             kept = {**kept, ROWS: {one: digest for one, digest in kept[ROWS].items() if one in left}}
-        others: dict[str, Any] = {"_stream": self._stream.without(lost)} if self.stream_rows_ else {}
-        others |= {"_parameters": self._parameters, "extra_": kept}
-        self._become(self, learner, self._standardizer, labels, novelty, **others)
+        other = self._fork()
+        other._know(learner, self._standardizer, labels, novelty)
+        other._parameters = self._parameters
+        if self.stream_rows_:
+            other._stream = self._stream.without(lost)
+        self._commit(other, extra_=kept)
         return forgotten
 
     # Storing
@@ -394,10 +405,11 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         beside it. A loaded classifier has it as `extra_`, and keeps it in later saves that give none.
         """
         self._check_tasks("saved")
-        kept = dict(getattr(self, "extra_", {}) if extra is None else extra)
         now = moment_of(self)
+        kept = dict(getattr(now, "extra_", {}) if extra is None else extra)
         now.learner_.store(path, extra=kept, face=now._face(), overwrite=overwrite)
-        self.extra_ = kept
+        if extra is not None or not hasattr(self, "extra_"):
+            self.extra_ = kept
 
     def _face(self) -> dict[str, Any]:
         """What is kept around the learner, as JSON."""
@@ -417,7 +429,9 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             loaded.n_features_in_ = face.columns.count
             if face.columns.names is not None:
                 loaded.feature_names_in_ = face.columns.names
-            others = {"_parameters": loaded._plain_parameters(learner), "_plan": face.plan}
-            others |= {} if face.stream is None else {"_stream": face.stream}
-            loaded._become(loaded, learner, face.standardizer, face.labels, face.novelty, **others)
+            loaded._know(learner, face.standardizer, face.labels, face.novelty)
+            loaded._plan = face.plan
+            if face.stream is not None:
+                loaded._stream = face.stream
+            learner.owned_by(cls.__name__, loaded._writes())
         return loaded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any, Self
@@ -13,15 +12,16 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ibpwf.concurrency import at_one_moment
+from ibpwf.concurrency import SingleWriter
 from ibpwf.errors import InputError
 from ibpwf.estimator.answering import ROWS_AT_ONCE as ASKED_AT_ONCE
-from ibpwf.estimator.answering import Answering, Answers, entropy
+from ibpwf.estimator.answering import Answering, Answers, asks, entropy
 from ibpwf.inference.prediction import Prediction
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.streaming.options import StreamOptions
 from ibpwf.streaming.recent import TaskAnswers
 from ibpwf.streaming.stream import ROWS_AT_ONCE, Segment, Stream
+from ibpwf.torch_state import pinned
 
 NO_TASK = "none yet"
 """What answers call the task while there is none."""
@@ -68,11 +68,12 @@ class Streamed(Answering, ABC):
 
     # Taking batches
 
-    def _take(self, X: Any, y: Any, classes: Any) -> Self:
+    @pinned()
+    def _take(self, X: Any, y: Any, classes: Any) -> None:
         """A batch of any size, all of it or, if anything goes wrong, nothing."""
         options = StreamOptions.of(self.stream)
         assert options is not None
-        other = copy.copy(self)
+        other = self._fork()
         X, y = other._stream_rows(X, y)
         book = getattr(self, "_labels", None) or LabelBook()
         if classes is not None:
@@ -87,12 +88,19 @@ class Streamed(Answering, ABC):
         numbers = book.numbers(y)
         for start in range(0, len(numbers), ROWS_AT_ONCE):
             other._take_rows(X[start : start + ROWS_AT_ONCE], numbers[start : start + ROWS_AT_ONCE])
-        self.__dict__ = {**vars(other), "_changing": self._changes()}
-        return self
+        self._commit(other)
 
     @abstractmethod
-    def _changes(self) -> Any:
-        """The lock of whoever changes the classifier."""
+    def _writes(self) -> SingleWriter:
+        """Claimed by every change."""
+
+    @abstractmethod
+    def _fork(self) -> Self:
+        """A copy to change."""
+
+    @abstractmethod
+    def _commit(self, other: Self, **own: Any) -> None:
+        """Take the place of the original."""
 
     def _stream_rows(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Checked rows and labels; columns must be those of the first batch."""
@@ -189,13 +197,17 @@ class Streamed(Answering, ABC):
 
     def finish(self) -> Self:
         """Settle what the buffer holds now instead of when it is full: at the end of a stream, say."""
-        other = copy.copy(self)
+        self._writes().run("learned", self._finish)
+        return self
+
+    @pinned()
+    def _finish(self) -> None:
+        other = self._fork()
         other._stream = self._streamed().fork()
         segment = other._stream.rest("the stream was said to be finished")
         if segment is not None:
             other._settle(segment)
-            self.__dict__ = {**vars(other), "_changing": self._changes()}
-        return self
+            self._commit(other)
 
     def last_decision(self) -> dict[str, Any]:
         """The one that `undo` would take back."""
@@ -211,21 +223,26 @@ class Streamed(Answering, ABC):
         """Take back the last decision about rows. A task that was learned is forgotten, its rows are gone; rows
         counted to an old task are counted no more. Of a task that was forgotten before nothing is left to take back:
         that is noted, and the next `undo` goes on before it. What more rows have changed is not undone here."""
-        stream, last = self._streamed().fork(), self.last_decision()
+        self._writes().run("undone", self._undo)
+        return self
+
+    @pinned()
+    def _undo(self) -> None:
+        other, last = self._fork(), self.last_decision()
+        other._stream = stream = self._streamed().fork()
         name = last["task"]
         if last["decision"] == "new task" and self._has_tasks() and name in self.tasks_:
-            book = self._labels
             if len(self.tasks_) > 1:
-                self.forget(name)
+                other.forget(name)
             else:
-                self._forget_all()
-            self._labels, self.classes_ = book, book.classes  # the stream still knows what it has seen
-            stream.lost_a_task(self._has_tasks())
+                other._forget_all()
+            other._labels, other.classes_ = self._labels, self.classes_  # the stream still knows what it has seen
+            stream.lost_a_task(other._has_tasks())
         elif last["decision"] == "old task" and name in stream.dropped:
             stream.dropped[name] = max(0, stream.dropped[name] - last["rows"])
         stream.note("undo", f"asked to undo decision {last['number']}", task=name, undone=last["number"])
-        self._stream = stream
-        return self
+        other._stream = stream
+        self._commit(other, **{name: vars(other)[name] for name in ("extra_",) if name in vars(other)})
 
     @abstractmethod
     def forget(self, task: str | int) -> Any:
@@ -233,8 +250,8 @@ class Streamed(Answering, ABC):
 
     def _forget_all(self) -> None:
         """As before the first task; labels and the online part stay."""
-        gone = ("learner_", "tasks_", "_standardizer", "_novelty", "_parameters")
-        self.__dict__ = {name: value for name, value in vars(self).items() if name not in gone}
+        for name in ("learner_", "tasks_", "_standardizer", "_novelty", "_parameters"):
+            del self.__dict__[name]
 
     # Answering
 
@@ -257,13 +274,13 @@ class Streamed(Answering, ABC):
         out[:, columns[columns >= 0]] = mixed[:, columns >= 0]
         return out / np.maximum(out.sum(1, keepdims=True), 1e-300), told
 
-    @at_one_moment
+    @asks
     def predict_proba(self, X: Any, task: Any = None) -> NDArray[np.float64]:
         """P(c|x) for every label of `classes_`; 0 for those that a given task does not have. In a stream, of tasks
         and the online part (docs/streams.md)."""
         return self._mixed(X)[0] if self._asked_of_stream(task) else super().predict_proba(X, task)
 
-    @at_one_moment
+    @asks
     def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
         """The likeliest label of each row, as `predict_proba` would have it."""
         if not self._asked_of_stream(task):
@@ -271,7 +288,7 @@ class Streamed(Answering, ABC):
         found: NDArray[Any] = self.classes_[self._mixed(X)[0].argmax(1)]
         return found
 
-    @at_one_moment
+    @asks
     def answers(self, X: Any, task: Any = None, draws: int = 0, *, novelty: bool = True) -> Answers:
         """All there is to say of each row at once; in a stream `tasks` are those likeliest to have the label."""
         if not self._asked_of_stream(task):
@@ -287,7 +304,7 @@ class Streamed(Answering, ABC):
         sure = p[np.arange(len(p)), best]
         return Answers(self.classes_[best], sure, names, entropy(p), new, task_probabilities=tasks)
 
-    @at_one_moment
+    @asks
     def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:
         """How unsure each answer is, in nats: the entropy of `predict_proba`; with `draws`, the mutual information of
         the tasks' answers."""

@@ -14,6 +14,7 @@ from ibpwf.exporting.mlflow import write_mlflow
 from ibpwf.exporting.peft import adapter_files, peft_adapter, write_folder
 from ibpwf.exporting.source import Base, Model, Source
 from ibpwf.storage.files import encode_json, encode_tensors, plain_errors, read_bytes, write_bytes
+from ibpwf.torch_state import pinned
 
 Format = Literal["onnx", "pt2", "safetensors", "peft", "mlflow"]
 SCRIPT = "predict.py"
@@ -30,6 +31,7 @@ class Exported:
     about: dict[str, Any]
 
 
+@pinned()
 def export(
     model: Model,
     task: str | int | None = None,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ibpwf.core.mixed import RowTasks
+from ibpwf.torch_state import pinned
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class OwnTaskPrediction(Prediction):
         return tuple((task, label) for task, known in enumerate(self._known) for label in known.classes)
 
     @cached_property
+    @pinned()
     def probabilities(self) -> Tensor:
         widths = torch.tensor([len(known.classes) for known in self._known], device=self.task.device)
         first, columns = widths.cumsum(0) - widths, torch.arange(self._own.shape[1], device=widths.device)
@@ -87,6 +89,7 @@ class OwnTaskPrediction(Prediction):
         return out
 
     @cached_property
+    @pinned()
     def task_probabilities(self) -> Tensor:
         return F.one_hot(self.task, len(self._known)).double()
 

@@ -80,48 +80,60 @@ def verify_model(path: str | Path) -> Checked:
     return Checked(problems, foreign, len(sizes) + 1, sum(sizes) + (opened.path / MANIFEST).stat().st_size)
 
 
+@dataclass(frozen=True)
+class LastSave:
+    """A folder as it was read or saved last, with the tensors that lie in its files. The tensors themselves are held
+    so that their memory is not reused."""
+
+    opened: OpenedFolder
+    tensors: Mapping[str, Mapping[str, tuple[Tensor, object]]]
+    unread: Mapping[str, Mapping[str, Tensor]]
+
+    def has(self, name: str, part: Mapping[str, Tensor]) -> bool:
+        """Whether a part is in the folder's file of that name, as far as its memory tells."""
+        if name not in self.opened.files:
+            return False
+        if self.unread.get(name) is part:
+            return True
+        known = self.tensors.get(name)
+        if known is None or known.keys() != part.keys():
+            return False
+        return all(known[key][1] == _identity(tensor) is not None for key, tensor in part.items())
+
+
 class SavedParts:
     """Which folders a learner was read from or saved to, and which tensors lie in which file of the last.
 
     A part whose tensors are still the very same ones (not equal ones: the same memory, never written to since) need
-    not be encoded or hashed to know that its file is right. Only for methods that lock what they have stored.
+    not be encoded or hashed to know that its file is right. Only for methods that lock what they have stored. Forks
+    share it, and may save to different folders in different threads.
     """
 
     def __init__(self) -> None:
         self._seals: dict[str, str] = {}  # the manifest's digest in every folder, by its real path
         self._announced: dict[str, str] = {}  # that of a manifest about to be written, which an interrupt may follow
-        self._opened: OpenedFolder | None = None
-        self._tensors: dict[str, dict[str, tuple[Tensor, object]]] = {}
-        self._unread: dict[str, Mapping[str, Tensor]] = {}
+        self._last: LastSave | None = None
 
     def announce(self, path: str | Path, sha256: str) -> None:
         """This manifest is about to take its place in a folder."""
         self._announced[os.path.realpath(path)] = sha256
 
     def remember(self, opened: OpenedFolder, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._opened = opened
         self._seals[os.path.realpath(opened.path)] = opened.sha256
-        # The tensors themselves are kept too, so that their memory is not given to others.
-        self._unread = {name: part for name, part in files.items() if not isinstance(part, dict)}
-        self._tensors = {
+        unread = {name: part for name, part in files.items() if not isinstance(part, dict)}
+        tensors = {
             name: {key: (tensor, _identity(tensor)) for key, tensor in part.items()}
             for name, part in files.items()
-            if name not in self._unread
+            if name not in unread
         }
+        self._last = LastSave(opened, tensors, unread)
 
     def unchanged(self, path: str | Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
         """The entries of those parts that need not be looked at again when saving to `path`."""
-        if self._opened is None or os.path.realpath(path) != os.path.realpath(self._opened.path):
+        last = self._last
+        if last is None or os.path.realpath(path) != os.path.realpath(last.opened.path):
             return {}
-        return {name: self._opened.files[name] for name, part in files.items() if self._is_same(name, part)}
-
-    def _is_same(self, name: str, part: Mapping[str, Tensor]) -> bool:
-        if self._opened is not None and self._unread.get(name) is part:  # a part of a folder, never read
-            return name in self._opened.files
-        known = self._tensors.get(name)
-        if known is None or self._opened is None or name not in self._opened.files or known.keys() != part.keys():
-            return False
-        return all(known[key][1] == _identity(tensor) is not None for key, tensor in part.items())
+        return {name: last.opened.files[name] for name, part in files.items() if last.has(name, part)}
 
     def check_own(self, path: str | Path) -> None:
         """Refuse to save over a model that this learner has neither read nor written: its tasks would be lost."""

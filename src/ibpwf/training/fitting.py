@@ -1,4 +1,4 @@
-"""Whether a task can be learned at all, found out before training: torch's state, and a network for its examples."""
+"""Whether a network can take a task's examples at all, checked before training."""
 
 from __future__ import annotations
 
@@ -8,17 +8,6 @@ from torch import Tensor
 from ibpwf.core.packing import packing_of
 from ibpwf.errors import InputError
 from ibpwf.training.method import Method
-
-
-def check_torch() -> None:
-    """Refuse to train where torch has been set so that nothing could be learned."""
-    if torch.get_default_dtype() != torch.float32:
-        raise InputError(
-            f"torch's default dtype is {torch.get_default_dtype()}; training is in float32: call "
-            "torch.set_default_dtype(torch.float32) first."
-        )
-    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-        raise InputError("gradients are switched off (torch.no_grad or inference_mode); take the steps outside it.")
 
 
 def check_fits(method: Method, x: Tensor) -> None:

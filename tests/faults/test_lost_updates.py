@@ -1,0 +1,240 @@
+"""Two threads change one model at once: each change either holds afterwards or was rejected; none is lost."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ibpwf import ContinualClassifier, Learner, Settings, load
+from ibpwf.errors import BusyError
+from tallies import Tally
+
+TASKS = 6
+Change = tuple[Callable[[Any], Any], Callable[[Any], bool]]
+"""A change, and whether it holds."""
+
+TRIES = [6, pytest.param(250, marks=pytest.mark.faults)]
+
+
+@pytest.fixture(autouse=True)
+def _threads_switch_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def rows(task: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(task)
+    y = torch.arange(12) % 2
+    return torch.randn(12, 4, generator=generator) + 3 * y.unsqueeze(1) + 5 * task, 2 * task + y
+
+
+def table(task: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = rows(task)
+    return x.numpy().astype(float), np.array([f"label-{label}" for label in y.tolist()])
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    found = Learner(net, Settings(epochs=1, finetune_epochs=1, batch_size=6, alpha=3), device="cpu")
+    for task in range(TASKS):
+        found.learn(*rows(task), name=f"t{task}")
+    return found
+
+
+SMALL = {"hidden": (6,), "epochs": 1, "settings": {"random_features": 8}, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def classifier() -> ContinualClassifier:
+    found = ContinualClassifier(**SMALL)
+    for task in range(TASKS):
+        found.learn(*table(task), task=f"t{task}")
+    return found
+
+
+def names(model: Any) -> list[str]:
+    return model.tasks_ if isinstance(model, ContinualClassifier) else [task.name for task in model.tasks]
+
+
+def inner(model: Any) -> Learner:
+    return model.learner_ if isinstance(model, ContinualClassifier) else model
+
+
+def forgets(task: str) -> Change:
+    return lambda model: model.forget(task), lambda model: task not in names(model)
+
+
+def notes(task: str, accuracy: float) -> Change:
+    return (
+        lambda model: inner(model).note_accuracy(task, accuracy),
+        lambda model: task not in names(model) or inner(model).info(task).accuracy == accuracy,
+    )
+
+
+def learns(task: str) -> Change:
+    def learn(model: Any) -> None:
+        given = table(TASKS) if isinstance(model, ContinualClassifier) else rows(TASKS)
+        model.learn(*given, task)
+
+    return learn, lambda model: task in names(model)
+
+
+def updates(task: str) -> Change:
+    def update(model: Any) -> None:
+        given = table(int(task[1:])) if isinstance(model, ContinualClassifier) else rows(int(task[1:]))
+        model.more(*given, task=task, keep="always")
+
+    return update, lambda model: task not in names(model) or inner(model).info(task).version == 2
+
+
+def sets_epochs(model: Any) -> None:
+    if isinstance(model, ContinualClassifier):
+        model.set_params(epochs=3)
+    else:
+        model.settings = model.settings.replace(epochs=3)
+
+
+def has_epochs(model: Any) -> bool:
+    return (model.epochs if isinstance(model, ContinualClassifier) else model.settings.epochs) == 3
+
+
+CHANGES: dict[str, Change] = {
+    "forget t2": forgets("t2"),
+    "forget t5": forgets("t5"),
+    "note t0": notes("t0", 40.0),
+    "note t1": notes("t1", 60.0),
+    "learn": learns("new"),
+    "update t3": updates("t3"),
+    "settings": (sets_epochs, has_epochs),
+}
+
+
+def both(model: Any, changes: tuple[Change, Change]) -> tuple[int, int, list[BaseException]]:
+    """Make two changes at once; how many were made, how many of those are lost, and what else was raised."""
+    barrier, made, strange = threading.Barrier(2), [False, False], list[BaseException]()
+
+    def make(number: int) -> None:
+        barrier.wait()
+        try:
+            changes[number][0](model)
+            made[number] = True
+        except BusyError:
+            pass
+        except BaseException as error:
+            strange.append(error)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lost = sum(done and not holds(model) for done, (_, holds) in zip(made, changes, strict=True))
+    return sum(made), lost, strange
+
+
+@pytest.mark.parametrize("tries", TRIES)
+@pytest.mark.parametrize("kind", ["learner", "classifier"])
+def test_of_two_changes_at_once_none_is_lost(
+    kind: str, tries: int, tally: Tally, request: pytest.FixtureRequest
+) -> None:
+    taught = request.getfixturevalue(kind)
+    pairs = list(itertools.combinations(CHANGES.values(), 2))
+    made = lost = 0
+    strange: list[BaseException] = []
+    for number in range(tries * 4):
+        model = copy.deepcopy(taught)
+        done, gone, raised = both(model, pairs[number % len(pairs)])
+        made, lost, strange = made + done, lost + gone, strange + raised
+        model.predict(table(0)[0] if kind == "classifier" else rows(0)[0])
+    assert made >= 4 * tries  # of each pair one is made
+    tally(f"two changes of a {kind} at once", 4 * tries, lost=lost, tracebacks=len(strange))
+
+
+@pytest.mark.parametrize("tries", TRIES)
+def test_two_tasks_forgotten_at_once_are_both_gone_or_one_call_says_so(
+    classifier: ContinualClassifier, tries: int, tally: Tally
+) -> None:
+    lost = 0
+    for _ in range(4 * tries):
+        model = copy.deepcopy(classifier)
+        lost += both(model, (CHANGES["forget t2"], CHANGES["forget t5"]))[1]
+    tally("two tasks forgotten at once", 4 * tries, lost=lost)
+
+
+def test_a_stream_takes_one_batch_at_a_time_and_its_parameters_are_not_lost(tally: Tally) -> None:
+    tried = lost = wrong = 0
+    x, y = table(0)
+    take: Change = (lambda stream: stream.partial_fit(x, y), lambda stream: True)
+    finish: Change = (lambda stream: stream.finish(), lambda stream: names(stream) != [])
+    for _ in range(20):
+        model = ContinualClassifier(**SMALL, stream=True).partial_fit(x, y)
+        for change in (CHANGES["settings"], take, finish):
+            before = model.stream_rows_
+            made, gone, raised = both(model, (take, change))
+            batches = made if change is take else made - 1
+            tried, wrong = tried + made, wrong + len(raised)
+            lost += gone + (model.stream_rows_ - before not in (batches * len(y), made * len(y)))
+    tally("a stream changed by two threads", tried, lost=lost, tracebacks=wrong)
+
+
+def test_noting_an_accuracy_while_a_classifier_learns_is_rejected(classifier: ContinualClassifier) -> None:
+    model = copy.deepcopy(classifier)
+    steps = model._learn_steps(*table(TASKS), "new", anew=False)
+    model._writes().claim(steps, "learned")
+    with pytest.raises(BusyError):
+        model.learner_.note_accuracy("t0", 50.0)
+    for _ in steps:
+        pass
+    model.learner_.note_accuracy("new", 50.0)
+    assert model.learner_.info("new").accuracy == 50.0
+
+
+def test_a_change_that_was_interrupted_stands_in_nobodys_way_though_its_traceback_is_kept(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = learner.fork()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(model), "_forget", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        model.forget("t0")
+    monkeypatch.undo()
+    assert kept.value.__traceback__ is not None
+    model.forget("t0")
+    assert "t0" not in names(model)
+
+
+def test_forks_saved_to_two_folders_at_once_are_both_whole(learner: Learner, tmp_path: Path, tally: Tally) -> None:
+    """They share what they know of the last save; a file of one folder must not be taken for one of the other."""
+    wrong = 0
+    expected = learner.predict(rows(0)[0]).probabilities
+    for number in range(10):
+        places = [tmp_path / f"{number}-{side}" for side in "ab"]
+        models = [learner.fork(), learner.fork()]
+        for model, place in zip(models, places, strict=True):
+            model.save(place)
+
+        def saves(side: int, places: list[Path] = places, models: list[Learner] = models) -> Change:
+            return lambda _: models[side].save(places[side]), lambda _: True
+
+        for _ in range(3):
+            assert not both(None, (saves(0), saves(1)))[2]
+        for place in places:
+            wrong += not torch.equal(load(place, device="cpu").predict(rows(0)[0]).probabilities, expected)
+    tally("forks saved to two folders at once", 60, wrong=wrong)
