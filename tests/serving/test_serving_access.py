@@ -41,7 +41,7 @@ ALLOWED = {
     "DELETE /v2/jobs/{job}": "learn admin",
     "POST /v2/models/{model}/forget": "admin",
     "POST /v2/models/{model}/verify": "admin",
-    "GET /v2/models/{model}/export": "admin",
+    "POST /v2/models/{model}/export": "admin",
     "GET /": "ask learn admin",
     "GET /models/{model}": "ask learn admin",
     "POST /login": "",  # without a token in its body nobody gets in

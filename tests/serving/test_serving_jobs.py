@@ -103,11 +103,11 @@ def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, model
     assert done["state"] == "done", done
     assert done["result"]["classes"] == ["cat", "dog"]
     assert not list(models.parent.parent.glob("**/evil"))
-    exported = server.http.get("/v2/models/pictures/export?to=folder")
+    exported = server.http.post("/v2/models/pictures/export?to=folder")
     assert exported.headers["content-type"] == "application/zip"
     assert b"manifest.json" in exported.content
     with ThreadPoolExecutor(6) as pool:
-        many = list(pool.map(lambda _: server.http.get("/v2/models/pictures/export?to=folder"), range(6)))
+        many = list(pool.map(lambda _: server.http.post("/v2/models/pictures/export?to=folder"), range(6)))
     assert {one.status_code for one in many} == {200, 429}
     assert all(one.headers["retry-after"] == "10" for one in many if one.status_code == 429)
 

@@ -34,6 +34,10 @@ def serve_command(
         list[str] | None,
         typer.Option("--limit", metavar="NAME=NUMBER", help="A limit, such as rows=1000. Repeatable."),
     ] = None,
+    access_log: Annotated[
+        str | None,
+        typer.Option("--access-log", metavar="FILE", help="Log requests as JSON lines; - for standard output."),
+    ] = None,
     no_batching: Annotated[bool, typer.Option("--no-batching", help="Answer one request at a time.")] = False,
 ) -> None:
     """Serve a model folder, or all in a folder, over HTTP: the Open Inference Protocol and a page.
@@ -62,7 +66,7 @@ def serve_command(
     check_certificate(place)
     from ibpwf.serving.service import ServeOptions
 
-    options = ServeOptions(path, tokens, read_only, limits, batching=not no_batching)
+    options = ServeOptions(path, tokens, read_only, limits, batching=not no_batching, access_log=access_log)
     serve(options, place, _started)
 
 

@@ -13,9 +13,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from ibpwf.errors import InputError, StoreError
+from ibpwf.errors import IBPWFError, InputError, StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import Refused, busy
+from ibpwf.serving.records import log
+from ibpwf.serving.watched_files import WatchedFiles
 from ibpwf.storage.files import decode_json, read_bytes, write_json
 
 _NAME = re.compile(r"[\w.@-]{1,64}")
@@ -94,10 +96,47 @@ def add_token(path: Path, name: str, role: str) -> str:
     return token
 
 
-class Access:
-    """Says who sent a request. Without tokens everybody who reaches the server is its owner."""
+class TokenFile:
+    """The tokens of a file, read again when it changes: a token that was removed from it is rejected from then on.
 
-    def __init__(self, tokens: list[Token] | None, *, read_only: bool = False) -> None:
+    A file that cannot be read, or is not a token file, as when an editor has written half of it, changes nothing; the
+    log says so once.
+    """
+
+    SECONDS = 0.25
+    """Between two looks at the file: a stat, even of a slow disk, must not be paid by every request."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._watched = WatchedFiles(path)  # before reading: what is written meanwhile is seen at the next look
+        self._tokens = read_tokens(path)
+        self._problem = ""
+        self._next_look = time.monotonic() + self.SECONDS
+
+    def tokens(self) -> list[Token]:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self.SECONDS
+            if self._watched.changed():
+                self._read()
+        return self._tokens
+
+    def _read(self) -> None:
+        try:
+            found, problem = read_tokens(self.path), ""
+        except IBPWFError as error:
+            found, problem = self._tokens, str(error)
+        if problem and problem != self._problem:
+            log.error("the token file cannot be used; the tokens read before stay valid: %s", problem)
+        if found != self._tokens:
+            log.info("the token file has changed: %d tokens instead of %d", len(found), len(self._tokens))
+        self._tokens, self._problem = found, problem
+
+
+class Access:
+    """Identifies callers by their tokens. Without tokens, everyone who reaches the server has every role."""
+
+    def __init__(self, tokens: TokenFile | list[Token] | None, *, read_only: bool = False) -> None:
         self._tokens = tokens
         self._most = Role.ask if read_only else Role.admin
 
@@ -110,7 +149,7 @@ class Access:
         if self._tokens is None:
             return Caller("local", self._most)
         given, found = digest(token or ""), Caller("anyone", Role.anyone)
-        for known in self._tokens:
+        for known in self._tokens if isinstance(self._tokens, list) else self._tokens.tokens():
             if hmac.compare_digest(given, known.sha256):
                 found = Caller(known.name, min(known.role, self._most))
         return found
@@ -121,7 +160,7 @@ class Access:
         if caller.role is Role.anyone:
             raise Refused(401, f"{doing} needs a token; send it as 'Authorization: Bearer TOKEN'.")
         if needed > self._most:
-            raise Refused(403, f"{doing} is not to be had: the server was started read-only.")
+            raise Refused(403, f"{doing} is not available: the server was started read-only.")
         raise Refused(403, f"{doing} needs the role {needed.name}, and this token has {caller.role.name}.")
 
 

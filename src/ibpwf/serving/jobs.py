@@ -7,6 +7,7 @@ that a killed server leaves a job that can be done, or none. What is done is don
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import secrets
 import shutil
 import time
@@ -124,7 +125,8 @@ class Jobs:
     def _enqueue(self, model: ServedModel, job: Job) -> None:
         self._waiting.setdefault(model.name, []).append(job.id)
         if model.name not in self._runners:
-            self._runners[model.name] = asyncio.create_task(self._run_all(model))
+            runner = asyncio.create_task(self._run_all(model), context=contextvars.Context())  # of no request
+            self._runners[model.name] = runner
 
     def find(self, id: str) -> Job:
         if id not in self.all:

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 
 from ibpwf.errors import StoreError
 from ibpwf.files.opening import quoted
-from ibpwf.serving.access import Caller
+from ibpwf.serving.access import Caller, Role
 from ibpwf.serving.faults import Refused, bad, busy
 from ibpwf.serving.jobs import new_job
 from ibpwf.serving.protocol import read_json
@@ -117,6 +117,8 @@ async def job_events(service: Service, request: Request, caller: Caller) -> Resp
 
     async def lines() -> AsyncIterator[bytes]:
         async for event in service.jobs.events(job.id):
+            if service.caller(request).role < Role.learn:  # the token was revoked meanwhile
+                return
             kind = event["event"]
             yield f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode()
 

@@ -109,6 +109,7 @@ async def login(service: Service, request: Request, caller: Caller) -> Response:
     body = await receive_bytes(request.stream(), 4096, service.limits.seconds)
     token = parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
     if service.access.caller(token).role is Role.anyone:
+        service.note_denied(request, "unknown" if token else "missing")
         return _rendered("login.html", service, caller, 401, wrong=True)
     response = RedirectResponse("/", 303)
     secure = request.url.scheme == "https"

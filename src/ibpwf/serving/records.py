@@ -1,10 +1,19 @@
-"""What is noted of a server's doings: a line for every change, and numbers for Prometheus."""
+"""What a server records: its log, an audit line for every change, the access log, and metrics for Prometheus."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
+import json
 import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +21,152 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ibpwf.errors import StoreError
 from ibpwf.serving.versions import STATE
-from ibpwf.storage.files import append_jsonl
+from ibpwf.storage.files import append_jsonl, plain_errors
 
 log = logging.getLogger("ibpwf.serving")
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="-")
+"""Of the request that is being answered; every line of the log has it."""
+
+
+def configure_logging() -> None:
+    """Log to standard error, each line with the ID of the request that it belongs to."""
+    handler = logging.StreamHandler()
+    handler.addFilter(_with_request_id)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s [%(request)s] %(message)s", handlers=[handler]
+    )
+
+
+def _with_request_id(record: logging.LogRecord) -> bool:
+    record.request = REQUEST_ID.get()
+    return True
+
+
+class RateLimitedLog:
+    """Logs one line per key and interval, with the number of those left out: a flood must not fill the disk.
+
+    Keys beyond `keys` in an interval share one line.
+    """
+
+    def __init__(self, level: int = logging.WARNING, seconds: float = 10.0, keys: int = 20) -> None:
+        self.level, self.seconds, self.keys = level, seconds, keys
+        self._seen: dict[str, list[float]] = {}  # when a key was logged last, and how many were left out since
+
+    def note(self, key: str, message: str) -> None:
+        now = time.monotonic()
+        seen = self._seen.get(key)
+        if seen is None and len(self._seen) >= self.keys:
+            self._seen = {one: kept for one, kept in self._seen.items() if now - kept[0] < self.seconds}
+            key = key if len(self._seen) < self.keys else ""
+            seen = self._seen.get(key)
+        if seen is not None and now - seen[0] < self.seconds:
+            seen[1] += 1
+            return
+        left_out = 0 if seen is None else int(seen[1])
+        log.log(self.level, "%s%s", message, f" ({left_out} more since the last such line)" if left_out else "")
+        self._seen[key] = [now, 0]
+
+
+class AccessLog:
+    """One JSON line per request, written by a thread of its own: a slow disk does not delay responses.
+
+    `where` is a file, or "-" for standard output. A file that was moved or removed, as log rotation does, is opened
+    anew. Lines that cannot be written, or come faster than the disk takes them, are dropped, and the log says so.
+    """
+
+    WAITING = 10_000
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._lines: queue.Queue[str | None] = queue.Queue(self.WAITING)
+        self._trouble = RateLimitedLog(logging.ERROR, 60.0)
+        self._file: Any = None
+        if where != "-":
+            with plain_errors("write", where):
+                self._file = self._open()
+        self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
+        self._thread.start()
+
+    def note(self, scope: Mapping[str, Any], id: str, status: int, size: int, seconds: float) -> None:
+        client = scope.get("client")
+        line = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "request": id,
+            "address": client[0] if client else None,
+            "caller": scope.get("ibpwf.caller"),
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status or None,  # None: the client was gone before there was a response
+            "bytes": size,
+            "seconds": round(seconds, 6),
+        }
+        try:
+            self._lines.put_nowait(json.dumps(line))
+        except queue.Full:
+            self._trouble.note("full", "the access log is written too slowly; lines are dropped")
+
+    def close(self) -> None:
+        """Write what is left."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=5)
+        self._thread.join(5)
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) is not None:
+            lines = [line]
+            ended = False
+            with contextlib.suppress(queue.Empty):  # whatever else waits goes with it
+                while len(lines) < 1000 and not ended:
+                    more = self._lines.get_nowait()
+                    ended = more is None
+                    lines += [] if more is None else [more]
+            try:
+                self._write("".join(f"{one}\n" for one in lines).encode("ascii"))
+            except (OSError, ValueError) as error:
+                self._trouble.note("error", f"the access log {self.where} cannot be written: {error}")
+            if ended:
+                break
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        if self.where == "-":
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+            return
+        if self._file is None or self._was_moved():
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._file = self._open()
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # no half lines
+                self._file.truncate(size)
+            raise
+
+    def _open(self) -> Any:
+        return open(self.where, "ab", buffering=0)
+
+    def _was_moved(self) -> bool:
+        try:
+            here, ours = os.stat(self.where), os.fstat(self._file.fileno())
+        except FileNotFoundError:
+            return True
+        return (here.st_dev, here.st_ino) != (ours.st_dev, ours.st_ino)
 
 
 def audit(model: Path, who: str, what: str, **details: Any) -> None:
     """A line of `.serving/audit.jsonl` in a model folder: who changed what, and when."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     line = {"time": now, "who": who, "what": what, **details}
+    if (request := REQUEST_ID.get()) != "-":
+        line["request"] = request
     log.info("%s", line)
     with contextlib.suppress(OSError):
         (model / STATE).mkdir(exist_ok=True)
@@ -57,6 +203,12 @@ class Metrics:
         )
         self.waiting = Gauge("ibpwf_waiting_rows", "Rows that wait or are being answered.", registry=self.registry)
         self.versions = Gauge("ibpwf_versions", "Versions of a model.", ["model"], registry=self.registry)
+        self.denied = Counter(
+            "ibpwf_authentication_failures_total",
+            "Requests without a valid token where one is needed (missing, unknown), or without the role (role).",
+            ["reason"],
+            registry=self.registry,
+        )
         self.jobs = Counter("ibpwf_jobs_total", "Jobs by how they ended.", ["model", "state"], registry=self.registry)
 
     def told(self, questions: int, rows: int, seconds: float) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -22,39 +21,39 @@ from ibpwf.serving import learning_routes as learn
 from ibpwf.serving import page_routes as page
 from ibpwf.serving.access import Caller, Role
 from ibpwf.serving.faults import Refused, bad
+from ibpwf.serving.middleware import Gateway, refusal
 from ibpwf.serving.records import log
 from ibpwf.serving.registry import NoSuchModel
 from ibpwf.serving.schemas import of_route, query_names
-from ibpwf.serving.service import Service
+from ibpwf.serving.service import Service, token_of
 
 Handler = Callable[[Service, Request, Caller], Awaitable[Response]]
-
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 
 
 @dataclass(frozen=True)
 class Route:
-    """An address. `doing` is what it is called in a refusal."""
+    """An address. `doing` is what it is called in a refusal. One that is not `limited` has no rate limit: an
+    orchestrator would restart a server whose health checks are rejected."""
 
     method: str
     path: str
     role: Role
     handler: Handler
     doing: str
-    schema: dict[str, Any] = field(default_factory=dict)
+    limited: bool = True
 
 
 MODEL, VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
 
 ROUTES = (
-    Route("GET", "/v2/health/live", Role.anyone, ask.live, "asking whether the server lives"),
-    Route("GET", "/v2/health/ready", Role.anyone, ask.ready, "asking whether the server is ready"),
+    Route("GET", "/v2/health/live", Role.anyone, ask.live, "asking whether the server lives", limited=False),
+    Route("GET", "/v2/health/ready", Role.anyone, ask.ready, "asking whether the server is ready", limited=False),
     Route("GET", "/v2", Role.ask, ask.server_metadata, "asking what the server is"),
     Route("POST", "/v2/repository/index", Role.ask, ask.index, "listing models"),
     Route("GET", MODEL, Role.ask, ask.model_metadata, "asking what a model is"),
     Route("GET", VERSION, Role.ask, ask.model_metadata, "asking what a model is"),
-    Route("GET", f"{MODEL}/ready", Role.ask, ask.model_ready, "asking whether a model is ready"),
-    Route("GET", f"{VERSION}/ready", Role.ask, ask.model_ready, "asking whether a model is ready"),
+    Route("GET", f"{MODEL}/ready", Role.ask, ask.model_ready, "asking whether a model is ready", limited=False),
+    Route("GET", f"{VERSION}/ready", Role.ask, ask.model_ready, "asking whether a model is ready", limited=False),
     Route("POST", f"{MODEL}/infer", Role.ask, ask.infer, "asking a model"),
     Route("POST", f"{VERSION}/infer", Role.ask, ask.infer, "asking a model"),
     Route("GET", f"{MODEL}/tasks", Role.ask, ask.tasks, "listing tasks"),
@@ -68,7 +67,7 @@ ROUTES = (
     Route("DELETE", "/v2/jobs/{job}", Role.learn, learn.cancel_job, "cancelling a job"),
     Route("POST", f"{MODEL}/forget", Role.admin, learn.forget, "forgetting a task"),
     Route("POST", f"{MODEL}/verify", Role.admin, learn.verify, "verifying a model"),
-    Route("GET", f"{MODEL}/export", Role.admin, learn.export_model, "exporting a model"),
+    Route("POST", f"{MODEL}/export", Role.admin, learn.export_model, "exporting a model"),
     Route("GET", "/", Role.anyone, page.index, "looking at models"),
     Route("GET", "/models/{model}", Role.anyone, page.model, "looking at a model"),
     Route("POST", "/login", Role.anyone, page.login, "signing in"),
@@ -87,7 +86,9 @@ def make_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
+        redirect_slashes=False,
     )
+    app.add_middleware(Gateway, service=service)
     for route in ROUTES:
         app.add_api_route(
             route.path,
@@ -127,16 +128,15 @@ async def _answered(service: Service, route: Route, request: Request) -> Respons
     try:
         caller = service.caller(request)
         who = caller.name if not service.access.is_open and caller.role else _address(request)
-        service.rate.check(who)
-        _check_origin(service, request)
-        service.access.check(caller, route.role, route.doing)
+        request.scope["ibpwf.caller"] = caller.name
+        if route.limited:
+            service.rate.check(who)
+        _check_origin(request)
+        _check_role(service, route, request, caller)
         _check_query(route, request)
         return await route.handler(service, request, caller)
     except Refused as error:
-        headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-        if error.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse({"error": str(error)}, error.status, headers=headers)
+        return refusal(error)
     except NoSuchModel as error:
         return JSONResponse({"error": str(error)}, 404)
     except IBPWFError as error:
@@ -172,13 +172,19 @@ def _check_query(route: Route, request: Request) -> None:
         raise bad(f"there is no parameter {quoted(strange)}; {there}.")
 
 
-def _check_origin(service: Service, request: Request) -> None:
-    """Refuse what another web site makes a browser send: neither its pages nor a name it has pointed here may ask."""
-    host = request.headers.get("host", "")
-    if service.access.is_open:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        if name not in LOOPBACK | service.options.hosts:
-            raise Refused(403, "without tokens this server answers on this machine alone; call it by 127.0.0.1.")
+def _check_role(service: Service, route: Route, request: Request, caller: Caller) -> None:
+    """Reject a caller without the role. A wrong token is logged, also where none is needed."""
+    if caller.role is Role.anyone and token_of(request):
+        service.note_denied(request, "unknown")
+    elif caller.role < route.role:
+        service.note_denied(request, "role" if caller.role else "missing")
+    service.access.check(caller, route.role, route.doing)
+
+
+def _check_origin(request: Request) -> None:
+    """Reject what a page of another site makes a browser send."""
     origin = request.headers.get("origin")
-    if origin is not None and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+    if origin is None or request.method in ("GET", "HEAD"):
+        return
+    if urlsplit(origin).netloc != request.headers.get("host", ""):
         raise Refused(403, "the request comes from a page of another site; ask from this server's own.")

@@ -47,6 +47,7 @@ _INFER: Schema = {
     },
 }
 _FORGET: Schema = {"type": "object", "required": ["task"], "properties": {"task": {"type": "string"}}}
+_STATUSES = ("400", "401", "403", "404", "405", "408", "409", "413", "414", "415", "429", "431", "503", "507")
 _BYTES: Schema = {"type": "string", "format": "binary"}
 
 
@@ -79,7 +80,7 @@ _PARAMETERS: dict[str, list[Schema]] = {
         _query("validate", "Share of the rows to hold out and measure on.", type="number"),
         _query("queue", "Wait for jobs before this one, or be refused with 409.", type="boolean"),
     ],
-    "GET /v2/models/{model}/export": [_TASK, _query("to", "onnx, pt2, safetensors, peft, mlflow or folder.")],
+    "POST /v2/models/{model}/export": [_TASK, _query("to", "onnx, pt2, safetensors, peft, mlflow or folder.")],
 }
 
 
@@ -95,7 +96,7 @@ def of_route(method: str, path: str) -> Schema:
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in inside]
     found: Schema = {
         "parameters": [*parameters, *_PARAMETERS.get(key, [])],
-        "responses": dict.fromkeys(("400", "401", "403", "404", "405", "408", "409", "413", "415", "429"), _ERROR),
+        "responses": dict.fromkeys(_STATUSES, _ERROR),
     }
     if path.endswith("/infer"):
         found["requestBody"] = _body("application/json", _INFER)

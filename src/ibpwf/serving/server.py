@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
 import ssl
 from dataclasses import dataclass, replace
@@ -131,12 +130,13 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
     import torch
     import uvicorn
 
+    from ibpwf.serving.records import configure_logging
     from ibpwf.serving.routes import make_app
     from ibpwf.serving.service import Service
 
     check_place(place, options.tokens)
     torch.set_num_threads(1)  # a pass is small, and the same bits need the same threads
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging()
     bound = listening(place)
     hosts = options.hosts | {place.host}
     service = Service(replace(options, hosts=frozenset(hosts)))

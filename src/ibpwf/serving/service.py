@@ -7,16 +7,17 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from starlette.requests import Request
 
-from ibpwf.serving.access import Access, Caller, Rate, read_tokens
+from ibpwf.serving.access import Access, Caller, Rate, TokenFile
 from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import busy
 from ibpwf.serving.jobs import Jobs
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import Answer, Rows
-from ibpwf.serving.records import Metrics, log
+from ibpwf.serving.records import AccessLog, Metrics, RateLimitedLog, log
 from ibpwf.serving.registry import LoadedVersion, Registry, ServedModel
 
 POLL = 2.0
@@ -34,6 +35,7 @@ class ServeOptions:
     batching: bool = True
     poll: float = POLL
     hosts: frozenset[str] = frozenset()  # by which the server may be called beside loopback names
+    access_log: str | None = None  # a file, or "-" for standard output
 
 
 class Service:
@@ -41,8 +43,10 @@ class Service:
 
     def __init__(self, options: ServeOptions) -> None:
         self.options, self.limits = options, options.limits
-        tokens = None if options.tokens is None else read_tokens(options.tokens)
+        tokens = None if options.tokens is None else TokenFile(options.tokens)
         self.access = Access(tokens, read_only=options.read_only)
+        self.access_log = None if options.access_log is None else AccessLog(options.access_log)
+        self.denied = RateLimitedLog()
         self.rate = Rate(self.limits.rate)
         self.metrics = Metrics()
         self.registry = Registry(options.path, read_only=options.read_only)
@@ -66,6 +70,8 @@ class Service:
                 await watching
             await self.jobs.close()
             self.batcher.close()
+            if self.access_log is not None:
+                await asyncio.to_thread(self.access_log.close)
 
     async def _watch(self) -> None:
         """See changes to the folders, whoever makes them."""
@@ -79,9 +85,15 @@ class Service:
 
     def caller(self, request: Request) -> Caller:
         """Who sent a request: the bearer of a token, in a header or the page's cookie."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else request.cookies.get("ibpwf-token")
-        return self.access.caller(given)
+        return self.access.caller(token_of(request))
+
+    def note_denied(self, request: Request, reason: Literal["missing", "unknown", "role"]) -> None:
+        """Count and log a request that lacks a valid token or its role. The token itself is not logged."""
+        self.metrics.denied.labels(reason).inc()
+        address = "nobody" if request.client is None else request.client.host
+        what = {"missing": "no token", "unknown": "an unknown token", "role": "a token without the role"}[reason]
+        line = f"access denied: {what}, address {address}, {request.method} {request.url.path[:200]!r}"
+        self.denied.note(f"{address} {reason}", line)
 
     def model(self, request: Request) -> ServedModel:
         return self.registry[request.path_params["model"]]
@@ -100,3 +112,8 @@ class Service:
             raise busy(f"it could not be answered within {seconds:g} s; ask later, or for fewer rows.") from None
         self.metrics.rows.labels(version.model).inc(len(rows))
         return found
+
+
+def token_of(request: Request) -> str | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.cookies.get("ibpwf-token")
