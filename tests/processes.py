@@ -41,6 +41,15 @@ class Started:
     def __init__(self, process: Any, out: Path, err: Path) -> None:
         self._process, self._out, self._err = process, out, err
 
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    @property
+    def err(self) -> str:
+        """What it has written to standard error so far."""
+        return self._err.read_text()
+
     def send(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,8 @@ def start(models: Path) -> Iterator[Callable[..., Server]]:
     """Starts servers of the copied models."""
     running: list[Server] = []
 
-    def begin(*words: str) -> Server:
-        running.append(Server(models, *words))
+    def begin(*words: str, **options: Any) -> Server:
+        running.append(Server(models, *words, **options))
         return running[-1]
 
     yield begin

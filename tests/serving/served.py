@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import resource
 import signal
 import socket
 import sys
@@ -60,15 +61,29 @@ def make_models(folder: Path) -> Path:
 class Server:
     """A server that runs in a process of its own."""
 
-    def __init__(self, models: Path, *words: str, port: int | None = None) -> None:
+    def __init__(
+        self, models: Path, *words: str, port: int | None = None, descriptors: int | None = None, verify: Any = None
+    ) -> None:
+        """`descriptors` limits the files that it may open; `verify` is the context of a server with a certificate."""
         self.port = port or free_port()
         self.models = models
         self._process = processes.start(
             ("serve", str(models), "--port", str(self.port), *words), models.parent, {"OMP_NUM_THREADS": "1"}
         )
-        self.address = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.address, timeout=60)
+        if descriptors is not None:
+            resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        self.address = f"{'https' if verify else 'http'}://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.address, timeout=60, verify=verify or True)
         assert self._process.wait_until(self._answers), self._process.finish().err
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error so far."""
+        return self._process.err
 
     def _answers(self) -> bool:
         with contextlib.suppress(httpx.TransportError):

@@ -209,6 +209,13 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.connections = Gauge("ibpwf_connections", "Open connections.", registry=self.registry)
+        self.disconnected = Counter(
+            "ibpwf_disconnected_total",
+            "Connections ended at the limit: idle ones that were closed, new ones that were rejected.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.jobs = Counter("ibpwf_jobs_total", "Jobs by how they ended.", ["model", "state"], registry=self.registry)
 
     def told(self, questions: int, rows: int, seconds: float) -> None:

@@ -1,22 +1,24 @@
-"""`serve`: the application on uvicorn, with what it must not do without: tokens, or this machine alone."""
+"""`serve`: the application on uvicorn, reachable from other machines only with tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 import ssl
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ibpwf.errors import InputError
+from ibpwf.serving.watched_files import WatchedFiles
 
 if TYPE_CHECKING:
     from ibpwf.serving.service import ServeOptions
 
-HEADER_SECONDS = 15.0
-"""Within which a client must have sent its request's head."""
+log = logging.getLogger("ibpwf.serving")
 
 
 @dataclass(frozen=True)
@@ -52,63 +54,61 @@ def check_place(place: Place, tokens: Path | None) -> None:
 
 
 def check_certificate(place: Place) -> None:
-    """Refuse files that are no certificate and key, before anything is promised."""
-    if place.certificate is None or place.key is None:
-        return
+    """Reject files that are not a certificate and its key."""
+    if place.certificate is not None and place.key is not None:
+        secure_context(place.certificate, place.key)
+
+
+def secure_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(place.certificate, place.key, password="")
+        context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         told = (error.reason or "no PEM").replace("_", " ").lower()
         raise InputError(
-            f"{place.certificate} and {place.key} are not a certificate and its key ({told}); give both as PEM, "
+            f"{certificate} and {key} are not a certificate and its key ({told}); give both as PEM, "
             "the key without a password."
         ) from None
     except OSError as error:
         raise InputError(
             f"the certificate cannot be read: {error.strerror}; check --certificate and --key."
         ) from None
+    return context
 
 
-def protocol() -> Any:
-    """uvicorn's, which also closes a connection that takes too long to say what it wants."""
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+class Certificate:
+    """A certificate and its key, read again when the files change. New connections get the new one.
 
-    base: Any = AutoHTTPProtocol
+    Files that do not fit, as when one of the two has been replaced so far, change nothing; the log says so once.
+    """
 
-    class Impatient(base):  # type: ignore[misc]
-        _patience: asyncio.TimerHandle | None = None
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self.certificate, self.key = certificate, key
+        self._watched = WatchedFiles(certificate, key)
+        self.context = secure_context(certificate, key)
+        self._content, self._problem = self._read(), ""
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._wait()
+    def _read(self) -> bytes:
+        return self.certificate.read_bytes() + b"\0" + self.key.read_bytes()
 
-        def data_received(self, data: bytes) -> None:
-            before = self.cycle
-            super().data_received(data)
-            if self.cycle is not before:
-                self._stop_waiting()
-            elif self.cycle is None or self.cycle.response_complete:
-                self._wait()
+    async def look(self) -> None:
+        """Called about once a second."""
+        if self._watched.changed():
+            await asyncio.to_thread(self._load)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
-
-        def _wait(self) -> None:
-            if self._patience is None:
-                self._patience = self.loop.call_later(HEADER_SECONDS, self._close)
-
-        def _stop_waiting(self) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
-
-        def _close(self) -> None:
-            self._patience = None
-            if not self.transport.is_closing():
-                self.transport.close()
-
-    return Impatient
+    def _load(self) -> None:
+        try:
+            content = self._read()
+            if content == self._content:
+                return
+            context = secure_context(self.certificate, self.key)
+        except (InputError, OSError) as error:
+            if str(error) != self._problem:
+                log.error("the new certificate cannot be used; the one read before stays in use: %s", error)
+            self._problem = str(error)
+            return
+        self.context, self._content, self._problem = context, content, ""
+        log.info("the certificate has changed; new connections use it")
 
 
 def listening(place: Place) -> socket.socket:
@@ -130,6 +130,7 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
     import torch
     import uvicorn
 
+    from ibpwf.serving.connections import Connection, Connections, Listener, protocol
     from ibpwf.serving.records import configure_logging
     from ibpwf.serving.routes import make_app
     from ibpwf.serving.service import Service
@@ -140,20 +141,51 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
     bound = listening(place)
     hosts = options.hosts | {place.host}
     service = Service(replace(options, hosts=frozenset(hosts)))
+    connections = Connections(options.limits, service.metrics)
+    certificate = None
+    if place.certificate is not None and place.key is not None:
+        certificate = Certificate(place.certificate, place.key)
     config = uvicorn.Config(
         make_app(service),
-        http=protocol(),
+        http=protocol(connections),
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
-        backlog=options.limits.connections,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=10,
-        ssl_certfile=place.certificate,
-        ssl_keyfile=place.key,
+        callback_notify=None if certificate is None else certificate.look,
+        timeout_notify=1,
     )
+
+    class Server(uvicorn.Server):
+        """uvicorn's server, with a listener of ours."""
+
+        listener: Listener | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await self.lifespan.startup()
+            if self.lifespan.should_exit:
+                sys.exit(uvicorn.config.STARTUP_FAILURE)
+            self.servers = []
+            context = None if certificate is None else lambda: certificate.context
+            self.listener = Listener(bound, connections, self._make, context)
+            self.listener.start()
+            self.started = True
+
+        def _make(self, connection: Connection) -> asyncio.Protocol:
+            made: Any = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            made.connection = connection
+            return made  # type: ignore[no-any-return]
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if self.listener is not None:
+                self.listener.stop()
+            await super().shutdown(sockets)
+
     if started is not None:
-        scheme = "http" if place.certificate is None else "https"
+        scheme = "http" if certificate is None else "https"
         started(f"{scheme}://{place.host}:{bound.getsockname()[1]}/", service)
-    uvicorn.Server(config).run([bound])
+    Server(config).run([bound])
