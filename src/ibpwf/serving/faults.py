@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 from ibpwf.errors import IBPWFError
+
+FULL = "The server's disk is full. Free some space on it and try again; nothing was changed."
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last: of a limit on the size of files
 
 
 class Refused(IBPWFError):
@@ -25,3 +30,12 @@ def too_large(problem: str) -> Refused:
 def busy(problem: str, seconds: int = 1) -> Refused:
     """More is asked than can be answered; to be asked again."""
     return Refused(429, problem, retry_after=seconds)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether the cause of an error is a full disk, or quota."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

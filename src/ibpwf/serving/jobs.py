@@ -7,24 +7,26 @@ that a killed server leaves a job that can be done, or none. What is done is don
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.files.opening import quoted
-from ibpwf.serving.faults import Refused, busy
+from ibpwf.serving.faults import FULL, Refused, busy, is_disk_full
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import Metrics, audit, log
 from ibpwf.serving.registry import Registry, ServedModel
 from ibpwf.serving.uploads import receive_file, suffix_of
 from ibpwf.serving.versions import STATE
-from ibpwf.serving.worker import DONE, FAILED, LOCKED
+from ibpwf.serving.worker import DISK_FULL, DONE, FAILED, LOCKED
 from ibpwf.serving.workshop import Worker, Workshop
 from ibpwf.storage.checkpoint_folder import discard, task_in_progress
 from ibpwf.storage.files import read_json, read_jsonl, sync_folder, write_json
@@ -74,6 +76,10 @@ def jobs_folder(model: ServedModel) -> Path:
     return model.path / STATE / "jobs"
 
 
+def exports_folder(model: ServedModel) -> Path:
+    return model.path / STATE / "exports"
+
+
 class Jobs:
     """The jobs of all models."""
 
@@ -85,42 +91,80 @@ class Jobs:
         self.workshop = Workshop()
         self._workers: dict[str, Worker] = {}
         self._cancelled: set[str] = set()
+        self._arriving: Counter[str] = Counter()  # jobs of each model whose data are being received
+        self._uploading = 0
+        self._stored: dict[str, int] = {}  # bytes on disk of the data of each job
         self._closing = False
 
     # Asking for one
 
-    def check_room(self, model: ServedModel, *, queue: bool) -> None:
-        """Refuse a job that would have to wait where that is not wanted, or with too many before it."""
-        waiting = self._waiting.get(model.name, [])
-        busy_now = bool(waiting) or model.name in self._runners
-        if busy_now and not queue:
+    @contextlib.contextmanager
+    def _place(self, model: ServedModel, *, queue: bool) -> Iterator[None]:
+        """A place for a job, held while its data arrive: those that arrive together count as those that wait do."""
+        waiting = len(self._waiting.get(model.name, [])) + self._arriving[model.name]
+        if not queue and (waiting or model.name in self._runners):
             raise Refused(409, f"model '{model.name}' is being changed; ask again later, or with queue=true to wait.")
-        if len(waiting) >= self.limits.jobs:
-            raise busy(f"{len(waiting)} jobs of model '{model.name}' wait already; ask again later.", 30)
-
-    async def submit(self, model: ServedModel, job: Job, body: AsyncIterator[bytes] | None = None) -> Job:
-        """Take a job on, with its data. Once this returns, the job is done or failed, whatever happens."""
-        folder = jobs_folder(model)
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f"{job.id}.new"
-        aside.mkdir()
+        if waiting >= self.limits.jobs:
+            raise busy(f"{waiting} jobs of model '{model.name}' wait already; ask again later.", 30)
+        self._arriving[model.name] += 1
         try:
-            if body is not None:
-                arrived = aside / "data"
-                await receive_file(body, arrived, self.limits.upload, self.limits.upload_seconds)
-                ending = await asyncio.to_thread(suffix_of, arrived, self.limits)
-                arrived.rename(aside / f"data{ending}")
-                job = replace(job, data=f"data{ending}", limits=asdict(self.limits))
-            write_json(aside / "job.json", asdict(job))
-            aside.rename(folder / job.id)
-            sync_folder(folder)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        self.all[job.id] = job
+            yield
+        finally:
+            self._arriving[model.name] -= 1
+
+    async def submit(
+        self,
+        model: ServedModel,
+        job: Job,
+        body: AsyncIterator[bytes] | None = None,
+        *,
+        length: int = 0,
+        queue: bool = True,
+    ) -> Job:
+        """Take a job on, with its data. Once this returns, the job is done or failed, whatever happens. `length` is
+        the size of the data that the client announces; without `queue` a job that would have to wait is rejected."""
+        folder = jobs_folder(model)
+        aside = folder / f"{job.id}.new"
+        with self._place(model, queue=queue):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                aside.mkdir()
+                if body is not None:
+                    job = await self._receive(job, body, aside, length)
+                await asyncio.to_thread(write_json, aside / "job.json", asdict(job))
+                aside.rename(folder / job.id)
+                await asyncio.to_thread(sync_folder, folder)
+            except BaseException:
+                self._stored.pop(job.id, None)
+                shutil.rmtree(aside, ignore_errors=True)
+                shutil.rmtree(folder / job.id, ignore_errors=True)  # not promised: it must not be done either
+                raise
+            self.all[job.id] = job
+            self._enqueue(model, job)
         audit(model.path, job.who, f"asked to {job.kind}", task=job.task, job=job.id)
-        self._enqueue(model, job)
         return job
+
+    async def _receive(self, job: Job, body: AsyncIterator[bytes], aside: Path, length: int) -> Job:
+        """The job with its data, which count against what may be stored from their first byte."""
+        if self._uploading >= self.limits.uploads:
+            raise busy(f"{self._uploading} files are being uploaded; ask again later.", 30)
+        self._count(job, 0, length)
+        self._uploading += 1
+        try:
+            arrived = aside / "data"
+            await receive_file(body, arrived, self.limits, lambda size: self._count(job, size))
+            ending = await asyncio.to_thread(suffix_of, arrived, self.limits)
+            arrived.rename(aside / f"data{ending}")
+        finally:
+            self._uploading -= 1
+        return replace(job, data=f"data{ending}", limits=asdict(self.limits))
+
+    def _count(self, job: Job, size: int, announced: int = 0) -> None:
+        """Add to the bytes that are stored for a job, or reject them."""
+        stored = sum(self._stored.values())
+        if stored + max(size, announced) > self.limits.stored:
+            raise busy(f"{stored:,} bytes of uploaded files are stored already; ask again later.", 30)
+        self._stored[job.id] = self._stored.get(job.id, 0) + size
 
     def _enqueue(self, model: ServedModel, job: Job) -> None:
         self._waiting.setdefault(model.name, []).append(job.id)
@@ -137,6 +181,7 @@ class Jobs:
         """Take up what a server before this one has left."""
         self.workshop.prepare()
         for model in self.registry:
+            shutil.rmtree(exports_folder(model), ignore_errors=True)  # that nobody waits for any more
             folder = jobs_folder(model)
             if not folder.is_dir():
                 continue
@@ -150,6 +195,7 @@ class Jobs:
             for job in sorted(found, key=lambda one: one.created):
                 self.all[job.id] = job
                 if job.state not in FINISHED:
+                    self._stored[job.id] = sum(file.stat().st_size for file in (folder / job.id).glob("data*"))
                     self._enqueue(model, job)
 
     # Doing them
@@ -164,7 +210,8 @@ class Jobs:
 
     async def _run(self, model: ServedModel, job: Job) -> None:
         folder, tries = jobs_folder(model) / job.id, 0
-        job = self._note(model, replace(job, state="running"))
+        job = replace(job, state="running")
+        self._note(model, job)
         try:
             while job.id not in self._cancelled and not self._closing:
                 code = await self._work(model, job, folder)
@@ -174,14 +221,15 @@ class Jobs:
                     await asyncio.sleep(1)
                     continue
                 tries += 1
-                if code in (DONE, FAILED) or tries == TRIES:
+                if code in (DONE, FAILED, DISK_FULL) or tries == TRIES:
                     await self._finish(model, job, folder, code)
                     return
             if not self._closing:
                 await self._cancel(model, job, folder)
         except (IBPWFError, OSError) as error:
-            log.exception("job %s", job.id)
-            self._end(model, replace(job, state="failed", error=str(error).replace(str(model.path), model.name)))
+            told = FULL if is_disk_full(error) else str(error).replace(str(model.path), model.name)
+            log.error("job %s: %s", job.id, error, exc_info=not is_disk_full(error))
+            self._end(model, replace(job, state="failed", error=told))
 
     async def _work(self, model: ServedModel, job: Job, folder: Path) -> int:
         worker = await self.workshop.start(model.path, folder)
@@ -194,11 +242,11 @@ class Jobs:
             del self._workers[job.id]
 
     async def _finish(self, model: ServedModel, job: Job, folder: Path, code: int) -> None:
-        result = _result(folder)
-        if result is not None:
-            result.pop("tasks", None)  # which may be forgotten later
-        if code != DONE or result is None:
-            error = (result or {}).get("error", "the process that did it ended unexpectedly; ask again.")
+        result = _result(folder) or {}  # what is done is done, though the disk may have been too full to say so
+        result.pop("tasks", None)  # which may be forgotten later
+        if code != DONE:
+            ended = FULL if code == DISK_FULL else "the process that did it ended unexpectedly; ask again."
+            error = result.get("error", ended)
             await asyncio.to_thread(_discard, model.path, job.task)
             self._end(model, replace(job, state="failed", error=error))
             return
@@ -237,17 +285,25 @@ class Jobs:
             await asyncio.sleep(0.02)
         return self.all[job.id]
 
-    def _note(self, model: ServedModel, job: Job) -> Job:
+    def _note(self, model: ServedModel, job: Job) -> bool:
+        """Record a job's state; whether the disk took it. If not, a restarted server does the job again."""
         self.all[job.id] = job
-        write_json(jobs_folder(model) / job.id / "job.json", asdict(job))
-        return job
+        try:
+            write_json(jobs_folder(model) / job.id / "job.json", asdict(job))
+        except StoreError as error:
+            log.error("job %s: its state %s could not be stored: %s", job.id, job.state, error)
+            return False
+        return True
 
     def _end(self, model: ServedModel, job: Job) -> None:
         folder = jobs_folder(model) / job.id
         self._cancelled.discard(job.id)
-        self._note(model, job)
+        noted = self._note(model, job)
         for path in (*folder.glob("data*"), folder / "result.json"):
             path.unlink(missing_ok=True)
+        self._stored.pop(job.id, None)
+        if not noted:
+            self._note(model, job)  # there may be room now
         self.metrics.jobs.labels(model.name, job.state).inc()
         details = {"error": job.error} if job.error else {"version": job.version} if job.version else {}
         audit(model.path, job.who, f"{job.kind} {job.state}", task=job.task, job=job.id, **details)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import secrets
 import shutil
 from collections.abc import AsyncIterator
@@ -18,13 +19,13 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from ibpwf.errors import StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller, Role
-from ibpwf.serving.faults import Refused, bad, busy
-from ibpwf.serving.jobs import new_job
+from ibpwf.serving.faults import FULL, Refused, bad, busy
+from ibpwf.serving.jobs import exports_folder, new_job
 from ibpwf.serving.protocol import read_json
 from ibpwf.serving.records import audit
 from ibpwf.serving.service import Service
 from ibpwf.serving.uploads import receive_bytes
-from ibpwf.serving.versions import STATE
+from ibpwf.serving.worker import DISK_FULL
 from ibpwf.storage.files import read_json as read_json_file
 from ibpwf.storage.files import write_json
 from ibpwf.storage.model_folder import verify_model
@@ -40,7 +41,7 @@ async def learn(service: Service, request: Request, caller: Caller) -> Response:
     """Upload a table, arrays or a zip archive of images as the next task, or as more rows of one."""
     model, query = service.model(request), request.query_params
     task, more = _task_name(query.get("task")), _flag(query.get("more"), "more", False)
-    service.jobs.check_room(model, queue=_flag(query.get("queue"), "queue", True))
+    queue = _flag(query.get("queue"), "queue", True)
     newest = model.newest
     if newest.layout is None:
         raise Refused(
@@ -64,7 +65,9 @@ async def learn(service: Service, request: Request, caller: Caller) -> Response:
         validate=_share(query.get("validate")),
         keep=_choice(query.get("keep"), "keep", ("better", "always")) or "better",
     )
-    job = await service.jobs.submit(model, job, request.stream())
+    announced = request.headers.get("content-length", "0")
+    length = int(announced) if re.fullmatch("[0-9]{1,18}", announced) else 0
+    job = await service.jobs.submit(model, job, request.stream(), length=length, queue=queue)
     return JSONResponse(job.shown(), 202, headers={"Location": f"/v2/jobs/{job.id}"})
 
 
@@ -143,7 +146,6 @@ async def forget(service: Service, request: Request, caller: Caller) -> Response
         raise bad(f"task is {quoted(str(task))}; name the task that is to be forgotten, one of {known}.")
     if model.newest.tasks == [task]:
         raise Refused(409, f"task {quoted(task)} is the only one of model '{model.name}', and stays.")
-    service.jobs.check_room(model, queue=True)
     job = await service.jobs.submit(model, new_job(model.name, "forget", task, caller.name))
     return JSONResponse(job.shown(), 202, headers={"Location": f"/v2/jobs/{job.id}"})
 
@@ -176,19 +178,21 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
         raise bad(f"there is no task {quoted(task)}; there are {', '.join(model.newest.tasks[:8])}.")
     if service.exporting >= EXPORTS:
         raise busy(f"{service.exporting} exports are being written; ask again later.", 10)
-    folder = model.path / STATE / "exports" / secrets.token_hex(8)
-    folder.mkdir(parents=True)
+    folder = exports_folder(model) / secrets.token_hex(8)
     clean = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
     service.exporting += 1
     try:
+        folder.mkdir(parents=True)
         write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
         worker = await service.jobs.workshop.start(model.path, folder)
         try:
             async with asyncio.timeout(EXPORT_SECONDS):
-                await worker.wait()
+                code = await worker.wait()
         except TimeoutError:
             worker.kill()
             raise Refused(409, f"the export took longer than {EXPORT_SECONDS:g} s and was stopped.") from None
+        if code == DISK_FULL:
+            raise Refused(507, FULL)
         try:
             result = read_json_file(folder / "result.json")
         except StoreError:

@@ -1,4 +1,4 @@
-"""How much may be asked of a server: each limit is a setting, and what is beyond it is refused before it is done."""
+"""Limits of a server. Each is a setting; a request beyond it is rejected before the work is done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _limit(default: float, description: str) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them together, may ask."""
+    """Limits of one request, and of all of them together."""
 
     body: int = _limit(64 << 20, "Bytes of a request.")
     upload: int = _limit(1 << 30, "Bytes of a file to learn from.")
@@ -25,7 +25,9 @@ class Limits:
     tensors: int = _limit(4096, "Tensors of one request.")
     pixels: int = _limit(1 << 24, "Pixels of one image.")
     waiting: int = _limit(8192, "Rows that wait to be answered; beyond it, 429.")
-    jobs: int = _limit(8, "Learning jobs of a model that wait; beyond it, 429.")
+    jobs: int = _limit(8, "Jobs of a model that wait, or whose file is being uploaded; beyond it, 429.")
+    uploads: int = _limit(8, "Files being uploaded at a time, of all models; beyond it, 429.")
+    stored: int = _limit(8 << 30, "Bytes on disk of files being uploaded or waiting for their job; beyond it, 429.")
     seconds: float = _limit(30.0, "Time to send a request, and to answer it.")
     upload_seconds: float = _limit(600.0, "Time to send a file to learn from.")
     rate: float = _limit(0.0, "Requests a second of one token, or address; 0: no limit.")

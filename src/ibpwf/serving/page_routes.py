@@ -79,7 +79,8 @@ async def model(service: Service, request: Request, caller: Caller) -> Response:
         served = service.model(request)
         version = await service.version(served, version_number(request.query_params.get("version")))
     except (NoSuchModel, Refused) as error:
-        return _rendered("missing.html", service, caller, 404, problem=str(error))
+        status = error.status if isinstance(error, Refused) else 404
+        return _rendered("missing.html", service, caller, status, problem=str(error))
     jobs = [job for job in service.jobs.all.values() if job.model == served.name]
     jobs.sort(key=lambda job: -job.created)
     layout = version.layout

@@ -6,6 +6,7 @@ answered meanwhile is answered by the version that the request asked for when it
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -20,7 +21,9 @@ from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.files import Layout
 from ibpwf.own_data.answering import layout_of
+from ibpwf.serving.faults import is_disk_full
 from ibpwf.serving.passes import warm
+from ibpwf.serving.records import RateLimitedLog
 from ibpwf.serving.versions import Kept, can_look_back, history_of, versions_of
 from ibpwf.storage.folder import MANIFEST, open_folder
 from ibpwf.storage.model_folder import KIND
@@ -73,6 +76,7 @@ class ServedModel:
 
     def __init__(self, name: str, path: Path, *, read_only: bool = False) -> None:
         self.name, self.path, self.read_only = name, path, read_only
+        self._trouble = RateLimitedLog(logging.ERROR, 60.0)
         self._state = self._read()
         self._earlier: OrderedDict[tuple[Stamp, int], LoadedVersion] = OrderedDict()
         self._loading, self._reading = threading.Lock(), threading.Lock()
@@ -144,7 +148,12 @@ class ServedModel:
         with everything_now():  # the folder may be written anew while this answers
             classifier = ContinualClassifier.load(self.path, device="cpu")
         if not self.read_only:
-            kept.keep()
+            try:
+                kept.keep()
+            except (OSError, StoreError) as error:
+                if not is_disk_full(error):
+                    raise
+                self._trouble.note("keep", f"a version of model {self.name} could not be kept: {error}")
         if _stamp(self.path) != stamp:
             raise StoreError(f"{self.path} was written meanwhile; read it again.")
         newest = _loaded(self.name, versions[-1].number, classifier)

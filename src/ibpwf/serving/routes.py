@@ -20,7 +20,7 @@ from ibpwf.serving import inference_routes as ask
 from ibpwf.serving import learning_routes as learn
 from ibpwf.serving import page_routes as page
 from ibpwf.serving.access import Caller, Role
-from ibpwf.serving.faults import Refused, bad
+from ibpwf.serving.faults import FULL, Refused, bad, is_disk_full
 from ibpwf.serving.middleware import Gateway, refusal
 from ibpwf.serving.records import log
 from ibpwf.serving.registry import NoSuchModel
@@ -139,15 +139,18 @@ async def _answered(service: Service, route: Route, request: Request) -> Respons
         return refusal(error)
     except NoSuchModel as error:
         return JSONResponse({"error": str(error)}, 404)
-    except IBPWFError as error:
-        return JSONResponse({"error": _without_paths(service, str(error))}, 400)
     except ClientDisconnect:
         return Response(status_code=400)
     except asyncio.CancelledError:  # the server ends, and could not wait for this one
         return JSONResponse({"error": "the server is being stopped; ask again."}, 503, headers={"Retry-After": "5"})
-    except Exception:
+    except Exception as error:
+        if is_disk_full(error):
+            service.trouble.note("disk", f"the disk is full: {error}")
+            return refusal(Refused(507, FULL))
+        if isinstance(error, IBPWFError):
+            return JSONResponse({"error": _without_paths(service, str(error))}, 400)
         log.exception("%s %s", route.method, route.path)
-        return JSONResponse({"error": "the server has a fault, which its log describes; tell who runs it."}, 500)
+        return JSONResponse({"error": "Internal server error; see the server log."}, 500)
 
 
 def _address(request: Request) -> str:

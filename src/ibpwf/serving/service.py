@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Literal
 
 from starlette.requests import Request
 
+from ibpwf.errors import StoreError
 from ibpwf.serving.access import Access, Caller, Rate, TokenFile
 from ibpwf.serving.batching import Batcher
-from ibpwf.serving.faults import busy
+from ibpwf.serving.faults import Refused, busy
 from ibpwf.serving.jobs import Jobs
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import Answer, Rows
 from ibpwf.serving.records import AccessLog, Metrics, RateLimitedLog, log
-from ibpwf.serving.registry import LoadedVersion, Registry, ServedModel
+from ibpwf.serving.registry import LoadedVersion, NoSuchModel, Registry, ServedModel
 
 POLL = 2.0
 """Seconds between two looks at the model folders."""
@@ -46,7 +48,7 @@ class Service:
         tokens = None if options.tokens is None else TokenFile(options.tokens)
         self.access = Access(tokens, read_only=options.read_only)
         self.access_log = None if options.access_log is None else AccessLog(options.access_log)
-        self.denied = RateLimitedLog()
+        self.denied, self.trouble = RateLimitedLog(), RateLimitedLog(logging.ERROR)
         self.rate = Rate(self.limits.rate)
         self.metrics = Metrics()
         self.registry = Registry(options.path, read_only=options.read_only)
@@ -99,9 +101,19 @@ class Service:
         return self.registry[request.path_params["model"]]
 
     async def version(self, model: ServedModel, number: int | None) -> LoadedVersion:
+        """A version to ask. One whose files go while they are read is gone, or, if it is being rewritten because a
+        task is forgotten, there again in a moment."""
         if model.is_loaded(number):
             return model.version(number)
-        return await asyncio.to_thread(model.version, number)
+        try:
+            return await asyncio.to_thread(model.version, number)
+        except (StoreError, OSError) as error:
+            with contextlib.suppress(StoreError, OSError):
+                await asyncio.to_thread(model.refresh)
+            if number is not None and number not in model.versions:
+                raise NoSuchModel(f"model '{model.name}' has no version {number} any more.") from None
+            log.warning("model %s, version %s cannot be read: %s", model.name, number, error)
+            raise Refused(503, f"version {number} is being rewritten; try again.", retry_after=1) from None
 
     async def ask(self, version: LoadedVersion, rows: Rows) -> Answer:
         """An answer, within the time there is for it."""

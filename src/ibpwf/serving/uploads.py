@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -40,19 +39,27 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError,
 """What a damaged archive makes zipfile say: places before its beginning are an OSError, odd names a ValueError."""
 
 
-async def receive(stream: AsyncIterator[bytes], most: int, seconds: float) -> AsyncIterator[bytes]:
-    """A body, as long as it is no larger, and comes no slower, than it may."""
-    size = 0
-    parts = aiter(stream)
-    try:
-        async with asyncio.timeout(seconds):
-            while (part := await anext(parts, None)) is not None:
-                size += len(part)
-                if size > most:
-                    raise too_large(f"the body has more than {most:,} bytes, which is the limit; send less at once.")
-                yield part
-    except TimeoutError:
-        raise Refused(408, f"the body did not come within {seconds:g} s; send it faster, or less of it.") from None
+async def receive(
+    stream: AsyncIterator[bytes], most: int, seconds: float, stall: float | None = None
+) -> AsyncIterator[bytes]:
+    """A body of at most `most` bytes that comes within `seconds`, without a pause of `stall` seconds."""
+    size, loop = 0, asyncio.get_running_loop()
+    parts, end = aiter(stream), loop.time() + seconds
+    while True:
+        by = end if stall is None else min(end, loop.time() + stall)
+        try:
+            async with asyncio.timeout_at(by):  # of each part: what the caller does with it is not the client's time
+                part = await anext(parts, None)
+        except TimeoutError:
+            slow = f"did not come within {seconds:g} s" if by == end else f"stopped for {stall:g} s"
+            raise Refused(408, f"the body {slow}; send it faster, or less of it.") from None
+        if part is None:
+            return
+        size += len(part)
+        if size > most:
+            raise too_large(f"the body has more than {most:,} bytes, which is the limit; send less at once.")
+        if part:
+            yield part
 
 
 async def receive_bytes(stream: AsyncIterator[bytes], most: int, seconds: float, coding: str = "") -> bytes:
@@ -74,18 +81,27 @@ async def receive_bytes(stream: AsyncIterator[bytes], most: int, seconds: float,
     return found
 
 
-async def receive_file(stream: AsyncIterator[bytes], path: Path, most: int, seconds: float) -> int:
-    """A body into a file, which is on the disk afterwards; its size."""
+async def receive_file(
+    stream: AsyncIterator[bytes], path: Path, limits: Limits, count: Callable[[int], None] | None = None
+) -> int:
+    """A body into a file, which is on the disk afterwards; its size. `count` is called with the size of each part
+    before it is written, and may reject it."""
     size = 0
-    with path.open("wb") as file:
-        async for part in receive(stream, most, seconds):
+    with open(path, "wb") as file:
+        async for part in receive(stream, limits.upload, limits.upload_seconds, limits.seconds):
+            if count is not None:
+                count(len(part))
             await asyncio.to_thread(file.write, part)
             size += len(part)
-        file.flush()
-        await asyncio.to_thread(os.fsync, file.fileno())
+        await asyncio.to_thread(_sync, file)
     if not size:
         raise bad("the body is empty; send a table, arrays or a zip archive of images.")
     return size
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def suffix_of(path: Path, limits: Limits) -> str:
@@ -93,7 +109,8 @@ def suffix_of(path: Path, limits: Limits) -> str:
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"PK\x03\x04"):
-        return ".npz" if all(name.endswith(".npy") for name in _names(path, limits)) else ".zip"
+        check_archive(path, limits)
+        return ".npz" if _first_name(start).endswith(b".npy") else ".zip"
     found = next((ending for magic, ending in _MAGIC.items() if start.startswith(magic)), None)
     if found is not None:
         return found
@@ -101,13 +118,10 @@ def suffix_of(path: Path, limits: Limits) -> str:
     return ".tsv" if b"\t" in first and b"," not in first and b";" not in first else ".csv"
 
 
-def _names(path: Path, limits: Limits) -> list[str]:
-    check_archive(path, limits)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.namelist()
-    except DAMAGED as error:
-        raise bad(f"the archive cannot be read ({quoted(str(error))}); send a whole zip file.") from None
+def _first_name(start: bytes) -> bytes:
+    """The name of an archive's first entry: a large archive's directory takes long to read."""
+    length = int.from_bytes(start[26:28], "little")
+    return start[30 : 30 + length]
 
 
 def check_archive(path: Path, limits: Limits) -> None:
@@ -177,8 +191,3 @@ def _read_images(
             raise DataError(f"{name}: the folder's name is no class name; rename it.")
         labels.append(label)
     return x, labels
-
-
-def remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()

@@ -19,6 +19,7 @@ from typing import Any
 from ibpwf.errors import InputError, StoreError
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.estimator.building import told_by_router
+from ibpwf.serving.faults import is_disk_full
 from ibpwf.storage.files import sync_folder
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND
@@ -141,19 +142,28 @@ class Kept:
             if version is None:
                 shutil.rmtree(path)
             elif not self.fits(version, history):
-                self._forget_in(path, task)
+                try:
+                    self._forget_in(path, task)
+                except (OSError, StoreError) as error:
+                    if not is_disk_full(error):
+                        raise
+                    shutil.rmtree(path)  # a version that cannot be written without the task goes with it
         self.sweep(history)
 
     def _forget_in(self, path: Path, task: str) -> None:
         aside = self.folder / f"new-{secrets.token_hex(8)}"
-        shutil.copytree(path, aside)
-        with contextlib.suppress(InputError):  # what does not fit afterwards is removed
-            classifier = ContinualClassifier.load(aside, device="cpu")
-            classifier.forget(task)
-            with lock_folder(aside):
-                classifier.save(aside)
-        (aside / ".lock").unlink(missing_ok=True)
-        self._replace(int(path.name), aside)
+        try:
+            shutil.copytree(path, aside)
+            with contextlib.suppress(InputError):  # what does not fit afterwards is removed
+                classifier = ContinualClassifier.load(aside, device="cpu")
+                classifier.forget(task)
+                with lock_folder(aside):
+                    classifier.save(aside)
+            (aside / ".lock").unlink(missing_ok=True)
+            self._replace(int(path.name), aside)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)  # it has the task
+            raise
 
     def sweep(self, history: Events) -> None:
         """Remove what a killed process has left, and what is no version of the model any more."""

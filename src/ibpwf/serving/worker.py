@@ -23,7 +23,7 @@ from typing import Any
 from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.training.callbacks import Callback, EpochEnd, TaskStart
 
-DONE, FAILED, LOCKED, STOPPED = 0, 2, 3, 130
+DONE, FAILED, LOCKED, DISK_FULL, STOPPED = 0, 2, 3, 4, 130
 """Exit codes. LOCKED: another process writes to the model; to be tried again."""
 
 CHECKPOINT_MINUTES = 0.5
@@ -71,11 +71,13 @@ def run(model: str, folder: str, held: Connection) -> None:
 def _do(model: Path, stop: threading.Event) -> int:
     import torch
 
+    from ibpwf.serving.faults import is_disk_full
     from ibpwf.storage.files import read_json, write_json
     from ibpwf.storage.folder import lock_folder
 
     torch.set_num_threads(1)
     job = read_json(Path("job.json"))
+    code = DONE
     try:
         if job["kind"] == "export":
             result = _export(model, job)
@@ -83,21 +85,25 @@ def _do(model: Path, stop: threading.Event) -> int:
             with contextlib.ExitStack() as stack:
                 try:
                     stack.enter_context(lock_folder(model))
-                except StoreError:
-                    return LOCKED
+                except StoreError as error:
+                    return DISK_FULL if is_disk_full(error) else LOCKED
                 result = _change(model, job, stop)
-    except IBPWFError as error:
-        write_json(Path("result.json"), {"error": str(error).replace(str(model), model.name)})
-        return FAILED
     except KeyboardInterrupt:
         return STOPPED
-    except Exception:  # the same would happen again; who asked is told, and the log says where
-        traceback.print_exc()
-        told = "the server has a fault, which its log describes; tell who runs it."
-        write_json(Path("result.json"), {"error": told})
-        return FAILED
-    write_json(Path("result.json"), result)
-    return DONE
+    except Exception as error:
+        if is_disk_full(error):  # so that no words can be left; the code says it
+            return DISK_FULL
+        told = str(error).replace(str(model), model.name)
+        if not isinstance(error, IBPWFError):  # the same would happen again; the log says where
+            traceback.print_exc()
+            told = "Internal server error; see the server log."
+        result, code = {"error": told}, FAILED
+    try:
+        write_json(Path("result.json"), result)
+    except StoreError:
+        if job["kind"] == "export" or code != DONE:
+            return DISK_FULL
+    return code
 
 
 def _wait_for_end(held: Connection, stop: threading.Event) -> None:
@@ -120,7 +126,10 @@ def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str
         kept.sweep(history_of(open_folder(model)))  # of tasks that were forgotten otherwise, and of killed jobs
         kept.keep()  # what is the newest version until now
         result = _learn(model, job, stop)
-    kept.keep()
+    try:
+        kept.keep()
+    except (OSError, StoreError) as error:  # the change is made, and the next job keeps it before another
+        sys.stderr.write(f"the new version could not be kept: {error}\n")
     return result
 
 

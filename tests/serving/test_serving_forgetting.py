@@ -1,0 +1,100 @@
+"""A version that is asked while a task is forgotten is answered, gone (404), or there again in a moment (503)."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from served import Server, blobs, request, task_table
+from starlette.testclient import TestClient
+
+from ibpwf import ContinualClassifier
+from ibpwf.own_data.learning import LearnOptions
+from ibpwf.own_data.more import learn_more
+from ibpwf.serving.routes import make_app
+from ibpwf.serving.service import ServeOptions, Service
+from ibpwf.serving.versions import Kept
+
+X = blobs(range(6), each=1, seed=2)[0]
+
+
+def with_kept_versions(models: Path) -> Path:
+    """Version 3 is read from what was kept of it, since a task had more rows after it."""
+    path = models / "things"
+    Kept(path).keep()
+    rows = task_table(models.parent, 0, each=60)
+    learn_more(path, rows, "fruit", None, LearnOptions(device="cpu"), "always")
+    return path
+
+
+def test_a_version_whose_files_go_while_they_are_read_is_503_or_404(models):
+    path = with_kept_versions(models)
+    with TestClient(make_app(Service(ServeOptions(models, poll=3600))), base_url="http://127.0.0.1") as client:
+        aside = Kept(path).path(3).rename(path / "aside")  # as while a task is taken out of it
+        for address in ("/v2/models/things/versions/3/infer", "/v2/models/things/infer?version=3"):
+            answered = client.post(address, json=request(X))
+            assert answered.status_code == 503
+            assert answered.headers["retry-after"]
+        assert client.get("/v2/models/things/versions/3/ready").status_code == 503
+        assert client.get("/models/things?version=3").status_code == 503
+        aside.rename(Kept(path).path(3))
+        assert client.post("/v2/models/things/versions/3/infer", json=request(X)).status_code == 200
+
+    with TestClient(make_app(Service(ServeOptions(models, poll=3600))), base_url="http://127.0.0.1") as client:
+        classifier = ContinualClassifier.load(path)
+        classifier.forget("pets")  # which made version 3
+        classifier.save(path)
+        shutil.rmtree(Kept(path).path(3))
+        assert client.post("/v2/models/things/versions/3/infer", json=request(X)).status_code == 404
+
+
+class Asking(threading.Thread):
+    """Asks for one version again and again."""
+
+    def __init__(self, server: Server, address: str) -> None:
+        super().__init__(daemon=True)
+        self.http, self.address = httpx.Client(base_url=server.address, timeout=60), address
+        self.seen: Counter[int] = Counter()
+        self.texts: dict[int, str] = {}
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            answered = self.http.post(self.address, json=request(X))
+            self.seen[answered.status_code] += 1
+            self.texts[answered.status_code] = answered.text
+
+
+@pytest.mark.faults
+def test_versions_asked_while_tasks_are_forgotten_are_never_a_bad_request(start, models, tally):
+    seed = int.from_bytes(os.urandom(4))
+    chance, found = random.Random(seed), Counter[int]()
+    with_kept_versions(models)
+    server: Server = start()
+    texts: dict[int, str] = {}
+    for turn in range(6):
+        learned = server.learn(task_table(models.parent, 3), f"more-{turn}")
+        assert server.wait(learned.json()["id"])["state"] == "done"
+        versions = [int(one) for one in server.versions()]
+        asking = [Asking(server, f"/v2/models/things/versions/{number}/infer") for number in versions]
+        for one in asking:
+            one.start()
+        known: dict[str, Any] = server.http.get("/v2/models/things").json()["parameters"]
+        task = chance.choice(known["tasks"][1:])
+        forgotten = server.http.post("/v2/models/things/forget", json={"task": task})
+        assert server.wait(forgotten.json()["id"])["state"] == "done"
+        for one in asking:
+            one.ended.set()
+            one.join()
+            found += one.seen
+            texts |= one.texts
+    other = {status: texts[status] for status in found if status not in (200, 404, 503)}
+    assert other == {}
+    tally("versions asked while a task is forgotten", found.total(), seed=seed, **{"other statuses": len(other)})
