@@ -35,6 +35,7 @@ class TaskInfo:
     accuracy: float | None = None  # per cent, as measured when it was learned (see `note_accuracy`)
     training_accuracy: float | None = None  # per cent of its own rows, over the last pass of its training
     held_out: HeldOut | None = None  # how well rows that nothing was learned from are answered
+    further_factors: dict[str, int] | None = None  # by layer, those with π̄ < κ that its accuracy needed
     version: int = 1
     version_of: str | None = None  # of an older version, the name of the task that has a newer one
 
@@ -47,6 +48,8 @@ class TaskInfo:
         fields = {name: value for name, value in asdict(self).items() if name != "number"}
         if self.version == 1 and self.version_of is None:  # as it was before there were versions
             del fields["version"], fields["version_of"]
+        if self.further_factors is None:
+            del fields["further_factors"]
         return {**fields, "classes": list(self.classes)}
 
 
@@ -60,6 +63,7 @@ class Learned:
     history: tuple[dict[str, Any], ...] = ()
     input_shape: tuple[int, ...] | None = None
     guessing: float = 0.0  # per cent that always giving the largest class of the last task would be right for
+    beside_linear: HeldOut | None = None  # of a last task without held-out rows: how some of its own are answered
     older: tuple[TaskInfo, ...] = ()  # versions of tasks that have newer ones, numbered on after the tasks
 
     @cached_property
@@ -166,10 +170,13 @@ def near_chance(accuracy: float | None, guessing: float) -> bool:
     return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
 
 
-def doubt_of(task: TaskInfo, guessing: float, *, frozen: bool = False) -> str | None:
-    """What to say of a task that was learned hardly, or worse than a simpler model would; one beside a `frozen` base
-    has started from the network's own weights."""
+def doubt_of(
+    task: TaskInfo, guessing: float, beside_linear: HeldOut | None = None, *, frozen: bool = False
+) -> str | None:
+    """What to say of a task that was hardly learned, or worse than by a simpler model; one beside a `frozen` base has
+    started from the network's own weights."""
     found = task.held_out
+    compared = found or beside_linear
     if near_chance(task.training_accuracy, guessing):
         return (
             f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
@@ -185,10 +192,22 @@ def doubt_of(task: TaskInfo, guessing: float, *, frozen: bool = False) -> str | 
             f"{found.majority:.1f} %. Give more rows or columns that say more about the classes; if one class is "
             "rare, weights (class_weight='balanced')."
         )
-    if found is not None and found.is_poor:
+    if compared is not None and compared.is_poor:
+        which = "held-out rows" if found is not None else "of its own rows"
         return (
-            f"task '{task.name}' is answered worse than by a linear model: {found.accuracy:.1f} % of "
-            f"{found.rows:,} rows held out, where a logistic regression has {found.linear:.1f} %. "
-            "Train longer (epochs), change learning_rate, or take a network that suits the data."
+            f"task '{task.name}' ends below a linear model: {compared.accuracy:.1f} % of {compared.rows:,} {which} "
+            f"are right, where a logistic regression has {compared.linear:.1f} %. Train longer (epochs), change "
+            "learning_rate, or take a network that suits the data."
         )
     return None
+
+
+def kept_further(task: TaskInfo) -> str | None:
+    """What to say of a task that the selection by κ would have ruined."""
+    if not task.further_factors:
+        return None
+    layers = ", ".join(f"{count} of '{name}'" for name, count in task.further_factors.items())
+    return (
+        f"task '{task.name}' keeps factors with a selection probability below kappa, since its accuracy falls "
+        f"without them: {layers}. Lower kappa, or set selection_loss=100 to drop them all the same."
+    )

@@ -7,6 +7,7 @@ the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the f
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,7 @@ from ibpwf.core.forgetting import forget_task
 from ibpwf.core.merging import check_head
 from ibpwf.core.model import FactorModel
 from ibpwf.core.ready_made import ReadyFactors, add_ready_task
+from ibpwf.core.selection import further_factors, sufficient_selection
 from ibpwf.core.task_network import TaskNetwork
 from ibpwf.core.turns import check_square, turned, turned_labels
 from ibpwf.distributed import Group
@@ -34,9 +36,10 @@ from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.versions import Versions
-from ibpwf.method_keeping import FEWEST_HELD_OUT, KeepingMethod
+from ibpwf.method_keeping import KeepingMethod
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
+from ibpwf.training.linear import FEWEST_ROWS
 from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
@@ -59,6 +62,9 @@ BUILT_WITH = (
 DISTILLATION = 0.25
 """How much a new version of a task minds answering otherwise than the old one, beside answering rightly. Of 0, 0.25,
 0.5 and 1 this kept most of what the old rows had taught (docs/python.md has what it does)."""
+
+SELECTION_ROWS, SELECTION_BATCH = 500, 250
+"""Rows by which it is decided whether the selected factors suffice, and how many of them are answered at once."""
 
 PATIENCE = 500
 """Steps without gain after which training ends, in no fewer than 3 and no more than 15 epochs."""
@@ -101,6 +107,7 @@ class IBPWF(KeepingMethod):
         self.versions = Versions()
         self.network: TaskNetwork | None = None
         self._old_version: nn.Module | None = None  # while a new one is learned
+        self._data: TaskData | None = None  # while a task is learned
         self._phase = ELBO
         self._examples = 1
 
@@ -158,6 +165,7 @@ class IBPWF(KeepingMethod):
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
         self.hold_out(data)
+        self._data = data
         self._old_version = None if before is None else self.model.ready(self.place(data.index))
         for module in network.modules():
             if isinstance(module, FittedToTask) and before is None:  # a new version reads as the old one does
@@ -180,7 +188,7 @@ class IBPWF(KeepingMethod):
     @property
     def _is_stopped(self) -> bool:
         """Whether held-out rows say when the task that is learned has been trained for long enough."""
-        there = self._held_out is not None and len(self._held_out[1]) >= FEWEST_HELD_OUT
+        there = self._held_out is not None and len(self._held_out[1]) >= FEWEST_ROWS
         return self.settings.early_stopping and there and not has_batch_norm(self.model.net)
 
     def _plan(self, rows: int) -> Schedule:
@@ -216,8 +224,38 @@ class IBPWF(KeepingMethod):
     def parameters(self, phase: Phase) -> Sequence[nn.Parameter]:
         self._phase = phase.name
         if phase.name == FINETUNE:
-            self._training.fix_selection(self.settings.kappa)
+            self._fix_selection()
         return self._training.trainable(posterior=phase.name == ELBO)
+
+    def _fix_selection(self) -> None:
+        """Keep the factors with π̄ ≥ κ, and further ones where the accuracy on some of the task's rows needs them."""
+        s, network = self.settings, self._training
+        classes = network.outputs // network.turns
+        if network.selected or classes == 1 or s.selection_loss == 100:
+            network.fix_selection(s.kappa)
+            return
+        x, y = self._rows_to_select_by()
+        pieces = list(zip(*(one.tensor_split(math.ceil(len(y) / SELECTION_BATCH)) for one in (x, y)), strict=True))
+
+        def accuracy(selection: Mapping[str, Tensor] | None) -> float:
+            right = [network.answers_with(some, selection)[:, :classes].argmax(1) == known for some, known in pieces]
+            return 100 * float(torch.cat(right).double().mean())
+
+        chosen = sufficient_selection(network, s.kappa, accuracy, s.selection_loss)
+        for name, mask in chosen.items():
+            agreed = mask.to(torch.uint8)
+            self.group.take_from_first([agreed])
+            chosen[name] = agreed.bool()
+        network.fix_selection(s.kappa, chosen)
+
+    def _rows_to_select_by(self) -> tuple[Tensor, Tensor]:
+        """Those that nothing is learned from, where there are enough; else some that are drawn at random."""
+        if self._held_out is not None and len(self._held_out[1]) >= FEWEST_ROWS:
+            return self._held_out[1].tensors()
+        assert self._data is not None
+        batches = self.rows_to_train(self._data).epoch(SELECTION_BATCH, self._data.generator("selection"))
+        some = list(itertools.islice(batches, SELECTION_ROWS // SELECTION_BATCH))
+        return torch.cat([x for x, _ in some]), torch.cat([y for _, y in some])
 
     def make_optimizer(self, phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         if self.parts.optimizer is not None:
@@ -289,12 +327,13 @@ class IBPWF(KeepingMethod):
         network, rows = self._training, self.rows_to_train(data)
         plan = self._plan(len(rows))
         if not plan.finetune_epochs:
-            network.fix_selection(self.settings.kappa)
+            self._fix_selection()
+        self.further_factors = further_factors(network, self.settings.kappa)
         batches = rows.epoch(max(plan.batch_size, 2), data.generator("statistics"))  # one row has no variance
         estimate_statistics(network, ((turned(x, network.turns, self.image_shape), y) for x, y in batches))
         self.model.finish_task(network, self.settings.kappa)
         self.keep(data, rows)
-        self.network = self._old_version = None
+        self.network = self._old_version = self._data = None
 
     def take_task(self, data: TaskData, factors: Mapping[str, ReadyFactors], own: Mapping[str, Tensor]) -> None:
         """Keep a task that was learned elsewhere; `data` tells what its inputs are like."""

@@ -15,16 +15,13 @@ from ibpwf.inference.opinion import Opinion
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.versions import Version
 from ibpwf.method_answers import AnsweringMethod
-from ibpwf.training.linear import compared
+from ibpwf.training.linear import FEWEST_ROWS, compared
 from ibpwf.training.method import TaskData
 from ibpwf.training.rows import Again, Rows
 
 MOST_HELD_OUT, MOST_TO_STOP_BY = 500, 2_000
 """Rows of a task: three numbers and a few quantiles are made of them, and with early stopping it is decided by them
 when to stop, for which more are better."""
-
-FEWEST_HELD_OUT = 30
-"""Fewer rows say nothing of when to stop."""
 
 
 class KeepingMethod(AnsweringMethod):
@@ -107,5 +104,5 @@ class KeepingMethod(AnsweringMethod):
         if opinion is not None and found.opinion is not None:
             expert, regression = found.opinion
             own = expert * own.double() + regression * opinion
-        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_HELD_OUT else None
+        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_ROWS else None
         return found

@@ -189,7 +189,12 @@ def try_version(
     yield from training.run()
     examples = info.examples + len(data.rows)
     new = replace(
-        info, examples=examples, accuracy=None, training_accuracy=training.accuracy, version=info.version + 1
+        info,
+        examples=examples,
+        accuracy=None,
+        training_accuracy=training.accuracy,
+        further_factors=dict(method.further_factors) or None,
+        version=info.version + 1,
     )
     old = replace(info, name=old_name, version_of=info.name)
     event = {"event": "more", "serial": serial, "version": __version__}

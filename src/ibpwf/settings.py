@@ -244,6 +244,11 @@ class Settings(Factorization):
         None, description="terms of the series in appendix B (the paper takes 10); none sums it exactly"
     )
     kappa: Probability = Field(0.5, description="factors with π̄ ≥ κ are locked when a task ends, and read by it")
+    selection_loss: Annotated[float, Field(ge=0, le=100)] = Field(
+        10.0,
+        description="percentage points of accuracy that dropping the factors with π̄ < κ may cost a task; where it "
+        "would cost more, the most probable of them are kept (100: never, as in the paper)",
+    )
     features: str = Field(
         "layer",
         description="φ(x) for inferring tasks: a layer's outputs before its activation under the first task's "

@@ -23,7 +23,7 @@ from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.files.naming import names_files
 from ibpwf.inference.prediction import Prediction
-from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of
+from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of, kept_further
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
 from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
@@ -35,6 +35,7 @@ from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.fitting import check_fits
 from ibpwf.training.given import GivenRows, rows_given
+from ibpwf.training.linear import CLEARLY, compared_on_own_rows
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
 from ibpwf.training.rows import IndexedRows, weighted
@@ -140,8 +141,10 @@ class TaskLearner:
     def warn_if_hardly_learned(self) -> None:
         """Say so where the last task was learned hardly better than guessing."""
         frozen = getattr(getattr(self.method, "model", None), "base", None) == "frozen"
-        doubt = doubt_of(self.tasks[-1], self._learned.guessing, frozen=frozen)
-        if doubt is not None:
+        known = self._learned
+        task = known.tasks[-1]
+        doubts = [doubt_of(task, known.guessing, known.beside_linear, frozen=frozen), kept_further(task)]
+        for doubt in filter(None, doubts):
             warnings.warn(doubt, stacklevel=3)
 
     def learn_steps(
@@ -192,13 +195,22 @@ class TaskLearner:
         if not method.group.alone:
             method.group.check_same(digest_of(*method.state()), f"what was learned of task '{name}'")
         task = TaskInfo(
-            name, number, classes, len(rows), training_accuracy=training.accuracy, held_out=method.outcome
+            name,
+            number,
+            classes,
+            len(rows),
+            training_accuracy=training.accuracy,
+            held_out=method.outcome,
+            further_factors=dict(method.further_factors) or None,
         )
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         use, seconds = method.use(number), time.perf_counter() - started
         counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
         guessing = 100 * float(counts.max() / counts.sum())
-        now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing)
+        beside = None
+        if method.outcome is None and (training.accuracy or 100.0) < 100 - CLEARLY:
+            beside = compared_on_own_rows(rows, lambda x: method.logits(x, number), data.generator("linear"))
+        now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
         self._learned = now.numbered([*known.tasks, task, *known.older])
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
 

@@ -174,7 +174,9 @@ def show(screen: Screen, report: ModelReport) -> None:
             use = task.factors[layer]
             reused, new = (round(BAR * count / max(widest, 1)) for count in (use.reused, use.new))
             bar = ("█" * reused + "░" * new).ljust(BAR)
-            say(f"  {printable(task.name):<{names}}  {bar} {use.active} used: {use.reused} reused, {use.new} new")
+            further = f", {task.further_factors[layer]} below kappa" if layer in task.further_factors else ""
+            used = f"{use.active} used: {use.reused} reused, {use.new} new{further}"
+            say(f"  {printable(task.name):<{names}}  {bar} {used}")
     names_of = {task.serial: f" '{printable(task.name)}'" for task in report.tasks}
     say("\nhistory", "bold")
     for line in report.history:

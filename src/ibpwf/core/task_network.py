@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibpwf.core.compiled import call
 from ibpwf.core.dictionary import Dictionary, FactorBlock
@@ -163,9 +164,9 @@ class TaskNetwork(nn.Module):
         with self._own_random_numbers(x.device):
             return self._outputs(x)
 
-    def _outputs(self, x: Tensor) -> Tensor:
+    def _outputs(self, x: Tensor, *, compiled: bool = True) -> Tensor:
         weights = {weight.parameter: _as_owned(weight, layer) for weight, layer in self._lent.values()}
-        y = call(self._called[0], x, weights)
+        y = call(self._called[0] if compiled else self.network, x, weights)
         return y[:, : self.outputs]
 
     @torch.no_grad()
@@ -179,6 +180,25 @@ class TaskNetwork(nn.Module):
         try:
             return self._outputs(x)
         finally:
+            self.train()
+
+    @torch.no_grad()
+    def answers_with(self, x: Tensor, selection: Mapping[str, Tensor] | None) -> Tensor:
+        """The outputs if this selection were fixed; None: with E[λ], as before it is. Batch normalization goes by the
+        rows at hand, since what it has recorded is of sampled selections."""
+        share = self.posterior.logit.sigmoid() if selection is None else torch.zeros_like(self.posterior.logit)
+        for row, chosen in enumerate((selection or {}).values()):
+            share[row, : len(chosen)] = chosen
+        deal_scores(self.posterior.strength * share, list(self.factor_layers.values()))
+        self.eval()
+        norms = [module for module in self.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+        for norm in norms:
+            norm.training, norm.track_running_stats = True, False
+        try:
+            return self._outputs(x, compiled=False)  # compiling takes longer than the few rows that are answered here
+        finally:
+            for norm in norms:
+                norm.track_running_stats = True
             self.train()
 
     def release(self) -> None:
@@ -261,12 +281,17 @@ class TaskNetwork(nn.Module):
         """A posterior of this task from other vectors."""
         return TaskPosterior(start, prior, float(self.posterior.temperature), self._kl_terms)
 
-    def fix_selection(self, kappa: float) -> None:
-        """Keep the factors with π̄ ≥ κ, drop the others from the computation. Idempotent."""
+    def selection(self, kappa: float) -> dict[str, Tensor]:
+        """Per layer, which factors have π̄ ≥ κ; the most probable one where none has."""
+        return {name: self.posterior.vectors(row).selected(kappa) for row, name in enumerate(self._layer_names)}
+
+    def fix_selection(self, kappa: float, selection: Mapping[str, Tensor] | None = None) -> None:
+        """Keep the factors with π̄ ≥ κ, or those of another selection, and drop the others from the computation.
+        Idempotent."""
         if self.selected:
             return
-        for row, (name, layer) in enumerate(self.factor_layers.items()):
-            chosen = self.posterior.vectors(row).selected(kappa)
+        for name, chosen in (self.selection(kappa) if selection is None else selection).items():
+            layer = self.factor_layers[name]
             locked, free = chosen[layer.locked_at], chosen[layer.free_at]
             layer.set_locked(layer.locked_a[locked], layer.locked_b[locked], layer.locked_at[locked])
             layer.set_free(layer.free_a[free], layer.free_b[free], layer.free_at[free])

@@ -31,6 +31,7 @@ class TaskReport:
     version_of: str | None  # of an older version, the task that has a newer one
     bytes: int
     factors: dict[str, FactorUse]
+    further_factors: dict[str, int]  # by layer, those among them with π̄ < κ that the task's accuracy needed
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ def _tasks(
                     layer: FactorUse(active, new[layer], active - new[layer], total[layer])
                     for layer, active in selected.items()
                 },
+                further_factors=task.get("further_factors") or {},
             )
         )
     return tasks, dict(total)

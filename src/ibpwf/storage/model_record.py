@@ -46,6 +46,7 @@ class StoredTask(Record):
     accuracy: PerCent | None = None
     training_accuracy: PerCent | None = None
     held_out: StoredHeldOut | None = None
+    further_factors: dict[Name, Annotated[int, Field(ge=1)]] | None = None
     version: Annotated[int, Field(ge=1)] = 1
     version_of: Name | None = None  # of an older version, the task that has a newer one
 

@@ -4,16 +4,26 @@ regression on the same rows."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.training.rows import Rows
+from ibpwf.training.rows import Rows, TensorRows
 
 MOST_ROWS, MOST_INPUTS = 20_000, 4_096
 """Of a logistic regression that is only there to compare with; images with more numbers have none."""
+MOST_OWN_ROWS = 2_500
+"""Of a task that has no held-out rows: its regression is there to warn, and must not take long."""
+
+FEWEST_ROWS = 30
+"""Fewer rows say nothing of how well a model does."""
+
+CLEARLY = 2.0
+"""Points of accuracy by which a linear model must at least be better to be worth a warning."""
+
 ITERATIONS, PENALTY = 100, 1e-3
 
 
@@ -40,7 +50,7 @@ class HeldOut:
             return False
         shares = (self.linear / 100, self.accuracy / 100)
         error = 100 * math.sqrt(sum(max(share * (1 - share), 0.01) for share in shares) / self.rows)
-        return self.linear - self.accuracy > max(2.0, 3 * error)
+        return self.linear - self.accuracy > max(CLEARLY, 3 * error)
 
 
 def compared(train: Rows, held: Rows, logits: Tensor) -> HeldOut:
@@ -52,6 +62,23 @@ def compared(train: Rows, held: Rows, logits: Tensor) -> HeldOut:
     )
 
 
+def compared_on_own_rows(rows: Rows, logits: Callable[[Tensor], Tensor], draw: torch.Generator) -> HeldOut | None:
+    """The same by some of the rows that a task has learned from, a fifth of which the logistic regression has not;
+    None where there are too few."""
+    if not _comparable(next(rows.in_order(1))[0]):
+        return None
+    x, y = (torch.cat(parts) for parts in zip(*rows.sample(MOST_OWN_ROWS, draw), strict=True))
+    apart = TensorRows(x, y).apart(0.2, len(y), draw)
+    if apart is None or len(apart[1]) < FEWEST_ROWS:
+        return None
+    train, asked = apart
+    return compared(train, asked, logits(asked.tensors()[0]))
+
+
+def _comparable(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x[0].numel() <= MOST_INPUTS
+
+
 def _share(right: Tensor) -> float:
     return 100 * float(right.double().mean())
 
@@ -59,7 +86,7 @@ def _share(right: Tensor) -> float:
 @torch.enable_grad()
 def linear_accuracy(train: Rows, x: Tensor, y: Tensor, classes: int) -> float | None:
     """Of a logistic regression with a small penalty, on inputs of unit spread."""
-    if x.dtype != torch.float32 or x[0].numel() > MOST_INPUTS or classes < 2:
+    if not _comparable(x) or classes < 2:
         return None
     parts, labels, rows = [], [], 0
     for some, known in train.sample(MOST_ROWS, torch.Generator().manual_seed(0)):

@@ -11,6 +11,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -106,6 +107,7 @@ class Method(Objective):
     resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
     accelerate: bool = True  # whether faster stand-ins of reference functions may be used
     outcome: HeldOut | None = None  # how well the last task's held-out rows were answered when it ended
+    further_factors: Mapping[str, int] = MappingProxyType({})  # of the last task, those with π̄ < κ it keeps, by layer
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
 
     @property

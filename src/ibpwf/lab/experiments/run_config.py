@@ -222,6 +222,8 @@ def normalized(method: str, stored: Mapping[str, Any]) -> dict[str, Any]:
             inference = Settings.from_json({"gaussians": settings["gaussians"]}).inference
             settings = {name: value for name, value in settings.items() if name != "gaussians"}
             settings["inference"] = inference
+        if kind is Settings and "selection_loss" not in settings:  # of a run from before accuracy was looked at
+            settings = {**settings, "selection_loss": 100.0}
         return {**stored, "settings": kind.from_json(settings).to_json()}
     except IBPWFError:
         return dict(stored)

@@ -1,0 +1,134 @@
+"""Whatever κ is, fixing the selection does not ruin what a task has learned; and a task that ends below a linear
+model is reported."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from ibpwf import Learner, Settings
+from ibpwf.cli import app
+from tests.tallies import Tally
+
+ROWS, INPUTS = 400, 20
+LINEAR = 95.0  # percent; a linear model answers all of these rows rightly
+
+
+def separable_rows(task: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows on both sides of a plane, with a gap between them."""
+    generator = torch.Generator().manual_seed(1000 * seed + task)
+    plane = torch.randn(INPUTS, generator=generator)
+    x = torch.randn(ROWS, INPUTS, generator=generator)
+    y = (x @ plane > 0).long()
+    return x + plane * (2 * y - 1).unsqueeze(1) * 0.3 / plane.norm(), y
+
+
+def perceptron(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(INPUTS, 33), nn.ReLU(), nn.Linear(33, 17))
+
+
+def taught(tasks: int, seed: int, **settings: float) -> Learner:
+    learner = Learner(perceptron(seed), Settings(**settings), seed=seed, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for task in range(tasks):
+            learner.learn(*separable_rows(task, seed), name=f"t{task}")
+    return learner
+
+
+def accuracies(learner: Learner, seed: int) -> list[float]:
+    found = []
+    for task in range(len(learner.tasks)):
+        x, y = separable_rows(task, seed)
+        found.append(100 * float((learner.logits(x, task).argmax(1) == y).double().mean()))
+    return found
+
+
+@pytest.mark.parametrize("kappa", [0.7, 0.9])
+def test_no_task_is_ruined_by_a_high_kappa(kappa: float) -> None:
+    learner = taught(4, 0, kappa=kappa)
+    assert min(accuracies(learner, 0)) >= LINEAR
+
+
+def test_what_the_paper_does_can_still_be_had_and_ruins_tasks() -> None:
+    """The same rows and seed without the check, as a proof that it is what keeps the accuracy."""
+    kept, dropped = taught(4, 0, kappa=0.9), taught(4, 0, kappa=0.9, selection_loss=100)
+    assert min(accuracies(kept, 0)) >= LINEAR > min(accuracies(dropped, 0))
+    assert all(task.further_factors is None for task in dropped.tasks)
+
+
+@pytest.mark.faults
+def test_no_task_is_ruined_at_any_kappa(tally: Tally) -> None:
+    ruined = tried = 0
+    for seed in range(4):
+        for kappa in (0.5, 0.6, 0.7, 0.8, 0.9, 0.99):
+            found = accuracies(taught(8, seed, kappa=kappa), seed)
+            tried += len(found)
+            ruined += sum(accuracy < LINEAR for accuracy in found)
+    tally("tasks learned at a kappa of 0.5 to 0.99", tried, seed=0, ruined=ruined)
+
+
+def test_factors_that_are_kept_below_kappa_are_reported_and_stored(tmp_path: Path) -> None:
+    learner = Learner(perceptron(0), Settings(kappa=0.9), seed=0, device="cpu")
+    with pytest.warns(UserWarning, match="kappa"):
+        info = learner.learn(*separable_rows(0, 0), name="t0")
+    assert info.further_factors
+    use = learner.method.use(0)
+    for layer, count in info.further_factors.items():
+        assert 0 < count < use[layer]["active"]
+    learner.save(tmp_path / "model")
+    assert Learner.load(tmp_path / "model").tasks[0].further_factors == info.further_factors
+    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "model")])
+    assert f"{sum(info.further_factors.values())} below kappa" in shown.output or len(info.further_factors) > 1
+    assert "below kappa" in shown.output
+
+
+def test_an_ordinary_kappa_keeps_no_further_factors() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner = Learner(perceptron(0), Settings(), seed=0, device="cpu")
+        for task in range(3):
+            assert learner.learn(*separable_rows(task, 0)).further_factors is None
+
+
+def test_a_task_that_ends_below_a_linear_model_is_reported_without_held_out_rows() -> None:
+    learner = Learner(perceptron(0), Settings(kappa=0.9, selection_loss=100), seed=0, device="cpu")
+    reported: set[str] = set()
+    linear = False
+    for task in range(4):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            learner.learn(*separable_rows(task, 0), name=f"t{task}")
+        found = " ".join(str(one.message) for one in said)
+        reported |= {f"t{task}"} if "linear model" in found or "hardly learned" in found else set()
+        linear |= "linear model" in found
+    assert all(task.held_out is None for task in learner.tasks)
+    ruined = {f"t{task}" for task, accuracy in enumerate(accuracies(learner, 0)) if accuracy < 80}
+    assert ruined
+    assert ruined <= reported
+    assert linear
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_the_same_seed_keeps_the_same_factors(batch_norm: bool) -> None:
+    def learn() -> Learner:
+        torch.manual_seed(0)
+        norm: nn.Module = nn.BatchNorm1d(33) if batch_norm else nn.Identity()
+        net = nn.Sequential(nn.Linear(INPUTS, 33), norm, nn.ReLU(), nn.Linear(33, 17))
+        learner = Learner(net, Settings(kappa=0.9), seed=3, device="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for task in range(2):
+                learner.learn(*separable_rows(task, 3))
+        return learner
+
+    first, second = learn(), learn()
+    x, _ = separable_rows(0, 3)
+    assert first.tasks == second.tasks
+    assert all(torch.equal(first.logits(x, task), second.logits(x, task)) for task in range(2))
