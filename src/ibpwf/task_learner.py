@@ -25,8 +25,15 @@ from ibpwf.files.naming import names_files
 from ibpwf.inference.prediction import Prediction
 from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of, kept_further
 from ibpwf.settings import FrozenSettings
-from ibpwf.storage.checkpoint_folder import Identity, check_place, digest_of, discard_finished
-from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, save_folder
+from ibpwf.storage.checkpoint_folder import (
+    Identity,
+    check_place,
+    digest_of,
+    discard,
+    discard_finished,
+    has_checkpoint,
+)
+from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, parts_at, save_folder
 from ibpwf.storage.model_folder import KIND, SavedParts, storable, whole_folder
 from ibpwf.storage.model_record import read_content
 from ibpwf.storage.network_json import NeedsParts
@@ -380,6 +387,14 @@ class TaskLearner:
             fresh = {name: part for name, part in files.items() if name not in unchanged}
             with storable(path):
                 check_parts(fresh, *_rules(known.method, own=True))
+            gone = parts_at(path) - {*files} if has_checkpoint(path) else set()
+            deletes_task = any(name.startswith("task-") for name in gone)
+
+            def announce(sha256: str) -> None:
+                self._saved.announce(path, sha256)
+                if deletes_task:  # its prior may be the posterior of the deleted task, so it cannot be resumed
+                    discard(path)
+
             opened = save_folder(
                 path,
                 kind=KIND,
@@ -387,7 +402,7 @@ class TaskLearner:
                 content=content,
                 files=files,
                 unchanged=unchanged,
-                announce=lambda sha256: self._saved.announce(path, sha256),
+                announce=announce,
             )
             discard_finished(path, known.method.next_serial(len(known.tasks)))
         self._saved.remember(opened, files if known.method.locks else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import signal
@@ -33,6 +34,15 @@ class _Counted:
 
         return wrapped
 
+    def wrap_open(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`open`, of which only files that are appended to count."""
+
+        def wrapped(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            file = call(path, mode, *args, **kwargs)
+            return _Halved(file, self) if "a" in mode else file
+
+        return wrapped
+
 
 class _Halved:
     """An open file that is written in two halves, so that the process may end between them."""
@@ -49,12 +59,13 @@ class _Halved:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         middle = len(data) // 2
         self._file.write(data[:middle])
         self._file.flush()
         self._counted()
         self._file.write(data[middle:])
+        return len(data)
 
 
 def run_until(work: Callable[[], object], at: int) -> tuple[int, int]:
@@ -69,6 +80,7 @@ def run_until(work: Callable[[], object], at: int) -> tuple[int, int]:
             counted = _Counted(at)
             for name in CALLS:
                 setattr(os, name, counted.wrap(getattr(os, name)))
+            builtins.open = counted.wrap_open(builtins.open)  # type: ignore[assignment]
             work()
             os.write(writer, str(counted.count).encode())
             status = 0

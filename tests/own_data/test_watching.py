@@ -16,8 +16,9 @@ from own_files import blobs, table
 import processes
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError
-from ibpwf.files import ReadOptions
+from ibpwf.files import ReadOptions, read_examples
 from ibpwf.own_data.watching import Watched, WatchOptions, undo_last, watch_folder
+from ibpwf.storage.checkpoint_folder import CheckpointContent, has_checkpoint, save_checkpoint
 from ibpwf.storage.files import read_jsonl
 
 PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
@@ -47,7 +48,8 @@ def watched(place: Path, **changed: object) -> Watched:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("ibpwf.own_data.watching.SETTLED", 0.02)
     (tmp_path / "in").mkdir()
     return tmp_path
 
@@ -186,7 +188,7 @@ def test_a_place_that_is_no_folder_is_refused(place: Path) -> None:
         watch_folder(place / "model", place / "file", WatchOptions())
     (place / "other").mkdir()
     (place / "other" / "letter.txt").write_text("x")
-    with pytest.raises(InputError, match="holds other things"):
+    with pytest.raises(InputError, match=r"letter\.txt"):
         watch_folder(place / "other", place / "in", WatchOptions())
 
 
@@ -204,3 +206,113 @@ def test_the_command_ends_cleanly_on_ctrl_c_and_goes_on_later(place: Path) -> No
     assert "2 files learned" in done.out
     done = processes.start(("watch", "model", "in", "--once", "--json", "--device", "cpu"), place, {}).finish()
     assert json.loads(done.out)["learned"] == 0
+
+
+@pytest.mark.parametrize("ahead", [3600, 10 * 365 * 86_400])
+def test_a_file_dated_in_the_future_is_learned_and_logged_as_such(place: Path, ahead: float) -> None:
+    arrive(place / "in", "1.csv", (0, 1), 0, age=60)
+    arrive(place / "in", "2.csv", (0, 1), 1, age=-ahead)
+    looks: list[int] = []
+
+    def in_vain() -> bool:
+        looks.append(1)
+        return len(looks) > 2000
+
+    assert watched(place, stop=in_vain).learned == 2
+    said = {line["file"]: line.get("seconds_ahead", 0) for line in log_of(place, "learned")}
+    assert said["1.csv"] == 0
+    assert said["2.csv"] == pytest.approx(ahead, abs=300)
+
+
+def test_without_once_a_file_dated_in_the_future_does_not_wait(place: Path) -> None:
+    arrive(place / "in", "1.csv", (0, 1), 0, age=-3600)
+    ends, log = time.monotonic() + 120, place / "model.watch" / "log.jsonl"
+
+    def stop() -> bool:
+        return time.monotonic() > ends or (log.exists() and len(log_of(place, "learned")) == 1)
+
+    assert watched(place, once=False, poll=0.05, stop=stop).learned == 1
+
+
+def test_a_file_that_still_grows_waits_however_old_its_time_is(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ibpwf.own_data.watching.SETTLED", 0.3)
+    path = arrive(place / "in", "1.csv", (0, 1), 0)
+    head, *rows = path.read_text().splitlines(keepends=True)
+    path.write_text(head)
+    dated = time.time() - 1000
+
+    def grow() -> bool:
+        if rows:
+            with path.open("a") as file:
+                file.write(rows.pop(0))
+            os.utime(path, (dated, dated))
+        return False
+
+    assert watched(place, stop=grow).learned == 1
+    assert [line["rows"] for line in log_of(place, "learned")] == [60]
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = arrive(place / "in", "1.csv", (0, 1), 0)
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:31]))
+    times: list[Path] = []
+
+    def reading(data: Path, options: ReadOptions) -> object:
+        times.append(data)
+        found = read_examples(data, options)
+        if len(times) == 1:
+            path.write_text(whole)
+        return found
+
+    monkeypatch.setattr("ibpwf.own_data.watching.read_examples", reading)
+    assert watched(place).learned == 1
+    assert [line["rows"] for line in log_of(place, "learned")] == [60]
+
+
+def test_a_learned_file_that_was_changed_and_is_put_back_is_not_learned_again(place: Path) -> None:
+    first = arrive(place / "in", "1.csv", (0, 1), 0, age=100)
+    arrive(place / "in", "2.csv", (0, 1), 1, age=90)
+    was = first.read_bytes()
+    watched(place)
+    arrive(place / "in", "1.csv", (0, 1), 7, age=50)
+    assert watched(place).skipped == 1
+    first.write_bytes(was)
+    assert watched(place).learned == 0
+    assert ContinualClassifier.load(place / "model", device="cpu").stream_rows_ == 120
+
+
+def test_the_log_of_a_model_that_was_removed_hides_no_line_of_the_next_one(place: Path) -> None:
+    for number in range(3):
+        arrive(place / "in", f"{number}.csv", (0, 1), number, age=100 - number)
+    watched(place)
+    shutil.rmtree(place / "model")
+    watched(place)
+    assert [line["event"] for line in log_of(place, "begun", "learned", "decision")] == [
+        "learned", "learned", "decision", "learned", "begun", "learned", "learned", "decision", "learned",
+    ]  # fmt: skip
+
+
+def test_the_first_task_of_all_files_there_are_is_logged_by_the_same_command(place: Path) -> None:
+    arrive(place / "in", "1.csv", (0, 1), 0)
+    assert watched(place).saved
+    assert [line["decision"] for line in log_of(place, "decision")] == ["new task"]
+
+
+@pytest.mark.parametrize("left", ["template.safetensors.tmp-0123456789abcdef", "manifest.json.tmp-0123456789abcdef"])
+def test_what_a_killed_first_save_has_left_is_removed_and_no_reason_to_refuse(place: Path, left: str) -> None:
+    (place / "model").mkdir()
+    (place / "model" / left).write_bytes(b"{")
+    arrive(place / "in", "1.csv", (0, 1), 0)
+    assert watched(place).saved
+    assert not (place / "model" / left).exists()
+
+
+def test_a_task_that_learn_has_begun_is_not_dropped(place: Path) -> None:
+    arrive(place / "in", "1.csv", (0, 1), 0)
+    content = CheckpointContent(task="begun", serial=0, data="", model="", method={}, phase=0, epoch=0, done=0)
+    (place / "model").mkdir()
+    save_checkpoint(place / "model", content, {})
+    with pytest.raises(InputError, match="begun"):
+        watched(place)
+    assert has_checkpoint(place / "model")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ibpwf.storage.inspection import ModelReport
 
 DAMAGED = 1
-"""The exit code of `verify` for a folder that is not whole; 2 is every command's for an error."""
+"""The exit code of `verify` for a folder that is damaged or has leftovers; 2 is every command's for an error."""
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, as Learner.save writes it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
@@ -27,7 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 def verify_command(model: Model, json_: AsJson = False) -> None:
     """Check every file of a model folder against its digest, and that they fit together.
 
-    Exit code 0: whole, 1: damaged, 2: cannot be checked."""
+    Exit code 0: whole, 1: damaged, or a killed command left files in it, 2: cannot be checked."""
     check_there(model)
     from ibpwf.storage.folder import open_folder
     from ibpwf.storage.model_folder import verify_model
@@ -40,17 +40,22 @@ def verify_command(model: Model, json_: AsJson = False) -> None:
     if json_:
         problems = [problem._asdict() for problem in checked.problems]
         found = {"model": str(model), "whole": not problems, "problems": problems, "foreign": checked.foreign}
-        print_json({**found, "files": checked.files, "bytes": checked.bytes})
+        print_json({**found, "leftovers": checked.leftovers, "files": checked.files, "bytes": checked.bytes})
     else:
         for problem in checked.problems:
             say(printable(f"{problem.kind}: {problem.file}: {problem.message}"))
         for name in checked.foreign:
             say(f"foreign: {printable(name)}: not part of the model and never read.")
+        for name in checked.leftovers:
+            say(f"leftover: {printable(name)}: from a save that was killed, or is running; it may hold deleted data.")
         if checked.problems:
             say(f"{printable(str(model))} is damaged: {counted(len(checked.problems), 'problem')}.")
         else:
             say(f"{printable(str(model))} is whole: {counted(checked.files, 'file')}, {size(checked.bytes)}.")
-    if checked.problems:
+        if checked.leftovers:
+            left = counted(len(checked.leftovers), "leftover file")
+            say(f"It has {left}. The next command that changes the model (learn, forget, watch) removes them.")
+    if checked.problems or checked.leftovers:
         raise typer.Exit(DAMAGED)
 
 

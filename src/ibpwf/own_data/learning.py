@@ -123,7 +123,7 @@ def learn_file(
 def _learn_file(
     model: Path, data: Path, task: str, parameters: Mapping[str, Any], options: LearnOptions
 ) -> LearnedTask:
-    _check_place(model)
+    check_model_place(model)
     if os.path.lexists(model / MANIFEST):
         with lock_folder(model):
             classifier = load_classifier(model, options.device)
@@ -145,7 +145,7 @@ def _learn_file(
     assert examples.layout is not None
     classifier.extra_ = {"layout": examples.layout.to_json()}  # what later files must be like is saved with it
     examples.check_learnable()
-    with _made(model):
+    with made_folder(model):
         if os.path.lexists(model / MANIFEST):
             raise StoreError(f"{str(model)!r} was made by another process meanwhile; run the command again.")
         check_unfinished(model, task, 0, options)
@@ -244,7 +244,7 @@ def _already(classifier: ContinualClassifier, task: str, data: Path, options: Le
     return LearnedTask(task, info.examples, classes, tasks, info.accuracy, None, 0, recipe, True, info.held_out)
 
 
-def _check_place(model: Path) -> None:
+def check_model_place(model: Path) -> None:
     """A path that can be a model folder: one, an empty folder, or nothing yet."""
     if not os.path.lexists(model):
         return
@@ -259,7 +259,7 @@ def _check_place(model: Path) -> None:
 
 
 @contextlib.contextmanager
-def _made(model: Path) -> Iterator[None]:
+def made_folder(model: Path) -> Iterator[None]:
     """Hold a folder that is to become a model; if it does not, and there is nothing to resume, it goes again."""
     was_there = model.is_dir()
     with lock_folder(model):

@@ -6,6 +6,7 @@ It is written whole or not at all, like the model folder. What training puts int
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -20,7 +21,7 @@ from torch import Tensor
 from ibpwf.errors import StoreError
 from ibpwf.storage.directory import FOLDER, Directory
 from ibpwf.storage.files import encode_json
-from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder, own_files, write_folder
+from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder, own_files, sweep, write_folder
 from ibpwf.storage.records import Record, read_record
 
 IN_PROGRESS = ".in-progress"
@@ -104,6 +105,7 @@ def discard(model: str | Path) -> None:
         with outer.inside(IN_PROGRESS) as folder:
             for name in own_files(folder):
                 folder.remove(name)
+            folder.sync()
             others = folder.names()
         if not others:
             outer.remove_folder(IN_PROGRESS)
@@ -118,6 +120,9 @@ def discard_finished(model: str | Path, serial: int) -> None:
     found = task_in_progress(model)
     if not has_checkpoint(model) or (found is not None and found.serial < serial):
         discard(model)
+    else:
+        with contextlib.suppress(StoreError), Directory.opened(model) as outer, outer.inside(IN_PROGRESS) as folder:
+            sweep(folder)
 
 
 def digest_of(content: object, parts: Mapping[str, Mapping[str, Tensor]]) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -147,12 +147,21 @@ class Directory:
         with plain_errors("remove", self.path / name):
             os.unlink(self._name(name), **self._at())
 
-    def discard(self, names: list[str]) -> None:
-        """Remove plain files as far as that can be done; what stays behind does no harm."""
+    def discard(self, names: Sequence[str]) -> bool:
+        """Remove plain files as far as possible, and sync if any were given; whether all are gone for good."""
+        gone = True
         for name in names:
-            with contextlib.suppress(OSError, StoreError, ValueError):
+            try:
                 if self.size(name) is not None:
                     os.unlink(self._name(name), **self._at())
+            except (OSError, StoreError, ValueError):
+                gone = False
+        if names:
+            try:
+                self.sync()
+            except StoreError:
+                gone = False
+        return gone
 
     def remove_folder(self, name: str) -> None:
         """Remove an empty folder in this one."""

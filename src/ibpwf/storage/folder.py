@@ -4,8 +4,9 @@ It holds `manifest.json` and one safetensors file per part. Part `task-0003` lie
 `task-0003.<first 12 hex digits of its SHA-256>.safetensors`, so a changed part gets a new file name and
 no file is ever overwritten with other content. A save writes the new parts and the new manifest aside, renames the
 parts into place, then the manifest, then removes what the old manifest names and the new one does not: killed at any
-moment, it leaves the old content or the new one. Manifests that lie aside (`manifest.json.tmp-...`) tell the next
-save what a killed one has left. No other file is ever removed. Nothing here unpickles anything.
+moment, it leaves the old content or the new one. Manifests that lie aside (`manifest.json.tmp-...`) say what a killed
+save has left; whoever takes the folder's lock next removes that first. No other file is ever removed. Nothing here
+unpickles anything.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _PART = re.compile(rf"{_NAME.pattern}\.([0-9a-f]{{12}})\.safetensors")
 # What lies aside until it is renamed: parts, and manifests.
 _ASIDE = re.compile(rf"(?:{_NAME.pattern}\.safetensors|manifest\.json)\.tmp-[0-9a-f]{{16}}")
+_MANIFEST_ASIDE = re.compile(r"manifest\.json\.tmp-[0-9a-f]{16}")
 # What a disk that cannot lock answers.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
@@ -152,8 +154,8 @@ class OpenedFolder:
 def lock_folder(path: StrPath) -> Iterator[None]:
     """Holds the folder (made if need be) for one writer; a second one gets a `StoreError` at once.
 
-    The same thread may take it again, so a long training can hold it around its saves. The system drops
-    the lock when the process ends, however it ends.
+    What a killed save has left is removed first. The same thread may take the lock again, so a long training can hold
+    it around its saves. The system drops the lock when the process ends, however it ends.
     """
     with plain_errors("make the folder", path):
         if not os.path.isdir(path):
@@ -166,6 +168,9 @@ def lock_folder(path: StrPath) -> Iterator[None]:
     with plain_errors("lock", path):
         taken = _taken(lock, path)
     try:
+        if taken and lock.lock_counter == 1:
+            with Directory.opened(path) as folder:
+                sweep(folder)
         yield
     finally:
         if taken:
@@ -254,7 +259,6 @@ def write_folder(
         raise StoreError(f"cannot save to {str(folder.path)!r}: {what}. {remedy}")
     entries: dict[str, FileEntry] = {}
     aside: dict[str, str] = {}  # what lies aside, by the name it is to have
-    notes: list[str] = []
     try:
         for name, tensors in sorted(files.items()):
             known = (unchanged or {}).get(name)
@@ -273,7 +277,7 @@ def write_folder(
             raise StoreError(f"{str(folder.path / MANIFEST)!r} would have {len(encoded)} bytes. {_TOO_LARGE}")
         superseded = {entry.file for entry in old.values()} - {entry.file for entry in entries.values()}
         if superseded:
-            notes.append(folder.stage(MANIFEST, folder.read(MANIFEST)))
+            folder.stage(MANIFEST, folder.read(MANIFEST))
         aside[MANIFEST] = folder.stage(MANIFEST, encoded)
         for name in [*aside][:-1]:
             folder.put(aside[name], name)
@@ -282,10 +286,10 @@ def write_folder(
             announce(manifest["sha256"])
         folder.put(aside[MANIFEST], MANIFEST)
     except BaseException:
-        _take_back(folder, aside, notes)
+        sweep(folder)  # by what the manifest says now: an interrupt may come right after its rename
         raise
     folder.sync()
-    _sweep(folder, {entry.file for entry in entries.values()}, superseded)
+    sweep(folder, {entry.file for entry in entries.values()})
     return OpenedFolder(folder.path, kind, schema, plain, entries, manifest["sha256"])
 
 
@@ -305,27 +309,47 @@ def _is_there(folder: Directory, entry: FileEntry) -> bool:
     return folder.size(entry.file) == entry.bytes
 
 
-def _take_back(folder: Directory, aside: Mapping[str, str], notes: list[str]) -> None:
-    """Removes what a save that failed has written, as far as the manifest does not name it after all: an interrupt
-    may come right after its rename."""
-    named = {MANIFEST}
-    if folder.kind(MANIFEST) is not None:
-        with contextlib.suppress(StoreError):
-            named |= {entry.file for entry in read_folder(folder).files.values()}
-    folder.discard([*({*aside} - named), *aside.values(), *notes])
+class Leftovers(NamedTuple):
+    """What killed saves have left in a folder: parts that only a manifest which lies aside names, and what lies
+    aside, which goes last."""
+
+    parts: list[str]
+    aside: list[str]
 
 
-def _sweep(folder: Directory, wanted: set[str], superseded: set[str]) -> None:
-    """Removes what the manifest before this one named, and what killed saves have left: what lies aside, and what the
-    manifests that lie aside name."""
-    with contextlib.suppress(OSError, StoreError):  # the save is done; what stays behind goes next time
-        aside = [name for name in folder.names() if _ASIDE.fullmatch(name)]
-        notes = [name for name in aside if name.startswith(MANIFEST)]
-        for name in notes:
-            with contextlib.suppress(StoreError):
-                superseded |= {entry.file for entry in read_folder(folder, manifest=name).files.values()}
-        folder.discard(sorted(superseded - wanted))
-        folder.discard([*(name for name in aside if name not in notes), *notes])
+def find_leftovers(folder: Directory, wanted: set[str] | None = None) -> Leftovers:
+    """What killed saves have left. `wanted` are the parts that the manifest names, where the caller knows them."""
+    aside = [name for name in folder.names() if _ASIDE.fullmatch(name) and folder.kind(name) == FILE]
+    manifests = [name for name in aside if _MANIFEST_ASIDE.fullmatch(name)]
+    if wanted is None:
+        wanted = _named(folder, MANIFEST) if manifests and folder.kind(MANIFEST) is not None else set()
+    superseded: set[str] = set()
+    for name in manifests:
+        with contextlib.suppress(StoreError):  # cut short: it was never followed by a rename
+            superseded |= _named(folder, name)
+    parts = [name for name in sorted(superseded - wanted) if folder.kind(name) == FILE]
+    return Leftovers(parts, aside)
+
+
+def parts_at(path: StrPath) -> set[str]:
+    """The names of the parts that a folder has; none where there is no manifest yet."""
+    return set(open_folder(path).files) if os.path.lexists(Path(path) / MANIFEST) else set()
+
+
+def _named(folder: Directory, manifest: str) -> set[str]:
+    """The files of the parts that a manifest names."""
+    return {entry.file for entry in read_folder(folder, manifest=manifest).files.values()}
+
+
+def sweep(folder: Directory, wanted: set[str] | None = None) -> None:
+    """Removes what the manifest before this one named, and what killed saves have left. The caller holds the lock;
+    who gives `wanted` has synced the manifest."""
+    with contextlib.suppress(OSError, StoreError):  # what stays behind goes next time
+        left = find_leftovers(folder, wanted)
+        if left.parts and wanted is None:
+            folder.sync()  # the rename that made them superfluous may not be on the disk yet
+        if not left.parts or folder.discard(left.parts):  # for good, before that which names them goes
+            folder.discard(left.aside)
 
 
 def open_folder(

@@ -24,6 +24,7 @@ from ibpwf.storage.folder import (
     FileEntry,
     OpenedFolder,
     Problem,
+    find_leftovers,
     foreign_files,
     open_folder,
     own_files,
@@ -47,10 +48,13 @@ def face_of(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Checked:
-    """What `verify_model` found. `foreign` files are no part of the model; they are left alone and never read."""
+    """What `verify_model` found. `foreign` files are no part of the model; they are left alone and never read.
+    `leftovers` are what a killed save, or one that is running, has left; they may hold what was deleted, and whoever
+    takes the folder's lock next removes them."""
 
     problems: list[Problem]
     foreign: list[str]
+    leftovers: list[str]
     files: int
     bytes: int
 
@@ -58,7 +62,7 @@ class Checked:
 def verify_model(path: str | Path) -> Checked:
     """Compare every file of a model folder with its digest, those of a task in progress too, and name what stands
     there and does not belong."""
-    problems, foreign = verify_folder(path), []
+    problems, foreign, leftovers = verify_folder(path), list[str](), list[str]()
     with Directory.opened(path) as folder:
         in_the_way = standing_in_the_way(folder, IN_PROGRESS, FOLDER)
         unfinished = not in_the_way and folder.kind(IN_PROGRESS) is not None
@@ -68,16 +72,27 @@ def verify_model(path: str | Path) -> Checked:
         with Directory.opened(inner, path) as folder:
             ours = own_files(folder)
             foreign = [f"{IN_PROGRESS}/{name}" for name in folder.names() if name not in ours]
+            left = _left_in(folder) if MANIFEST in ours else ours
+            leftovers = [f"{IN_PROGRESS}/{name}" for name in left]
         if MANIFEST in ours:
             found = verify_folder(inner, within=path)
             problems += [problem._replace(file=f"{IN_PROGRESS}/{problem.file}") for problem in found]
     try:
         opened = open_folder(path, kind=KIND)
     except StoreError as error:
-        return Checked(problems or [Problem(MANIFEST, str(error))], foreign, 0, 0)
-    foreign = [name for name in foreign_files(path) if name != IN_PROGRESS] + foreign
+        return Checked(problems or [Problem(MANIFEST, str(error))], foreign, leftovers, 0, 0)
+    with Directory.opened(path) as folder:
+        left = _left_in(folder)
+    foreign = [name for name in foreign_files(path) if name != IN_PROGRESS and name not in left] + foreign
     sizes = [entry.bytes for entry in opened.files.values()]
-    return Checked(problems, foreign, len(sizes) + 1, sum(sizes) + (opened.path / MANIFEST).stat().st_size)
+    size = sum(sizes) + (opened.path / MANIFEST).stat().st_size
+    return Checked(problems, foreign, left + leftovers, len(sizes) + 1, size)
+
+
+def _left_in(folder: Directory) -> list[str]:
+    with contextlib.suppress(StoreError):  # of a damaged manifest, which is a problem of its own
+        return sorted(name for names in find_leftovers(folder) for name in names)
+    return []
 
 
 @dataclass(frozen=True)
