@@ -24,6 +24,9 @@ MOST_DRAWS = 10_000
 MOST_DRAWN_NUMBERS = 1 << 32
 """Weights of all posterior draws together: 16 GiB."""
 
+EXACT = 1 << 53
+"""Whole numbers from here on are not all kept by a float; so long a number is an identifier."""
+
 SMALLEST_RATE = 1e-9
 """Of false alarms: less cannot be told from none."""
 

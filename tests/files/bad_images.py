@@ -109,7 +109,7 @@ def an_npz_without_arrays(folder: Path) -> Path:
     return npz(folder)
 
 
-@BAD.file(r"a\.npz, example 2: it holds nan, which is not a finite number")
+@BAD.file(r"a\.npz, example 2, column 1: nan is not a finite number")
 def an_npz_with_nan(folder: Path) -> Path:
     x = X.copy()
     x[2, 1] = np.nan

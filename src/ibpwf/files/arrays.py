@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ibpwf.errors import DataError, InputError
-from ibpwf.files.examples import Examples, Floats, Origins, finite
+from ibpwf.files.examples import Examples, Floats, Origins
 from ibpwf.files.labels import clean_labels
 from ibpwf.files.layout import Kind, Layout, Pixels
+from ibpwf.files.number_texts import fault_of
 from ibpwf.files.opening import check_room, quoted, shown
 from ibpwf.files.options import ReadOptions
+from ibpwf.limits import EXACT
 
 Array = npt.NDArray[np.generic]
 
@@ -48,7 +51,8 @@ def array_examples(
     if y is None and options.needs_labels:
         raise InputError(f"{file} has no labels; give one for each example.")
     check_room(path, x.shape)
-    numbers = finite(array_numbers(x), origins)
+    numbers = array_numbers(x)
+    check_values(x, numbers, origins)
     layout = options.like or Layout(kind, numbers.shape[1:])
     layout.expect_shape(numbers.shape[1:], file)
     if kind == "images":
@@ -59,6 +63,30 @@ def array_examples(
             layout = replace(layout, pixels=pixels, range=None if pixels == "bytes" else (low, high))
     cleaned = None if y is None else clean_labels(_texts(y, file, labels), origins)
     return Examples(str(path), numbers, cleaned, layout, origins)
+
+
+def check_values(x: Array, numbers: Floats, origins: Origins) -> None:
+    """Refuses values that a table may not hold either; the first is named. `numbers` are those of `x` as float32."""
+    wrong: Any
+    if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        whole: Any = x
+        wrong = (whole >= EXACT) | (whole <= -EXACT)
+    elif x.dtype.kind == "f" and not np.isfinite(numbers).all():
+        with np.errstate(over="ignore"):
+            wrong = ~np.isfinite(x.astype(np.float32))
+    else:
+        return
+    if wrong.any():
+        at = tuple(np.argwhere(wrong)[0].tolist())
+        column = f", column {at[1]}" if x.ndim == 2 else ""
+        fault = fault_of(
+            str(x[at]),
+            float(x[at]),
+            is_whole=x.dtype.kind != "f",
+            fill_in="replace it or remove that example",
+            leave_out="leave the column out, or scale it",
+        )
+        raise DataError(f"{origins[at[0]]}{column}: {fault}.")
 
 
 def array_numbers(x: Array) -> Floats:

@@ -6,6 +6,7 @@ Columns come from pyarrow, as text or typed. Whatever is said of text is said of
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,28 +19,21 @@ from ibpwf.files import dates
 from ibpwf.files.examples import Floats, Origins
 from ibpwf.files.labels import clean_label, clean_labels
 from ibpwf.files.layout import Column
+from ibpwf.files.number_texts import ABSENT, fault_of, is_number, plain_number
 from ibpwf.files.opening import listed, quoted, shown
 from ibpwf.files.options import ReadOptions
+from ibpwf.limits import EXACT
 
 MOST_CATEGORIES = 100
 """More different texts in one column are names of rows, not categories."""
 
-EXACT = 1 << 53
-"""Whole numbers from here on are not all kept by a double; so long a number is a name."""
-
-_ABSENT = ("nan", "-nan", "+nan", "null")
-NOTHING = ("", *_ABSENT)
+NOTHING = ("", *ABSENT)
 NO_NUMBER = (*NOTHING, "na", "n/a")  # what stands for a missing number, in any case
 _TRUTH = {"true": 1.0, "false": 0.0}
 _DIGITS = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}
-_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 _LONG_DIGITS = re.compile(r"\s*[+-]?\d{16,}\s*")
-
-
-def is_number(text: str) -> bool:
-    """Whether a cell holds a number as pyarrow reads one: neither `1_000` nor digits of other scripts."""
-    return bool(_NUMBER.fullmatch(text.strip(" \t\r\n\v\f")))
 
 
 @dataclass
@@ -105,7 +99,7 @@ class Cells:
             narrow = wide.astype(np.float32)
         odd = ~np.isfinite(narrow) | (np.abs(wide) >= EXACT)
         for row in np.flatnonzero(odd & ~(missing & np.isnan(wide))).tolist():
-            self._check_extreme(row, float(wide[row]), bool(np.isfinite(narrow[row])))
+            self._check_value(row, float(wide[row]))
         return narrow
 
     def _parsed(self, missing: bool) -> npt.NDArray[np.float64] | None:
@@ -128,21 +122,18 @@ class Cells:
             return None
         return wide if not missing or np.isnan(wide).sum() == texts.null_count else None
 
-    def _check_extreme(self, row: int, wide: float, fits: bool) -> None:
+    def _check_value(self, row: int, wide: float) -> None:
         value = self.values[row].as_py()
         said = quoted(value.strip()) if self.is_text else str(value)
-        if np.isnan(wide):
-            raise self.fault(row, f"{said} is not a finite number; {self.options.fill_in}")
-        if not np.isfinite(wide):
-            raise self.fault(row, f"{said} is not a finite number; fill in the value or remove the row")
-        if not fits:
-            raise self.fault(row, f"{said} is beyond the range of float32 (3.4e38); scale the column")
-        if isinstance(value, int) or (self.is_text and _LONG_DIGITS.fullmatch(value)):
-            raise self.fault(
-                row,
-                f"{said} has more digits than a number keeps, so it looks like an identifier; name the column in "
-                f"{self.options.naming('ignore')} to leave it out, or scale it",
-            )
+        fault = fault_of(
+            said,
+            wide,
+            is_whole=bool(_LONG_DIGITS.fullmatch(str(value))) and not isinstance(value, float),
+            fill_in=self.options.fill_in,
+            leave_out=f"name the column in {self.options.naming('ignore')} to leave it out, or scale it",
+        )
+        if fault is not None:
+            raise self.fault(row, fault)
 
     def not_a_number(self) -> DataError:
         """The first cell that is none, and why; there is one."""
@@ -153,8 +144,9 @@ class Cells:
         if not word:
             return self.fault(row, f"the cell is blank; {self.options.fill_in}")
         if _DECIMAL_COMMA.fullmatch(word):
-            return self.fault(row, f"{quoted(word)} has a decimal comma; write decimal points")
-        remedy = "correct it or remove the row"
+            return self.fault(row, _comma(word))
+        plain = plain_number(word)
+        remedy = "correct it or remove the row" if plain is None else f"write {plain}"
         if self.options.like is None:
             remedy += f", or name the column in {self.options.naming('categories')} if it holds categories"
         return self.fault(row, f"{quoted(word)} is not a number, as others in that column are; {remedy}")
@@ -201,6 +193,8 @@ def column_of(cells: Cells, as_category: bool) -> Column:
         if not meanings[at]:
             raise cells.fault(cells.row_of(at), f"the cell is blank; {cells.options.fill_in}")
     categories = sorted({meanings[at] for at in filled})
+    if not as_category:
+        _report_numbers(cells, meanings, filled)
     if len(categories) > MOST_CATEGORIES:
         raise DataError(
             f"{shown(cells.origins.files[0])}: column {quoted(cells.name)} holds {len(categories):,} different texts "
@@ -211,9 +205,20 @@ def column_of(cells: Cells, as_category: bool) -> Column:
     return Column(cells.name, "category", tuple(categories))
 
 
+def _comma(word: str) -> str:
+    if _THOUSANDS.fullmatch(word):
+        return f"{quoted(word)} has a comma, of decimals or thousands; write a decimal point, or no comma"
+    return f"{quoted(word)} has a decimal comma; write decimal points"
+
+
 def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
     """Refuses a column of dates that nobody can read, or one that mixes words and numbers. It is meant as text if
-    half of its cells or more are no numbers."""
+    half of its cells or more are no numbers, and as dates if more than half are."""
+    odd = dates.odd_one([meanings[at] for at in filled], cells.counts[filled].tolist())
+    if odd is not None:
+        at, order = filled[odd[0]], odd[1]
+        or_categories = f", or name the column in {cells.options.naming('categories')} if it holds categories"
+        raise cells.fault(cells.row_of(at), _no_date(meanings[at], order) + or_categories)
     if dates.are_dates([meanings[at] for at in filled]):
         raise cells.fault(
             cells.row_of(filled[0]),
@@ -229,8 +234,8 @@ def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
     for at in filled:
         meaning, row = meanings[at], cells.row_of(at)
         if _DECIMAL_COMMA.fullmatch(meaning):
-            raise cells.fault(row, f"{quoted(meaning)} has a decimal comma; write decimal points")
-        if meaning.lower() in _ABSENT:
+            raise cells.fault(row, _comma(meaning))
+        if meaning.lower() in ABSENT:
             raise cells.fault(row, f"{quoted(meaning)} stands for a missing value; {cells.options.fill_in}")
         if at in numeric:
             other = next(meanings[word] for word in filled if meanings[word] and word not in numeric)
@@ -239,6 +244,23 @@ def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
                 f"{quoted(meaning)} is a number among text such as {quoted(other)}; correct it, or name the "
                 f"column in {cells.options.naming('categories')} if it holds categories",
             )
+
+
+def _report_numbers(cells: Cells, meanings: list[str], filled: list[int]) -> None:
+    """Warns of a column that becomes categories though half of its cells or more are numbers to a person."""
+    counts = cells.counts
+    found = {at: plain for at in filled if (plain := plain_number(meanings[at])) is not None}
+    numeric, there = (int(counts[list(some)].sum()) for some in (found, filled))
+    if not found or 2 * numeric < there:
+        return
+    at, plain = next(iter(found.items()))
+    say, where = cells.options.naming, cells.origins[cells.row_of(at)]
+    warnings.warn(
+        f"{where}, column {quoted(cells.name)}: {quoted(meanings[at])} looks like a number and is not read as one; "
+        f"the column becomes categories ({numeric:,} of {there:,} cells are such). Write {plain} if it holds "
+        f"numbers, or name it in {say('categories')} if it holds categories.",
+        stacklevel=2,
+    )
 
 
 def encode(into: Floats, column: Column, cells: Cells) -> None:
@@ -274,6 +296,11 @@ def _truths(cells: Cells) -> Floats:
     return truths[cells.codes]
 
 
+def _no_date(text: str, order: dates.Order) -> str:
+    kind = f"a date, {order}" if order else "a time of day"
+    return f"{quoted(text)} is not {kind}, as others in that column are; correct it"
+
+
 def _encode_dates(into: Floats, column: Column, cells: Cells) -> None:
     options = cells.options
     features = np.full((len(cells.words), into.shape[1]), np.nan, dtype=np.float32)
@@ -285,10 +312,7 @@ def _encode_dates(into: Floats, column: Column, cells: Cells) -> None:
         elif not text and not options.fills_in:
             raise cells.fault(cells.row_of(at), f"the cell is blank; {options.fill_in}")
         elif not (options.fills_in and text.lower() in NOTHING):
-            kind = f"a date, {column.order}" if column.order else "a time of day"
-            raise cells.fault(
-                cells.row_of(at), f"{quoted(text)} is not {kind}, as others in that column are; correct it"
-            )
+            raise cells.fault(cells.row_of(at), _no_date(text, column.order))
     into[:] = features[cells.codes]
 
 

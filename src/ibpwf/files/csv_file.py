@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ibpwf.errors import DataError
-from ibpwf.files.columns import is_number
 from ibpwf.files.examples import Origins
+from ibpwf.files.number_texts import is_number
 from ibpwf.files.opening import arrow, check_columns, open_plain, shown
 
 _BLOCK = 1 << 22  # bytes read at a time,

@@ -57,6 +57,26 @@ def are_dates(texts: list[str]) -> bool:
     return bool(texts) and all(_MOMENT.fullmatch(text) for text in texts)
 
 
+def odd_one(texts: list[str], counts: list[int]) -> tuple[int, Order] | None:
+    """Which text is not written as the others are, and how these are, where more than half of all rows hold dates or
+    times, or all look like some; `counts` are the rows of each text. None where there is no such text, or nobody can
+    tell the day from the month."""
+    looks = [_MOMENT.fullmatch(text) is not None for text in texts]
+    rows = sum(counts)
+    if 2 * sum(count for count, look in zip(counts, looks, strict=True) if look) <= rows:
+        return None
+    orders: tuple[Order, ...] = ("year first", "day first", "month first", "")
+    fits = {order: [features(text, order) is not None for text in texts] for order in orders}
+    fitting = {order: sum(count for count, fit in zip(counts, fits[order], strict=True) if fit) for order in orders}
+    order = max(orders, key=fitting.__getitem__)
+    if 2 * fitting[order] <= rows and not all(looks):
+        return None
+    rivals = [fits[other] for other in orders if fitting[other] == fitting[order] > 0]
+    wrong = [at for at in range(len(texts)) if not fits[order][at]]
+    wrong = [at for at in wrong if not any(fit[at] for fit in rivals)] or wrong
+    return (wrong[0], order) if wrong else None
+
+
 def features(text: str, order: Order) -> npt.NDArray[np.float32] | None:
     """The numbers of a date written in this order, named by `PARTS`; None of what is no such date. A date without a
     time is at midnight, a time without a date on no day."""

@@ -159,17 +159,3 @@ def in_order(labels: Iterable[str]) -> list[str]:
             return True, 0.0, label
 
     return sorted(labels, key=place)
-
-
-def finite(x: Floats, origins: Origins) -> Floats:
-    """The same numbers, if all of them are finite; the first row that is not is named."""
-    ok = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-    if not ok.all():
-        row = int(np.flatnonzero(~ok)[0])
-        values = x[row].ravel()
-        value = float(values[~np.isfinite(values)][0])
-        raise DataError(
-            f"{origins[row]}: it holds {value}, which is not a finite number that fits float32; "
-            "replace it or remove that example."
-        )
-    return x

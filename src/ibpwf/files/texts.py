@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ibpwf.errors import InputError
-from ibpwf.files.columns import NOTHING, Cells, is_number
+from ibpwf.files.columns import NOTHING, Cells
 from ibpwf.files.dates import are_dates
 from ibpwf.files.examples import Floats
 from ibpwf.files.layout import Column
+from ibpwf.files.number_texts import is_number
 from ibpwf.files.opening import quoted, shown
 from ibpwf.files.options import ReadOptions
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ibpwf.errors import InputError
-from ibpwf.files.columns import is_number
+from ibpwf.files.number_texts import is_number
 from ibpwf.files.opening import arrow
 
 Rows = list[dict[str, Any]]

@@ -15,6 +15,7 @@ from ibpwf.files.image_file import read_image
 from ibpwf.files.layout import Column
 from ibpwf.files.opening import listed, quoted, spelled
 from ibpwf.files.table import read_table
+from ibpwf.plain_arrays import check_numbers
 from ibpwf.serving.faults import bad, too_large
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.registry import LoadedVersion
@@ -126,6 +127,7 @@ def _numbers(inputs: Mapping[str, Array], shape: tuple[int, ...], rows: int, lay
     size = int(np.prod(shape))
     if values.size != rows * size or (values.shape[1:] != shape and values.ndim != 2):
         raise bad(f"input {quoted(NUMBERS)} has shape {spelled(values.shape)}; give N×{spelled(shape)} for N rows.")
+    check_numbers(f"input {quoted(NUMBERS)}", values)
     bytes_ = layout is not None and values.dtype == np.uint8
     with np.errstate(over="ignore"):
         found: Floats = values.reshape(rows, *shape).astype(np.float32)
@@ -156,6 +158,8 @@ def _table_rows(inputs: Mapping[str, Array], layout: Layout, rows: int, reading:
     plain = all(column.kind == "number" for column in layout.columns)
     strict = (reading.get("missing") or layout.missing) == "error"
     if plain and strict and all(values.dtype.kind in "iufb" for values in inputs.values()):
+        for name, values in inputs.items():
+            check_numbers(f"input {quoted(name)}", values)
         with np.errstate(over="ignore"):
             found = np.stack([inputs[name].reshape(rows).astype(np.float32) for name in names], axis=1)
         _check_finite(found, "of the columns")
