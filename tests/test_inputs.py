@@ -54,11 +54,11 @@ def test_arrays_in_another_byte_order_or_a_longer_format_are_read_as_well(dtype:
         ([[1, 2], [3]], "x has rows of different lengths; give rows of equal length"),
         ([[1j, 2]], "x holds complex numbers; give numbers"),
         (torch.ones(2, 2, dtype=torch.complex64), "x holds torch.complex64; give real numbers"),
-        ([[None, 1.0]], "x holds objects; give numbers"),
+        ([[None, 1.0]], "x holds None, .* in row 0, column 0"),
         (np.zeros((0, 4)), "x is empty; a task needs examples"),
         ([[0.0, 0.0], [math.nan, 0.0]], "x holds nan in row 1; remove or replace"),
         ([[0.0], [0.0], [-math.inf]], "x holds -inf in row 2; remove or replace"),
-        (np.array([[1e300, 0.0]]), "x holds inf in row 0; remove or replace"),
+        (np.array([[1e300, 0.0]]), "x holds 1e\\+300 in row 0; remove or replace"),
     ],
 )
 def test_inputs_that_cannot_be_examples_are_refused(x: object, message: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.plain_arrays import numbers, plain
 
 if TYPE_CHECKING:
     from ibpwf.core.packing import Packing
@@ -17,19 +18,15 @@ if TYPE_CHECKING:
 
 def _tensor(field: str, value: object) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach()
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        if "inhomogeneous" in str(error):
-            how = ", as a tokenizer makes them with padding=True" if field.startswith("x[") else ""
-            raise InputError(f"{field} has rows of different lengths; give rows of equal length{how}.") from None
-        raise InputError(f"{field} cannot be made an array ({error}); give rows of equal length.") from None
-    if array.dtype.kind not in "biuf":
-        kind = {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(array.dtype.kind, array.dtype)
-        remedy = "encode the labels as whole numbers" if field == "y" else "give numbers (a tensor or a numpy array)"
-        remedy = "give numbers, or leave that field out" if field.startswith("x[") else remedy
-        raise InputError(f"{field} holds {kind}; {remedy}.")
+        found: Tensor = plain(field, value)
+        if found.dtype in (torch.int64, torch.uint64) and field == "x":
+            numbers(field, found)
+        return found
+    if hasattr(value, "tocsr"):
+        raise InputError(f"{field} is a sparse matrix; give {field}.toarray().")
+    remedy = "encode the labels as whole numbers" if field == "y" else "give numbers (a tensor or a numpy array)"
+    remedy = "give numbers, or leave that field out" if field.startswith("x[") else remedy
+    array = numbers(field, value, remedy, labels=field == "y")
     # torch has neither the other byte order nor longer floats, nor strides that run backwards.
     native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.ascontiguousarray(array, native)).reshape(array.shape)
@@ -92,7 +89,7 @@ def check_inputs(
         finite = torch.isfinite(inputs)
         if not bool(finite.all()):
             row = int((~finite).flatten(1).any(1).nonzero()[0, 0])
-            value = float(inputs[row][~finite[row]][0])
+            value = given[row][~finite[row]][0].item()  # as it was given: beyond float32 it would be infinite
             raise InputError(f"x holds {value} in row {row}; remove or replace NaN and infinite values.")
     if vocabulary is not None:
         check_word_pieces(inputs, vocabulary)

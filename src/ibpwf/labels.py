@@ -12,8 +12,10 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.plain_arrays import as_array, plain
 
 Labels = NDArray[Any]
 
@@ -37,14 +39,17 @@ def _kind(labels: Labels) -> str:
 
 def label_array(labels: Any, name: str = "y") -> Labels:
     """Labels as an array of one kind that JSON keeps exactly, or an `InputError` that says why not."""
+    labels = plain(name, labels)
+    if isinstance(labels, Tensor):
+        labels = as_array(name, labels)
     if isinstance(labels, (list, tuple)):  # of which NumPy would make text of 1 and a float of 2⁵³ + 1
         as_objects = np.empty(len(labels), dtype=object)
         as_objects[:] = labels
         checked = label_array(as_objects, name)
         ends = checked.dtype == object and any(label.endswith("\0") for label in checked)  # which NumPy cuts off
         return checked if ends else np.array(checked.tolist())
-    plain = isinstance(getattr(labels, "dtype", None), (np.dtype, type(None)))
-    given = np.asarray(labels, dtype=None if plain else object)  # pandas' integers would become floats
+    is_numpy = isinstance(getattr(labels, "dtype", None), (np.dtype, type(None)))
+    given = np.asarray(labels, dtype=None if is_numpy else object)  # pandas' integers would become floats
     if given.dtype.kind in _REFUSED:
         raise InputError(f"{name} holds {_REFUSED[given.dtype.kind]}.")
     if given.dtype.kind not in _KINDS:  # NumPy's newer text
@@ -60,6 +65,7 @@ def label_array(labels: Any, name: str = "y") -> Labels:
             raise InputError(f"{name} holds {given[~np.isfinite(given)][0]}; remove rows without a label.")
         if given.dtype.itemsize > 8:
             given = _narrowed(given, name)
+        given = given + given.dtype.type(0)  # -0.0 is the label 0.0
     return given
 
 
@@ -104,6 +110,7 @@ def _narrowed(labels: Labels, name: str) -> Labels:
 
 def before_scikit_learn(labels: Any) -> Any:
     """Labels whose type scikit-learn would change, as `label_array` has them; all others as they are."""
+    labels = plain("y", labels)
     if labels is None or (isinstance(labels, np.ndarray) and labels.dtype.kind != "T"):
         return labels
     return label_array(labels)

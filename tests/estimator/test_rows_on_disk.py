@@ -145,7 +145,7 @@ class Unlabelled(Dataset[Any]):
             r"batch 0 of the list has 300 examples and labels of shape \(299,\); give one",
         ),
         ([(X, Y), (np.full((1, 6), np.nan), [1])], "batch 1 of the list holds NaN or infinite numbers"),
-        ([({"ids": X}, Y)], r"batch 0 of the list has inputs of type dict; give tensors or arrays"),
+        ([({"ids": X}, Y)], r"batch 0 of the list holds objects; give numbers"),
         ("gone.parquet", "cannot read 'gone.parquet': there is no such file"),
     ],
     ids=["empty", "no labels", "another shape", "labels too few", "NaN", "names", "no file"],

@@ -10,17 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from ibpwf.concurrency import at_one_moment
-from ibpwf.errors import InputError
 from ibpwf.estimator.building import told_by_router
-from ibpwf.estimator.preparing import Preparation, as_rows
+from ibpwf.estimator.preparing import Preparation, checked_rows
 from ibpwf.estimator.recipes import Plan
 from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
-from ibpwf.labels import LabelBook
+from ibpwf.labels import LabelBook, before_scikit_learn
 from ibpwf.learner import Learner
 from ibpwf.torch_state import pinned
 
@@ -72,15 +71,8 @@ class Answering:
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        X, image = as_rows(X)
-        learnt = self._plan.first.image
-        if image is not None and learnt is not None and image != learnt:
-            here, had = ("×".join(map(str, one)) for one in (image, learnt))
-            raise InputError(
-                f"X holds images of {here} (channels×height×width), what was learnt was {had}; resize X."
-            )
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
-        return torch.from_numpy(self._standardizer(X))
+        rows, _, _ = checked_rows(self, X, like=self._plan.first.image)
+        return torch.from_numpy(self._standardizer(rows))
 
     def _prediction(self, X: Any, task: Any, draws: int = 0) -> Prediction:
         inputs = self._inputs(X)
@@ -176,7 +168,7 @@ class Answering:
     @asks
     def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
         """Accuracy, with the task given or inferred."""
-        return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
+        return float(accuracy_score(before_scikit_learn(y), self.predict(X, task), sample_weight=sample_weight))
 
     @asks
     def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:

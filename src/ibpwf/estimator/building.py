@@ -17,6 +17,7 @@ from ibpwf.inference.fusion import ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.learner import Learner
 from ibpwf.method import BUILT_WITH
+from ibpwf.plain_arrays import numbers
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD
 from ibpwf.settings import Settings, renamed
 
@@ -122,8 +123,8 @@ def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
         return None
     weights = np.ones(len(y))
     if sample_weight is not None:
-        given = np.asarray(sample_weight)
-        if given.shape != weights.shape or given.dtype.kind not in "biuf":
+        given = numbers("sample_weight", sample_weight)
+        if given.shape != weights.shape:
             raise InputError(
                 f"sample_weight has shape {given.shape} for {len(y):,} rows; give one number for each row."
             )

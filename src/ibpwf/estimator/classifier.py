@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import validate_data
 
 from ibpwf.concurrency import SingleWriter, finish, moment_of
 from ibpwf.errors import InputError
@@ -24,13 +23,13 @@ from ibpwf.estimator.building import (
     settings_of_next_task,
     told_by_router,
 )
-from ibpwf.estimator.preparing import Preparation
+from ibpwf.estimator.preparing import Preparation, checked_rows
 from ibpwf.estimator.recipes import AUTO, Plan
 from ibpwf.estimator.storing import Columns, Face, read_classifier
 from ibpwf.estimator.streamed import Streamed
 from ibpwf.estimator.task_rows import first_task, task_rows
 from ibpwf.inference.novelty import Novelty
-from ibpwf.labels import LabelBook, before_scikit_learn, label_array
+from ibpwf.labels import LabelBook, label_array
 from ibpwf.learner import Learner
 from ibpwf.limits import check_rate
 from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
@@ -163,9 +162,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     ) -> Generator[None, None, MoreRows]:
         name = known_task(self.learner_.known, task).name
         learner = self._next_learner(self.learner_.info(name).examples)
-        rows, y = validate_data(
-            self, X, before_scikit_learn(y), accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
-        )
+        rows, y, _ = checked_rows(self, X, y, like=self._plan.first.image)
         y = label_array(y)
         self._labels.with_labels(y)  # of another kind than before: refused
         classes = self.labels_of(name)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,6 +26,8 @@ from ibpwf.backbones.resizing import Resize, stored_resize
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.files.arrays import array_numbers
+from ibpwf.labels import before_scikit_learn
+from ibpwf.plain_arrays import as_array, check_finite, check_numbers, column_names
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD, Standardizer
 
 if TYPE_CHECKING:
@@ -56,14 +59,36 @@ class Preparation(Protocol):
         """What `read_preparation` makes it of again; `kind` says which it is, of none a `Standardizer`."""
 
 
-def as_rows(x: Any) -> tuple[Any, Image | None]:
+def as_rows(x: Any, name: str = "X") -> tuple[Any, Image | None]:
     """Images N×H×W, N×H×W×channels or N×channels×H×W as flat rows, channels first and bytes as 0 to 1, and what they
-    are; anything else as it is."""
-    if not (isinstance(x, (np.ndarray, Tensor)) and x.ndim in (3, 4)):
+    are; other arrays and tables as they are, if they hold numbers. Errors call them `name`."""
+    if isinstance(x, (np.ndarray, Tensor, list, tuple)):
+        x = as_array(name, x)
+    check_numbers(name, x)
+    if not (isinstance(x, np.ndarray) and x.ndim in (3, 4)):
         return x, None
-    numbers = array_numbers(x.numpy(force=True) if isinstance(x, Tensor) else x)
+    numbers = array_numbers(x)
     channels, height, width = numbers.shape[1:]
     return numbers.reshape(len(numbers), -1), (channels, height, width)
+
+
+def checked_rows(
+    seen: Any, X: Any, y: Any = "no_validation", *, reset: bool = False, like: Image | None = None
+) -> tuple[Any, Any, Image | None]:
+    """Rows of finite numbers, dense or sparse, with their labels as scikit-learn checks them, and what images they
+    are. `seen` is told what columns there are if `reset`, and must have the same otherwise; images must be `like` the
+    first task's."""
+    rows, image = as_rows(X)
+    if image is not None and like is not None and image != like:
+        here, had = ("×".join(map(str, one)) for one in (image, like))
+        raise InputError(f"X holds images of {here} (channels×height×width), what was learnt was {had}; resize X.")
+    how = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "reset": reset, "ensure_all_finite": False}
+    if isinstance(y, str):
+        x = validate_data(seen, rows, **how)
+    else:
+        x, y = validate_data(seen, rows, before_scikit_learn(y), **how)
+    check_finite("X", x, column_names(rows))
+    return x, y, image
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from ibpwf.concurrency import SingleWriter
 from ibpwf.errors import InputError
 from ibpwf.estimator.answering import ROWS_AT_ONCE as ASKED_AT_ONCE
 from ibpwf.estimator.answering import Answering, Answers, asks, entropy
+from ibpwf.estimator.preparing import checked_rows
 from ibpwf.inference.prediction import Prediction
-from ibpwf.labels import LabelBook, before_scikit_learn, label_array
+from ibpwf.labels import LabelBook, label_array
+from ibpwf.plain_arrays import plain
 from ibpwf.streaming.options import StreamOptions
 from ibpwf.streaming.recent import TaskAnswers
 from ibpwf.streaming.stream import ROWS_AT_ONCE, Segment, Stream
@@ -106,11 +108,13 @@ class Streamed(Answering, ABC):
         """Checked rows and labels; columns must be those of the first batch."""
         if y is None:
             raise InputError("y is missing; partial_fit learns from labels. Keep rows until theirs have come.")
+        X = plain("X", X)
         if getattr(X, "shape", (len(X),))[0] == 0:
             raise InputError("the batch is empty; give at least one row, or leave the call out.")
         first = "_stream" not in vars(self) and not self._has_tasks()
-        kinds = [np.float64, np.float32]
-        X, y = validate_data(self, X, before_scikit_learn(y), accept_sparse="csr", dtype=kinds, reset=first)
+        X, y, image = checked_rows(self, X, y, reset=first)
+        if image is not None:
+            raise InputError("X holds images, and a stream takes rows of numbers; give N×features.")
         y = label_array(y)
         check_classification_targets(y)
         return (X.toarray() if hasattr(X, "toarray") else X), y
@@ -265,7 +269,7 @@ class Streamed(Answering, ABC):
 
     def _mixed(self, X: Any) -> tuple[NDArray[np.float64], TaskAnswers | None]:
         """P(c|x) of all labels of `classes_`, and what the tasks alone say."""
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        X, _, _ = checked_rows(self, X)
         x = X.toarray() if hasattr(X, "toarray") else X
         told, stream = self._told(x), self._stream
         mixed = stream.recent.mixed(stream.online.probabilities(x), told, len(self._labels.names))

@@ -21,12 +21,13 @@ from ibpwf.core.encoding import MOST_COLUMNS
 from ibpwf.errors import InputError
 from ibpwf.estimator.answering import ROWS_AT_ONCE, features_of
 from ibpwf.estimator.building import ClassWeight, class_weights, row_weights
-from ibpwf.estimator.preparing import Preparation, as_rows
+from ibpwf.estimator.preparing import Preparation, as_rows, checked_rows
 from ibpwf.estimator.recipes import FIRST_ROWS, FirstTask
 from ibpwf.files.naming import names_files
 from ibpwf.files.stored import Gathering, StoredRows, read_stored
-from ibpwf.labels import LabelBook, before_scikit_learn, label_array
+from ibpwf.labels import LabelBook, label_array
 from ibpwf.learner import Learner
+from ibpwf.plain_arrays import numbers
 from ibpwf.storage.scratch import ScratchFile
 from ibpwf.training.scratch_rows import ScratchExamples
 from ibpwf.training.sources import gives_batches, read_batches
@@ -66,8 +67,7 @@ class RowsInMemory:
     """`X` and `y` as scikit-learn takes them; `seen` is told what columns there are."""
 
     def __init__(self, seen: Any, X: Any, y: Any, *, anew: bool) -> None:
-        rows, image = as_rows(X)
-        self.x, y = validate_data(seen, rows, before_scikit_learn(y), accept_sparse="csr", dtype=NUMBERS, reset=anew)
+        self.x, y, image = checked_rows(seen, X, y, reset=anew)
         self.first = FirstTask.of(self.x, image)
         self.y = label_array(y)
         check_classification_targets(self.y)
@@ -159,15 +159,10 @@ def stored_rows(X: Any) -> StoredRows | None:
 
 def _numbers(x: Any, what: str) -> NDArray[np.float32]:
     """A batch as rows of numbers, or as images with their channels first."""
-    rows, image = as_rows(x)
+    rows, image = as_rows(x, what)
     if image is not None:
         return np.asarray(rows, dtype=np.float32).reshape(-1, *image)
-    try:
-        return np.asarray(x.numpy(force=True) if isinstance(x, Tensor) else x, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{what} has inputs of type {type(x).__name__}; give tensors or arrays of numbers."
-        ) from None
+    return np.asarray(numbers(what, rows), dtype=np.float32)
 
 
 def _check_batch(x: NDArray[np.float32], y: Any, shape: tuple[int, ...], what: str) -> None:

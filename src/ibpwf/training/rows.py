@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 from ibpwf.core.packing import Packing
 from ibpwf.errors import InputError
 from ibpwf.inputs import check_inputs, check_labels
+from ibpwf.plain_arrays import numbers, plain
 from ibpwf.training.sources import (
     Examples,
     batches_of,
@@ -164,10 +165,7 @@ def weighted(rows: Rows, weights: Any) -> Rows:
             "weights were given beside a Dataset or batches, which decide themselves which rows come how often; give "
             "x and y as arrays, or leave weights out."
         )
-    try:
-        found = torch.as_tensor(np.asarray(weights, dtype=np.float64))
-    except (TypeError, ValueError):
-        raise InputError(f"weights is {weights!r}; give a number for each example.") from None
+    found = torch.as_tensor(numbers("weights", weights, "give a number for each example").astype(np.float64))
     if found.shape != (len(rows),):
         raise InputError(
             f"weights has shape {tuple(found.shape)} for {len(rows):,} examples; give a number for each."
@@ -308,7 +306,8 @@ class StreamedRows:
 
     def _check_shape(self, inputs: Any, number: int, name: str) -> None:
         """Refuse a batch that is not like the ones before it."""
-        shape = tuple(getattr(inputs, "shape", ()))[1:]
+        given = plain(f"batch {number} of the {name}", inputs) if isinstance(inputs, Tensor) else inputs
+        shape = tuple(getattr(given, "shape", ()))[1:]
         if number and shape and self.packing is None and self.shape is not None and shape != self.shape:
             raise InputError(
                 f"batch {number} of the {name} has examples of shape {shape}, those before it have {self.shape}; "

@@ -34,7 +34,8 @@ def gives_batches(x: Any, y: object) -> bool:
         if y is not None or not len(x):
             return False
         return isinstance(x[0], Mapping) or (isinstance(x[0], (tuple, list)) and len(x[0]) == 2)
-    return isinstance(x, Batches) and not isinstance(x, (Tensor, np.ndarray, Mapping))
+    is_array = hasattr(x, "__array__") or hasattr(x, "tocsr")  # tables and sparse matrices among them
+    return isinstance(x, Batches) and not is_array and not isinstance(x, Mapping)
 
 
 def batches_of(source: Any, batch_size: int, order: Tensor | None = None) -> Iterator[Any]:
