@@ -126,6 +126,14 @@ def test_what_is_there_is_replaced_only_when_asked(learned: Learner, tmp_path: P
     assert json.loads((tmp_path / "m.json").read_text())["task"] == "0/1"
 
 
+def test_a_program_of_the_users_own_is_not_replaced(learned: Learner, tmp_path: Path) -> None:
+    (tmp_path / "predict.py").write_text("print('mine')")
+    with pytest.raises(InputError, match=r"predict\.py"):
+        ibpwf.export(learned, "0/1", "safetensors", tmp_path / "m.safetensors", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["predict.py"]
+    assert (tmp_path / "predict.py").read_text() == "print('mine')"
+
+
 def test_the_command_says_what_it_wrote_and_what_is_wrong(
     learnt_folder: Path, tmp_path: Path, command: Callable[..., Finished]
 ) -> None:
@@ -137,7 +145,7 @@ def test_the_command_says_what_it_wrote_and_what_is_wrong(
     assert takes == "It takes 64 numbers a row, prepared as its metadata says."
     assert checked.startswith("Checked in torch: at most ")
     told = command("export", str(learnt_folder), "--task", "0/1", "--to", "safetensors", "--json")
-    assert json.loads(told.out)["files"] == ["model-0-1.safetensors", "model-0-1.json"]
+    assert json.loads(told.out)["files"] == ["model-0-1.safetensors", "model-0-1.json", "predict.py"]
     wrong = command("export", str(learnt_folder), "--task", "4/5", "--to", "pt2")
     assert (wrong.code, wrong.out) == (2, "")
     assert wrong.err.startswith("error: unknown task '4/5'.")

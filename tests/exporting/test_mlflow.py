@@ -119,6 +119,10 @@ def test_what_is_there_is_not_written_over_and_what_has_no_labels_is_refused(mod
     with pytest.raises(InputError, match="--overwrite"):
         ibpwf.export(model, to="mlflow", path=tmp_path / "out")
     ibpwf.export(model, to="mlflow", path=tmp_path / "out", overwrite=True)
+    (tmp_path / "out" / "letter.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"letter\.txt"):
+        ibpwf.export(model, to="mlflow", path=tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "letter.txt").read_text() == "mine"
     (tmp_path / "mine").mkdir()
     with pytest.raises(InputError, match="exists already"):
         ibpwf.export(model, to="mlflow", path=tmp_path / "mine", overwrite=True)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-CALLS = ("open", "replace", "fsync", "unlink", "mkdir", "makedirs", "rmdir", "fdopen")
+CALLS = ("open", "replace", "rename", "fsync", "unlink", "mkdir", "makedirs", "rmdir", "fdopen")
 
 
 class _Counted:

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
 import platform
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,10 @@ from ibpwf.files.examples import Origins
 from ibpwf.files.layout import Layout
 from ibpwf.files.options import ReadOptions
 from ibpwf.files.table import read_table
-from ibpwf.storage.files import plain_errors, sync_folder, write_json, write_text
+from ibpwf.storage.files import write_json, write_text
+from ibpwf.storage.whole_folder import replacing_folder
 
-MODEL = "model"
+FILES, MODEL = ("MLmodel", "requirements.txt", "conda.yaml", "python_env.yaml"), "model"
 KINDS = {"number": "double", "boolean": "boolean", "category": "string", "date": "string", "text": "string"}
 OUTPUTS = {"label": "string", "probability": "double", "task": "string", "entropy": "double", "novelty": "double"}
 EXTRA = {"images": "images", "table": "text"}
@@ -44,25 +43,18 @@ def write_mlflow(source: Source, target: Path, *, overwrite: bool) -> tuple[Path
         )
     if not target.absolute().parent.is_dir():
         raise InputError(f"'{target.parent}' is no folder to make '{target.name}' in; make it first.")
-    if os.path.lexists(target) and not (overwrite and (target / "MLmodel").is_file()):
+    there = os.path.lexists(target)
+    if there and not (overwrite and (target / "MLmodel").is_file()):
         remedy = (
             "give another path with -o" if overwrite else "give --overwrite to replace it, or another path with -o"
         )
         raise InputError(f"'{target}' exists already; {remedy}.")
-    aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
-    with plain_errors("write", target):
-        try:
-            os.mkdir(aside)
-            _fill(aside, source.classifier)
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.rename(aside, target)
-        finally:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(aside)
-        sync_folder(target.parent)
-    names = ("MLmodel", "requirements.txt", "conda.yaml", "python_env.yaml")
-    return (*(target / name for name in names), target / MODEL / "manifest.json")
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in (*FILES, MODEL)) if there else []
+    if foreign:
+        raise InputError(f"'{target}' holds '{foreign[0]}', which would be lost; give a folder to make.")
+    with replacing_folder(target) as aside:
+        _fill(aside, source.classifier)
+    return (*(target / name for name in FILES), target / MODEL / "manifest.json")
 
 
 def _fill(folder: Path, classifier: ContinualClassifier) -> None:

@@ -7,11 +7,7 @@ so does a layer that peft's factors cannot give exactly.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +19,8 @@ from torch import Tensor, nn
 from ibpwf.adapters import ABOUT, CONFIG, PREFIX, TENSORS, exact_in_peft, weight_digest
 from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
-from ibpwf.storage.files import encode_json, encode_tensors, plain_errors, sync_folder, write_bytes
+from ibpwf.storage.files import encode_json, encode_tensors, write_bytes
+from ibpwf.storage.whole_folder import replacing_folder
 
 
 @dataclass(frozen=True)
@@ -195,26 +192,7 @@ def adapter_files(adapter: PeftAdapter, model: FactorModel, about: Mapping[str, 
 
 
 def write_folder(target: Path, files: Mapping[str, bytes]) -> None:
-    """A folder that stands at its place whole or not at all; one of that name goes once the new one is written."""
-    aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
-    old = aside.with_suffix(".old")
-    with plain_errors("write", target):
-        try:
-            os.mkdir(aside)
-            for name, content in files.items():
-                write_bytes(aside / name, content)
-            sync_folder(aside)
-            if target.is_dir():
-                os.rename(target, old)
-            try:
-                os.rename(aside, target)
-            except BaseException:
-                if old.is_dir():
-                    os.rename(old, target)
-                raise
-        finally:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(aside)
-        sync_folder(target.parent)
-        if old.is_dir():
-            shutil.rmtree(old)
+    """A folder that stands at its place whole or not at all."""
+    with replacing_folder(target) as aside:
+        for name, content in files.items():
+            write_bytes(aside / name, content)

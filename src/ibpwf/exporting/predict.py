@@ -1,14 +1,20 @@
-"""Prints a label and its probability for each row: python predict.py MODEL.onnx DATA.csv (or .tsv, or .npz)."""
+"""Prints a label and its probability for each row: python predict.py MODEL.onnx DATA.csv (or .tsv, or .npz).
+
+Of plain weights it checks that the JSON file beside them belongs to them: python predict.py MODEL.safetensors
+"""
 
 import csv
+import hashlib
 import json
 import re
 import sys
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
+
+SCHEMA = 1
 
 
 def table(path: str, about: dict[str, Any]) -> Any:
@@ -56,23 +62,43 @@ def check(x: Any, given: dict[str, Any]) -> Any:
     return x
 
 
+def check_weights(path: str) -> str:
+    """Refuse notes of other weights: a program that was killed between the two files leaves such."""
+    notes = Path(path).with_suffix(".json")
+    about = json.loads(notes.read_text(encoding="utf-8"))
+    if about.get("weights", {}).get("sha256") != hashlib.sha256(Path(path).read_bytes()).hexdigest():
+        raise ValueError(f"{notes} is not of {path}: it names another SHA-256; export them again with --overwrite")
+    return f"{notes} is of {path}: task {about['task']}, labels {about['labels']}"
+
+
 def cell(label: object) -> object:
     """Text that a spreadsheet would run as a formula gets a quote before it."""
     return f"'{label}" if re.match(r"[=+\-@\t\r\n](?![\d.]+$)", str(label)) else label
 
 
-try:
-    model, data = sys.argv[1:] if len(sys.argv) == 3 else sys.exit(__doc__)
-    if not data.endswith((".csv", ".tsv", ".npz")):
-        sys.exit(f"error: {data} is no .csv, .tsv or .npz file")
+def main(model: str, data: str) -> None:
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["ibpwf"])
+    if about["schema"] != SCHEMA:
+        raise ValueError(f"{model} has schema {about['schema']}, not {SCHEMA}; use the predict.py of its export")
     given = about["input"]
     x = array(data, given) if data.endswith(".npz") else table(data, about)
     if not len(x):
-        sys.exit(f"error: {data} has no rows")
+        raise ValueError(f"{data} has no rows")
     x = check(np.asarray(x, given["dtype"]).reshape(len(x), *given["shape"]), given)
     answers = session.run(None, {"x": x})[0]
     csv.writer(sys.stdout).writerows((cell(about["labels"][row.argmax()]), f"{row.max():.6f}") for row in answers)
+
+
+try:
+    if len(sys.argv) == 2 and sys.argv[1].endswith(".safetensors"):
+        print(check_weights(sys.argv[1]))
+        sys.exit()
+    model, data = sys.argv[1:] if len(sys.argv) == 3 else sys.exit(__doc__)
+    if not data.endswith((".csv", ".tsv", ".npz")):
+        sys.exit(f"error: {data} is no .csv, .tsv or .npz file")
+    main(model, data)
 except Exception as error:
     sys.exit(f"error: no column or array {error}" if isinstance(error, KeyError) else f"error: {error}")

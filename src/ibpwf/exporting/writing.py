@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ibpwf.torch_state import pinned
 
 Format = Literal["onnx", "pt2", "safetensors", "peft", "mlflow"]
 SCRIPT = "predict.py"
+OURS = b'"""Prints a label and its probability for each row:'
+"""How every version of it begins."""
 TRACED_ROWS, CHECKED_ROWS = 4, 64
 
 
@@ -46,12 +49,12 @@ def export(
 
     `model` is a `ContinualClassifier`, whose preprocessing and labels go along, a `Learner`, or a model folder. `to`
     is "onnx" (with a `predict.py` beside it), "pt2" (`torch.export`), "safetensors" (the network's state dict, with
-    a JSON file beside it), "peft" (a LoRA adapter of a task learned with base="frozen") or "mlflow" (a pyfunc folder,
-    which needs ibpwf to run). Graphs give probabilities, and are compared with the model's own answers before they
-    are written. `path` is a file, or a folder to put one in; for peft and mlflow, which are folders themselves, the
-    folder to make. `base` is for a model folder whose tasks were learned
-    with base="frozen": the trained network, a backbone's name, a folder of transformers, or a file of weights
-    (safetensors) for a network that the folder itself describes.
+    a JSON file that names the weights' SHA-256, and a `predict.py` that checks it), "peft" (a LoRA adapter of a task
+    learned with base="frozen") or "mlflow" (a pyfunc folder, which needs ibpwf to run). Graphs give probabilities,
+    and are compared with the model's own answers before they are written. `path` is a file, or a folder to put one
+    in; for peft and mlflow, which are folders themselves, the folder to make. `base` is for a model folder whose
+    tasks were learned with base="frozen": the trained network, a backbone's name, a folder of transformers, or a
+    file of weights (safetensors) for a network that the folder itself describes.
     """
     if to not in get_args(Format):
         raise unknown("format", str(to), get_args(Format))
@@ -69,8 +72,14 @@ def export(
             raise InputError("safetensors holds the weights of one task; name it with --task, or choose onnx or pt2.")
         net = source.network(number)
         about = source.about(number, net)
-        beside = {target.with_suffix(".json"): encode_json(about, "metadata", 2) + b"\n"}
-        data, found = encode_tensors(net.state_dict(), target.name), None
+        record = encode_json(about, "metadata").decode()
+        data, found = encode_tensors(net.state_dict(), target.name, {"ibpwf": record}), None
+        # Two files cannot be replaced in one step, so the notes name the weights that they belong to.
+        about["weights"] = {"file": target.name, "sha256": hashlib.sha256(data).hexdigest()}
+        beside = {
+            target.with_suffix(".json"): encode_json(about, "metadata", 2) + b"\n",
+            target.parent / SCRIPT: script(),
+        }
         _check_free({target: data, **beside}, overwrite)
     else:
         beside = {target.parent / SCRIPT: script()} if to == "onnx" else {}
@@ -121,7 +130,7 @@ def _export_mlflow(source: Source, task: int | None, path: str | Path | None, ov
 
 
 def script() -> bytes:
-    """A program of under 30 lines that answers a table with an exported ONNX model."""
+    """A short program that answers a table with an exported ONNX model, or checks exported weights."""
     return read_bytes(Path(__file__).with_name(SCRIPT))
 
 
@@ -150,3 +159,5 @@ def _check_free(files: dict[Path, bytes | None], overwrite: bool) -> None:
             there = os.path.lexists(file)
         if there and not overwrite and (content is None or not file.is_file() or read_bytes(file) != content):
             raise InputError(f"'{file}' exists already; give --overwrite to replace it, or another path with -o.")
+        if there and file.name == SCRIPT and not read_bytes(file).startswith(OURS):
+            raise InputError(f"'{file}' is a program of your own, which would be lost; give another folder with -o.")

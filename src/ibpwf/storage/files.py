@@ -254,7 +254,7 @@ def read_jsonl(path: StrPath) -> list[dict[str, Any]]:
     return [_decode(line) for line in ([*lines, last] if _is_whole(last) else lines)]
 
 
-def encode_tensors(tensors: Mapping[str, Tensor], where: str) -> bytes:
+def encode_tensors(tensors: Mapping[str, Tensor], where: str, metadata: dict[str, str] | None = None) -> bytes:
     plain: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, tensor in tensors.items():
@@ -270,7 +270,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], where: str) -> bytes:
         places.add(here.data_ptr())
         plain[name] = here
     try:
-        return safetensors.torch.save(plain)
+        return safetensors.torch.save(plain, metadata)
     except Exception as error:
         raise StoreError(f"{where}: these tensors cannot be stored ({error}). Use a common dtype.") from error
 
