@@ -8,6 +8,7 @@ from typing import Any
 
 from ibpwf.errors import InputError
 from ibpwf.lab.experiments.compare import Outcome, lengths, number, rows, size
+from tools.recorded_command import present_changes
 
 BEGIN, END = "<!-- comparisons: made by `make results` -->", "<!-- end of comparisons -->"
 OURS = "ibpwf"
@@ -63,7 +64,7 @@ def settings_line(outcomes: Sequence[Outcome]) -> str:
         assert outcome.result is not None
         name = named(outcome).method
         presets.setdefault(outcome.result["preset"], []).append(name)
-        changes = [f"{key}={value}" for key, value in (outcome.result.get("changes") or {}).items()]
+        changes = present_changes(outcome.result)
         changed += [f"{name} with {', '.join(changes)}"] if changes else []
     whose = {"paper": "the paper's settings, where it has the method", "default": "ours, not the paper's"}
     told = [

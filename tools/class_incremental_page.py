@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.storage.files import read_json, write_text
+from tools.recorded_command import present_command
 
 BEGIN, END = "<!-- class-incremental: made by `make results` -->", "<!-- end of class-incremental -->"
 SCENARIOS = ("split-mnist", "split-fashion-mnist", "split-cifar10", "permuted-mnist")
@@ -81,7 +82,9 @@ def parts_table(results: Path) -> list[str]:
             cells.append(f"{spread(result['accuracy']['class'])} ({spread(result['accuracy']['task'])}{told})")
             seeds, device = len(result["seeds"]), result["environment"]["device"]
             commit = str(result["commit"])[:12]
-            sources.append(f"- {row}, {name}: `{result['command']}`, {seeds} seeds, {device}, commit {commit}")
+            sources.append(
+                f"- {row}, {name}: `{present_command(result['command'])}`, {seeds} seeds, {device}, commit {commit}"
+            )
         if any(cell != "–" for cell in cells):
             lines.append(f"| {row} | " + " | ".join(cells) + " |")
     return [*lines, "", *sources]

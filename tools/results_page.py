@@ -19,6 +19,7 @@ from ibpwf.lab.methods import methods
 from ibpwf.lab.report.result_files import read_outcomes, read_results, title
 from ibpwf.storage.files import write_text
 from tools.choosing_page import named, with_tables
+from tools.recorded_command import present_changes, present_command
 from tools.reproduction_page import reproduction_page
 
 BEGIN, END = "<!-- results: made by `make results` -->", "<!-- end of results -->"
@@ -42,7 +43,7 @@ def _ours(result: dict[str, Any], setting: str) -> dict[str, Any] | None:
 def _otherwise(result: dict[str, Any]) -> str:
     """What tells a run from the one with the paper's settings; a table may have both."""
     other = [f"preset {result['preset']}"] if result["preset"] != "paper" else []
-    other += [f"{name}={value}" for name, value in (result.get("changes") or {}).items()]
+    other += present_changes(result)
     return f" ({', '.join(other)})" if other else ""
 
 
@@ -91,7 +92,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
             what = f"{result['scenario']}, {result['method']}{_otherwise(result)}, {words}"
             lines.append(
                 f"| {what} | {_spread(ours)} | {_spread(paper)} | {difference} | {mark} "
-                f"| {len(result['seeds'])} | `{result['command']}` |"
+                f"| {len(result['seeds'])} | `{present_command(result['command'])}` |"
             )
     return "\n".join(lines)
 
@@ -117,7 +118,7 @@ def page(results: list[tuple[str, dict[str, Any]]], comparisons: dict[str, list[
         parts += [
             f"## `{name}`",
             "",
-            f"- Command: `{result['command']}`",
+            f"- Command: `{present_command(result['command'])}`",
             f"- Commit {result['commit']}; ibpwf {env['ibpwf']}, Python {env['python']}, torch {env['torch']}, "
             f"{env['device']}, {env['cores']} cores",
             f"- Seeds {', '.join(map(str, result['seeds']))}; {seconds['train']:.1f} s training, "

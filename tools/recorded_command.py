@@ -1,0 +1,28 @@
+"""Commands and settings of result files under the names that settings have now, so that they can be typed again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ibpwf.settings import parse_assignment, renamed
+
+
+def present_command(command: str) -> str:
+    """A recorded command line whose `--set NAME=VALUE` has today's name and value."""
+    words = shlex.split(command)
+    for place, word in enumerate(words[:-1]):
+        if word == "--set":
+            name, value = parse_assignment(words[place + 1])
+            now = renamed({name: value})
+            if name not in now:
+                command = command.replace(
+                    words[place + 1], " --set ".join(f"{key}={value}" for key, value in now.items())
+                )
+    return command
+
+
+def present_changes(result: Mapping[str, Any]) -> list[str]:
+    """What a recorded run changed in its preset, as `--set` takes it today."""
+    return [f"{name}={value}" for name, value in renamed(result.get("changes") or {}).items()]
