@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import ibpwf.backbones as backbones
+from ibpwf.backbones import loading
 from ibpwf.backbones.weights import read_weights
 from ibpwf.errors import DataError, InputError
 from ibpwf.fetching.packages import Package, pip_package
@@ -128,3 +130,22 @@ def test_every_known_network_says_what_it_is() -> None:
         assert known.widths
         assert all(len(file.digest) == 64 for file in known.files)
         assert known.archives
+
+
+@pytest.mark.parametrize(("name", "extra"), [("minilm-l6", "text"), ("efficientnet-lite0", "backbones")])
+def test_without_a_cache_folder_the_extra_that_helps_is_named(
+    name: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("IBPWF_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    with pytest.raises(DataError, match=rf"ibpwf\[{extra}\]"):
+        loading.fetch(name)
+
+
+def test_a_text_backbone_without_tokenizers_is_refused_before_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setattr(loading, "fetch", lambda *given, **more: pytest.fail("it was fetched"))
+    with pytest.raises(InputError, match=r"ibpwf\[text\]"):
+        loading.load("minilm-l6", data_dir=tmp_path)

@@ -56,6 +56,11 @@ class TrainedNetwork:
         return f"backbones/{self.name}"
 
     @property
+    def extra(self) -> str:
+        """The extra of the package that brings what it needs."""
+        return "text" if self.kind == "text" else "backbones"
+
+    @property
     def command(self) -> str:
         """What to type to take its files from a path of one's own."""
         return f"ibpwf backbones fetch {self.name} --from PATH"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def folder_of(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
     """The folder in the cache where the files of a trained network are, or will be."""
-    return cache.cache_folder(data_dir) / known_network(name).place
+    return cache.cache_folder(data_dir, known_network(name).extra) / known_network(name).place
 
 
 def is_cached(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
@@ -44,7 +44,7 @@ def fetch(
     also what the cache already has.
     """
     known = known_network(name)
-    return fetch_into(cache.cache_folder(data_dir), known, source=source, again=again, progress=progress)
+    return fetch_into(cache.cache_folder(data_dir, known.extra), known, source=source, again=again, progress=progress)
 
 
 def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Backbone:
@@ -53,6 +53,10 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, progress:
     The digests of its files are checked on every read. A damaged file in the cache is fetched again, with a warning.
     """
     known = known_network(name)
+    if known.kind == "text":  # refused before the download, not after it
+        from ibpwf.backbones.weights import need_tokenizers
+
+        need_tokenizers(name)
     content = _content(known, data_dir)
     if content is None:
         fetch(name, data_dir=data_dir, progress=progress)

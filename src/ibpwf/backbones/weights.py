@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -29,12 +30,16 @@ def read_weights(name: str, data: bytes | bytearray) -> dict[str, Tensor]:
     return dict(found)
 
 
+def need_tokenizers(name: str) -> None:
+    if importlib.util.find_spec("tokenizers") is None:
+        raise InputError(f"backbone '{name}' reads words with tokenizers; run pip install 'ibpwf[text]'.")
+
+
 def read_tokenizer(name: str, data: bytes | bytearray) -> Any:
     """The tokenizer that a tokenizer.json describes, which gives texts as long as they are."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise InputError(f"backbone '{name}' reads words with tokenizers; run pip install 'ibpwf[text]'.") from None
+    need_tokenizers(name)
+    from tokenizers import Tokenizer
+
     tokenizer = Tokenizer.from_str(bytes(data).decode())
     tokenizer.no_padding()
     tokenizer.no_truncation()

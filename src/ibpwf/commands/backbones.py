@@ -43,7 +43,8 @@ def list_networks() -> None:
         size = f"{known.size / 1e6:.0f} MB"
         table.add_row(name, known.takes, f"{known.widths[-1]:,}", size, cached, known.license)
     Screen().print(table)
-    say(f"Cache: {printable(str(cache_folder()))} (set IBPWF_DATA to change it)")
+    where = cache_folder(extra="backbones")
+    say(f"Cache: {printable(str(where))} (set IBPWF_DATA to change it)")
 
 
 @app.command("fetch", short_help="Fetch a trained network and check it.")

@@ -42,9 +42,12 @@ def evaluate_command(
     options = own.read_options(
         unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, label=label, with_labels=True
     )
+    from ibpwf.storage.files import check_writable, write_text
+
+    if json_ is not None and str(json_) != "-":
+        check_writable(json_)
     from ibpwf.own_data.answering import load_classifier, read_like_before
     from ibpwf.own_data.scoring import score_rows
-    from ibpwf.storage.files import write_text
 
     classifier = load_classifier(model, device)
     classifier = classifier.fast() if fast else classifier

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ibpwf.errors import DataError
-from ibpwf.fetching.files import INSTALL, DataFile, check
+from ibpwf.fetching.files import DataFile, check, install
 
 _POLL_SECONDS = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -22,8 +22,9 @@ _REASONS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL)
 _REASONS |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _DENIED)
 
 
-def cache_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The root of the cache: `data_dir`, else `$IBPWF_DATA`, else the platform's cache folder."""
+def cache_folder(data_dir: str | os.PathLike[str] | None = None, extra: str = "lab") -> Path:
+    """The root of the cache: `data_dir`, else `$IBPWF_DATA`, else the platform's cache folder. `extra` is what brings
+    all that is needed for what the folder is wanted for."""
     given = os.environ.get("IBPWF_DATA") if data_dir is None else data_dir
     if given:
         return Path(given).expanduser().absolute()
@@ -31,8 +32,8 @@ def cache_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
         from platformdirs import user_cache_path
     except ImportError:
         raise DataError(
-            f"no folder is set for data sets and trained networks: set IBPWF_DATA to one, or {INSTALL}, which brings "
-            "platformdirs to find the platform's cache folder."
+            f"no folder is set for data sets and trained networks: set IBPWF_DATA to one, or {install(extra)}, which "
+            "brings platformdirs to find the platform's cache folder."
         ) from None
     return user_cache_path("ibpwf", appauthor=False, opinion=False)
 

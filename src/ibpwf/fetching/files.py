@@ -14,7 +14,11 @@ from ibpwf.errors import DataError
 Progress = Callable[[str, int, "int | None"], None]
 """`progress(label, done, total)`: bytes or steps done, `total` is None where nobody knows it."""
 
-INSTALL = "run pip install 'ibpwf[lab]'"
+
+def install(extra: str) -> str:
+    """The words that name the remedy for a missing package."""
+    return f"run pip install 'ibpwf[{extra}]'"
+
 
 _MD5_LENGTH = 32
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ibpwf.fetching.archives import FoundFiles, Recipe, plain_files
 from ibpwf.fetching.cache import check_space
-from ibpwf.fetching.files import INSTALL, DataFile, Progress
+from ibpwf.fetching.files import DataFile, Progress, install
 from ibpwf.fetching.sources import LocalFiles, Unavailable, pick
 
 _POLL_SECONDS = 0.25
@@ -51,7 +51,7 @@ class Package:
     def files(self, wanted: Collection[DataFile], scratch: Path, progress: Progress) -> FoundFiles:
         for module, distribution in self.needs:
             if importlib.util.find_spec(module) is None:
-                raise Unavailable(f"reading it needs {distribution}; {INSTALL}")
+                raise Unavailable(f"reading it needs {distribution}; {install('lab')}")
         if self.probe:
             self._run(self.probe, scratch, progress, _PROBE_SECONDS)
         for command in self.commands:

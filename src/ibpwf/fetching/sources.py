@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ibpwf.fetching.archives import UNREADABLE, FoundFiles, Recipe, is_archive, plain_files
-from ibpwf.fetching.files import INSTALL, DataFile, Progress
+from ibpwf.fetching.files import DataFile, Progress, install
 
 CONNECT_SECONDS = 3.0
 """How long one address of a mirror may take to be reached. A host may have eight, tried one after the other."""
@@ -144,7 +144,7 @@ def download(url: str, target: Path, progress: Progress) -> None:
         from pooch import HTTPDownloader
         from requests import RequestException
     except ImportError:
-        raise Unavailable(f"downloading needs pooch; {INSTALL}") from None
+        raise Unavailable(f"downloading needs pooch; {install('lab')}") from None
     fetch = HTTPDownloader(
         progressbar=_Bar(target.name, progress),
         chunk_size=_CHUNK,

@@ -100,6 +100,18 @@ def _may_be_replaced(mode: int) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)
 
 
+def check_writable(path: StrPath) -> None:
+    """Refuse a file that could not be written later, before the work whose result it is for."""
+    target = Path(path)
+    with plain_errors("write", target):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not target.absolute().parent.is_dir():
+            raise StoreError(f"cannot write {os.fspath(path)!r}: folder '{target.parent}' does not exist. Create it.")
+        if not os.access(target.absolute().parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def write_bytes(path: StrPath, data: bytes) -> None:
     """Writes a file whole or not at all."""
     with replacing(path) as file:

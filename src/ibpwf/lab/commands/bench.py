@@ -63,8 +63,9 @@ def bench_command(asked: BenchOptions) -> None:
     warnings.filterwarnings("ignore", message="task .* was hardly learned")
     screen, out = Screen(), asked.out
     setup, wanted = Setup(choose_device(asked.device), asked.quick, asked.runs), chosen(asked.only)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had should not show after minutes
+    for folder in (out, asked.runs):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had should not show after minutes
     content = conditions(setup)
     before = read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
     joined(before, content)  # a folder of another machine is refused before anything is measured

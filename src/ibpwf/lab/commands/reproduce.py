@@ -72,7 +72,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
     from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
     from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
     from ibpwf.lab.experiments.reproduction.reproduce import plan
-    from ibpwf.lab.report import write_report
+    from ibpwf.lab.report import need_jinja2, write_report
     from ibpwf.learner import choose_device
     from ibpwf.screen import Screen
 
@@ -86,6 +86,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
     if options.plan:
         show_plan(screen, plan(chosen, asked))
         return
+    need_jinja2()  # the report comes last
     try:
         failed = _reproduce_all(chosen, asked, screen, options.engine(screen.say))
     except KeyboardInterrupt:

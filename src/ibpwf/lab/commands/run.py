@@ -138,9 +138,10 @@ def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]
     from ibpwf.lab.commands.run_table import RunTable
     from ibpwf.lab.experiments.beside import beside_config, meanwhile
     from ibpwf.lab.experiments.run import run
-    from ibpwf.lab.report import write_report
+    from ibpwf.lab.report import need_jinja2, write_report
     from ibpwf.storage.files import write_json
 
+    need_jinja2()  # the report comes last
     if asked.beside is not None:
         beside_config(config, asked.beside)  # refused now or not at all
     display, folder = Display(screen, len(config.seeds) * len(config.trainings())), asked.folder(config)

@@ -38,12 +38,19 @@ def as_json(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-@cache
-def environment() -> Environment:
+def need_jinja2() -> None:
+    """Refuse now what could not be reported at its end."""
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+        import jinja2  # noqa: F401
     except ImportError:
         raise InputError("the report needs jinja2; install it with `pip install 'ibpwf[lab]'`.") from None
+
+
+@cache
+def environment() -> Environment:
+    need_jinja2()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     made = Environment(
         loader=PackageLoader("ibpwf.lab.report"),
         autoescape=True,

@@ -1,0 +1,61 @@
+"""What a command needs at its end is asked for at its beginning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ibpwf import cli
+from ibpwf.errors import IBPWFError, InputError
+from ibpwf.lab.report import pdf, rendering
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, place: str, words: list[str], match: str) -> None:
+    """The command line is refused before the function at `place`, which does the long work, is called."""
+
+    def work(*_: Any, **__: Any) -> None:
+        pytest.fail(f"{place} was called")
+
+    monkeypatch.setattr(place, work)
+    with pytest.raises(IBPWFError, match=match):
+        cli.call(words)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("ibpwf.lab.experiments.run.run", ["run", "split-digits", "--preset", "quick"]),
+        ("ibpwf.lab.commands.reproduce._reproduce_all", ["reproduce", "table1", "--budget", "quick"]),
+    ],
+)
+def test_without_jinja2_nothing_is_trained(
+    place: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendering.environment.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    refused(monkeypatch, place, [*words, "--out", str(tmp_path / "out")], r"jinja2.*ibpwf\[lab\]")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["none/out", "taken"])
+def test_a_file_that_cannot_be_written_is_named_before_the_work(
+    name: str, learnt_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "rows.csv").write_text("a,label\n1,x\n")
+    out = str(tmp_path / name)
+    words = ["evaluate", str(learnt_folder), str(tmp_path / "rows.csv"), "--json", out]
+    refused(monkeypatch, "ibpwf.own_data.answering.load_classifier", words, name.split("/")[0])
+    words = ["report", str(tmp_path), "-o", out]
+    refused(monkeypatch, "ibpwf.lab.report.page.make_page", words, name.split("/")[0])
+
+
+def test_without_a_browser_no_page_is_made_for_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "find_browser", lambda: None)
+    monkeypatch.setattr("ibpwf.lab.report.page.make_page", lambda *_: pytest.fail("make_page was called"))
+    with pytest.raises(InputError, match="--pdf"):
+        cli.call(["report", str(tmp_path), "--pdf", "-o", str(tmp_path / "page.html")])
+    assert not (tmp_path / "page.html").exists()
