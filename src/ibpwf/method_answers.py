@@ -168,30 +168,31 @@ class AnsweringMethod(Method):
         of = RowTasks.of(task)
         together = None if draws else self._logits_of_all(x, of)
         if together is None:
-            own, single = self._asked_by_task(x, of, draws, seed)
+            own, total, single = self._asked_by_task(x, of, draws, seed)
         else:
-            own, single = self._given_to_all(x, together, of), None
-        total = entropy(own)
+            (own, total), single = self._given_to_all(x, together, of), None
         information = None if single is None else (total - single).clamp(min=0)
         owners = of.called(self.versions.owners)
         return OwnTaskPrediction(own, self.versions.newest, owners, total, information, inferred)
 
-    def _asked_by_task(self, x: Tensor, of: RowTasks, draws: int, seed: int) -> tuple[Tensor, Tensor | None]:
-        """p(y|x,t) of every row, each through the network of its own task, N×C; and with draws the mean entropy of
-        one."""
+    def _asked_by_task(self, x: Tensor, of: RowTasks, draws: int, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """p(y|x,t) of every row, each through the network of its own task, N×C, and its entropy; with draws also the
+        mean entropy of one. Sums run over a task's own classes only: further columns, though 0, would change the
+        order of the sum and so its last bit."""
         if len(of.numbers) == 1:
             p, spread = self.class_probabilities(x, of.numbers[0], draws, seed)
-            return p, spread if draws else None
+            return (p, entropy(p), spread) if draws else (p, spread, None)
         width = max((len(self.versions[t].classes) for t in of.numbers), default=0)
         own = torch.zeros(len(x), width, dtype=torch.float64, device=x.device)
-        single = own.new_zeros(len(x))
+        total, single = own.new_zeros(len(x)), own.new_zeros(len(x))
         for place, rows in rows_by_value(of.place):
             p, spread = self.class_probabilities(x[rows], of.numbers[place], draws, seed)
             own[rows, : p.shape[1]], single[rows] = p, spread
-        return own, single if draws else None
+            total[rows] = entropy(p) if draws else spread
+        return own, total, single if draws else None
 
-    def _given_to_all(self, x: Tensor, together: Tensor, of: RowTasks) -> Tensor:
-        """p(y|x,t) of every row from the class scores of one pass, N×C."""
+    def _given_to_all(self, x: Tensor, together: Tensor, of: RowTasks) -> tuple[Tensor, Tensor]:
+        """p(y|x,t) of every row from the class scores of one pass, N×C, and its entropy."""
         widths = [len(self.versions[t].classes) for t in of.numbers]
         phi = self._phi_of(x, of.numbers)
         scores = together.double()
@@ -202,10 +203,14 @@ class AnsweringMethod(Method):
             for place, rows in rows_by_value(of.place):
                 own = scores[rows, : widths[place]]
                 scores[rows, : widths[place]] = self._given(own, of.numbers[place], phi[rows])
-        if min(widths) < scores.shape[1]:
-            others = torch.arange(scores.shape[1], device=x.device) >= _of_rows(widths, of, x)
-            scores.masked_fill_(others, -torch.inf)
-        return scores.softmax(1)
+        if min(widths) == max(widths):
+            own = scores[:, : widths[0]].softmax(1)
+            return own, entropy(own)
+        own, total = torch.zeros_like(scores), scores.new_zeros(len(x))
+        for width, rows in rows_by_value(torch.tensor(widths)[of.place]):  # see `_asked_by_task`
+            p = scores[rows, :width].softmax(1)
+            own[rows, :width], total[rows] = p, entropy(p)
+        return own, total
 
     def _mixed_prediction(self, x: Tensor, task: Tensor, likely: Tensor, draws: int, seed: int) -> Prediction:
         """All tasks' answers by how likely each task is; those that are likely for no row are not asked."""

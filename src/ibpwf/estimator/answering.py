@@ -107,7 +107,7 @@ class Answering:
             self.classes_[best],
             probabilities[np.arange(len(best)), best],
             np.array(self.tasks_)[self._task_of_label(prediction, best)],
-            entropy(probabilities),
+            self._entropy(prediction, probabilities, task),
             self.novelty(X) if novelty else np.full(len(best), np.nan),
             None if spread is None else spread.cpu().numpy(),
             prediction.task_probabilities.cpu().numpy(),
@@ -177,7 +177,13 @@ class Answering:
         prediction = self._prediction(X, task, draws)
         if prediction.mutual_information is not None:
             return prediction.mutual_information.cpu().numpy()
-        return entropy(self._class_probabilities(prediction))
+        return self._entropy(prediction, self._class_probabilities(prediction), task)
+
+    @staticmethod
+    def _entropy(prediction: Prediction, probabilities: NDArray[np.float64], task: Any) -> NDArray[np.float64]:
+        """The entropy of `probabilities`; of a given task that of its own classes, which later tasks do not change by
+        a bit as they would a sum over the columns of all."""
+        return entropy(probabilities) if task is None else prediction.entropy.cpu().numpy()
 
     @asks
     def novelty(self, X: Any) -> NDArray[np.float64]:
