@@ -46,7 +46,11 @@ async def live(service: Service, request: Request, caller: Caller) -> Response:
 
 
 async def ready(service: Service, request: Request, caller: Caller) -> Response:
-    return JSONResponse({"ready": service.ready}, 200 if service.ready else 400)
+    problems = len(service.registry.problems)
+    if service.ready and not problems:
+        return JSONResponse({"ready": True})
+    why = f"{problems} served models have a problem; see the log" if problems else "the server starts or stops"
+    return JSONResponse({"ready": False, "reason": why}, 400)
 
 
 async def server_metadata(service: Service, request: Request, caller: Caller) -> Response:
@@ -57,7 +61,12 @@ async def index(service: Service, request: Request, caller: Caller) -> Response:
     await receive_bytes(request.stream(), service.limits.body, service.limits.seconds)
     return JSONResponse(
         [
-            {"name": model.name, "version": str(number), "state": "READY", "reason": ""}
+            {
+                "name": model.name,
+                "version": str(number),
+                "state": "READY" if model.problem is None else "UNAVAILABLE",
+                "reason": model.problem or "",
+            }
             for model in service.registry
             for number in model.versions
         ]
@@ -93,8 +102,10 @@ async def model_metadata(service: Service, request: Request, caller: Caller) -> 
 
 
 async def model_ready(service: Service, request: Request, caller: Caller) -> Response:
-    version = await _version(service, request)
-    return JSONResponse({"name": version.model, "ready": True})
+    version, problem = await _version(service, request), service.model(request).problem
+    if problem is None:
+        return JSONResponse({"name": version.model, "ready": True})
+    return JSONResponse({"name": version.model, "ready": False, "reason": problem}, 400)
 
 
 async def infer(service: Service, request: Request, caller: Caller) -> Response:
@@ -207,8 +218,8 @@ async def compare(service: Service, request: Request, caller: Caller) -> Respons
     given = []
     for task in common:
         pair = [await _ask(service, version, examples, task) for version in (first, second)]
-        same = bool(np.array_equal(pair[0].probability, pair[1].probability))
-        given.append({"task": task, "same_bits": same and bool((pair[0].labels == pair[1].labels).all())})
+        different = _different(*pair)
+        given.append({"task": task, "same_bits": not different, "different": different})
     moved = [row for row in range(len(examples)) if one.labels[row] != two.labels[row]]
     return JSONResponse(
         {
@@ -219,6 +230,18 @@ async def compare(service: Service, request: Request, caller: Caller) -> Respons
             "given": given,
         }
     )
+
+
+def _different(one: Answer, two: Answer) -> list[str]:
+    """The outputs that are not the same to the bit where two versions are asked for one task. Novelty is none of
+    them, since it is about all tasks of a version; task probabilities only say which task was given."""
+    pairs = {
+        "label": (one.labels, two.labels),
+        "probability": (one.probability, two.probability),
+        "task": (one.tasks, two.tasks),
+        "entropy": (one.entropy, two.entropy),
+    }
+    return [name for name, (before, after) in pairs.items() if not np.array_equal(before, after)]
 
 
 async def _examples(service: Service, request: Request, version: LoadedVersion) -> Examples:
@@ -275,6 +298,5 @@ def _is_header(body: bytes, column: str) -> bool:
 async def metrics(service: Service, request: Request, caller: Caller) -> Response:
     found = service.metrics
     found.waiting.set(service.batcher.waiting)
-    for model in service.registry:
-        found.versions.labels(model.name).set(len(model.versions))
+    found.note_models(service.registry)
     return Response(found.text(), media_type="text/plain; version=0.0.4")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import secrets
 import shutil
 import time
@@ -25,12 +26,12 @@ from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import Metrics, audit, log
 from ibpwf.serving.registry import Registry, ServedModel
 from ibpwf.serving.uploads import receive_file, suffix_of
-from ibpwf.serving.versions import STATE
+from ibpwf.serving.versions import STATE, make_state_folder
 from ibpwf.serving.worker import DISK_FULL, DONE, FAILED, LOCKED
 from ibpwf.serving.workshop import Worker, Workshop
 from ibpwf.storage.checkpoint_folder import discard, task_in_progress
 from ibpwf.storage.files import read_json, read_jsonl, sync_folder, write_json
-from ibpwf.storage.folder import lock_folder
+from ibpwf.storage.folder import MANIFEST, lock_folder
 
 Kind = Literal["learn", "more", "forget"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -123,11 +124,12 @@ class Jobs:
     ) -> Job:
         """Take a job on, with its data. Once this returns, the job is done or failed, whatever happens. `length` is
         the size of the data that the client announces; without `queue` a job that would have to wait is rejected."""
+        await asyncio.to_thread(model.check_changeable)
         folder = jobs_folder(model)
         aside = folder / f"{job.id}.new"
         with self._place(model, queue=queue):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_state_folder(model.path, "jobs")
                 aside.mkdir()
                 if body is not None:
                     job = await self._receive(job, body, aside, length)
@@ -214,6 +216,10 @@ class Jobs:
         self._note(model, job)
         try:
             while job.id not in self._cancelled and not self._closing:
+                await asyncio.to_thread(model.look)
+                if model.problem is not None:
+                    self._end(model, replace(job, state="failed", error=model.problem))
+                    return
                 code = await self._work(model, job, folder)
                 if self._closing:
                     return
@@ -381,6 +387,8 @@ def _result(folder: Path) -> dict[str, Any] | None:
 def _discard(model: Path, task: str) -> None:
     """Drop what a job has left of its task in progress; another task's is not ours to drop."""
     for _ in range(50):
+        if not os.path.lexists(model / MANIFEST):
+            return  # to lock a folder that is gone would make it again
         try:
             with lock_folder(model):
                 found = task_in_progress(model)

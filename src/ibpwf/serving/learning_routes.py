@@ -25,6 +25,7 @@ from ibpwf.serving.protocol import read_json
 from ibpwf.serving.records import audit
 from ibpwf.serving.service import Service
 from ibpwf.serving.uploads import receive_bytes
+from ibpwf.serving.versions import make_state_folder
 from ibpwf.serving.worker import DISK_FULL
 from ibpwf.storage.files import read_json as read_json_file
 from ibpwf.storage.files import write_json
@@ -178,11 +179,12 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
         raise bad(f"there is no task {quoted(task)}; there are {', '.join(model.newest.tasks[:8])}.")
     if service.exporting >= EXPORTS:
         raise busy(f"{service.exporting} exports are being written; ask again later.", 10)
+    await asyncio.to_thread(model.check_changeable)
     folder = exports_folder(model) / secrets.token_hex(8)
     clean = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
     service.exporting += 1
     try:
-        folder.mkdir(parents=True)
+        make_state_folder(model.path, "exports", folder.name)
         write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
         worker = await service.jobs.workshop.start(model.path, folder)
         try:

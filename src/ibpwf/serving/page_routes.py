@@ -69,7 +69,8 @@ async def index(service: Service, request: Request, caller: Caller) -> Response:
         }
         for one in service.registry
     ]
-    return _rendered("index.html", service, caller, models=models, faults=service.registry.faults)
+    faults, problems = service.registry.faults, service.registry.problems
+    return _rendered("index.html", service, caller, models=models, faults=faults, problems=problems)
 
 
 async def model(service: Service, request: Request, caller: Caller) -> Response:

@@ -15,13 +15,16 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ibpwf.errors import StoreError
 from ibpwf.serving.versions import STATE
 from ibpwf.storage.files import append_jsonl, plain_errors
+
+if TYPE_CHECKING:
+    from ibpwf.serving.registry import Registry
 
 log = logging.getLogger("ibpwf.serving")
 
@@ -203,6 +206,9 @@ class Metrics:
         )
         self.waiting = Gauge("ibpwf_waiting_rows", "Rows that wait or are being answered.", registry=self.registry)
         self.versions = Gauge("ibpwf_versions", "Versions of a model.", ["model"], registry=self.registry)
+        self.ready = Gauge(
+            "ibpwf_model_ready", "1 where the model's folder can be used, else 0.", ["model"], registry=self.registry
+        )
         self.denied = Counter(
             "ibpwf_authentication_failures_total",
             "Requests without a valid token where one is needed (missing, unknown), or without the role (role).",
@@ -221,6 +227,14 @@ class Metrics:
     def told(self, questions: int, rows: int, seconds: float) -> None:
         self.passes.observe(rows)
         self.pass_seconds.observe(seconds)
+
+    def note_models(self, registry: Registry) -> None:
+        self.ready.clear()
+        for name in registry.faults:
+            self.ready.labels(name).set(0)
+        for model in registry:
+            self.versions.labels(model.name).set(len(model.versions))
+            self.ready.labels(model.name).set(model.problem is None)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,12 +21,12 @@ from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.files import Layout
 from ibpwf.own_data.answering import layout_of
-from ibpwf.serving.faults import is_disk_full
+from ibpwf.serving.faults import Refused
 from ibpwf.serving.passes import warm
-from ibpwf.serving.records import RateLimitedLog
-from ibpwf.serving.versions import Kept, can_look_back, history_of, versions_of
-from ibpwf.storage.folder import MANIFEST, open_folder
-from ibpwf.storage.model_folder import KIND
+from ibpwf.serving.records import RateLimitedLog, log
+from ibpwf.serving.versions import FolderVersions, Kept, Stamp, Way, all_versions, stamp_of
+from ibpwf.storage.files import plain_errors
+from ibpwf.storage.folder import MANIFEST
 from ibpwf.storage.on_demand import everything_now
 
 RESIDENT = 4
@@ -54,28 +54,36 @@ class LoadedVersion:
         return list(self.classifier.tasks_)
 
 
-Stamp = tuple[int, int, int]
-
-
 @dataclass(frozen=True)
 class State:
-    """A model folder as it was at one moment."""
+    """A model folder as it was at one moment, and its `classifier`. `held` are those of earlier moments, for versions
+    that are nowhere else."""
 
     stamp: Stamp
+    folder: FolderVersions
+    classifier: ContinualClassifier
     newest: LoadedVersion
-    counts: dict[int, int]  # how many tasks each version has that is had by leaving the last ones out
-    kept: frozenset[int]  # versions that are read from what was kept of them
+    ways: dict[int, Way]
+    held: dict[int, ContinualClassifier]
 
     @property
     def numbers(self) -> list[int]:
-        return sorted({*self.counts, *self.kept})
+        return sorted(self.ways)
+
+    def classifier_of(self, number: int) -> ContinualClassifier:
+        """From which classifier in memory a version comes, where it comes from none that was kept."""
+        return self.held.get(number, self.classifier)
 
 
 class ServedModel:
-    """A model folder, answered from by any number of threads."""
+    """A model folder, answered from by any number of threads. While the folder cannot be used, `problem` says why,
+    and answers go on from what was loaded before."""
 
     def __init__(self, name: str, path: Path, *, read_only: bool = False) -> None:
         self.name, self.path, self.read_only = name, path, read_only
+        self.problem: str | None = None
+        self._kept = Kept(path)
+        self._is_kept = True
         self._trouble = RateLimitedLog(logging.ERROR, 60.0)
         self._state = self._read()
         self._earlier: OrderedDict[tuple[Stamp, int], LoadedVersion] = OrderedDict()
@@ -98,9 +106,8 @@ class ServedModel:
         state = self._state
         if number is None or number == state.newest.number:
             return state.newest
-        if number not in state.numbers:
-            known = ", ".join(map(str, state.numbers[-8:]))
-            raise NoSuchModel(f"model '{self.name}' has no version {number}; it has {known}.")
+        if number not in state.ways:
+            raise NoSuchModel(self._why_not(state, number))
         key = (state.stamp, number)
         with self._loading:
             found = self._earlier.get(key)
@@ -113,34 +120,80 @@ class ServedModel:
                 self._earlier.popitem(last=False)
             return found
 
+    def _why_not(self, state: State, number: int) -> str:
+        known = f"it has {', '.join(map(str, state.numbers[-8:]))}"
+        if number in [one.number for one in all_versions(state.folder.history)[1]]:
+            return f"version {number} of model '{self.name}' was withdrawn: what made it was forgotten; {known}."
+        return f"model '{self.name}' has no version {number}; {known}."
+
     def _make(self, state: State, number: int) -> LoadedVersion:
-        if number in state.counts:
-            classifier = state.newest.classifier.first_tasks(state.counts[number])
-        else:
+        return self._loaded(number, state.ways[number], state.classifier_of(number))
+
+    def _loaded(self, number: int, way: Way, classifier: ContinualClassifier) -> LoadedVersion:
+        if way.path is not None:
             with everything_now():
-                classifier = ContinualClassifier.load(Kept(self.path).path(number), device="cpu")
-        return _loaded(self.name, number, classifier)
+                classifier = ContinualClassifier.load(way.path, device="cpu")
+        return _loaded(self.name, number, way.apply(classifier))
+
+    def look(self) -> bool:
+        """Read the folder again if it has changed; whether it was read. What hinders it becomes the `problem`, and is
+        logged once."""
+        try:
+            changed = self.refresh()
+        except (IBPWFError, OSError) as error:
+            self._note(str(error))
+            return False
+        self._note(None)
+        return changed
+
+    def _note(self, problem: str | None) -> None:
+        told = None if problem is None else problem.replace(str(self.path), self.name)
+        if told == self.problem:
+            return
+        self.problem = told
+        if problem is None:
+            log.info("model %s: the folder can be read again", self.name)
+        else:
+            log.error("model %s is not ready: %s Answers go on from what was loaded before.", self.name, problem)
+
+    def check_changeable(self) -> None:
+        """Refuse a job where the folder cannot be read, or written to, at this moment."""
+        self.look()
+        problem = self.problem
+        if problem is None and not os.access(self.path, os.W_OK):
+            problem = "its folder cannot be written to. Check its access rights, and whether its disk is read-only."
+        if problem is not None:
+            raise Refused(503, f"model '{self.name}' cannot be changed: {problem}", retry_after=10)
 
     def refresh(self) -> bool:
         """Read the folder again if its manifest is another one; whether it was."""
         with self._reading:  # several may have seen that it changed
-            if _stamp(self.path) == self._state.stamp:
+            with plain_errors("read", self.path / MANIFEST):
+                stamp = stamp_of(self.path)
+            if stamp == self._state.stamp:
+                if not self._is_kept:
+                    self._keep(self._state.folder, stamp)
                 return False
-            self._state = self._read()
+            self._state = self._read(self._state)
             return True
 
-    def _read(self) -> State:
+    def _read(self, before: State | None = None) -> State:
         for _ in range(TRIES - 1):
             try:
-                return self._read_once()
+                return self._read_once(before)
             except (StoreError, OSError):  # files may go while a save replaces them
                 time.sleep(0.05)
-        return self._read_once()
+        return self._read_once(before)
 
-    def _read_once(self) -> State:
-        stamp = _stamp(self.path)
-        history = history_of(open_folder(self.path, kind=KIND))
-        versions, kept = versions_of(history), Kept(self.path)
+    def _read_once(self, before: State | None) -> State:
+        stamp = stamp_of(self.path)
+        folder = FolderVersions.read(self.path)
+        if before is not None and not folder.continues(before.folder):
+            raise StoreError(
+                f"{self.path} holds another model than the one that is served. Put that back, or restart the server "
+                "to serve this one."
+            )
+        versions = folder.versions
         if not versions:
             raise StoreError(
                 f"{self.path} has learnt no task yet; learn one first: ibpwf learn {self.path} DATA.csv."
@@ -148,28 +201,46 @@ class ServedModel:
         with everything_now():  # the folder may be written anew while this answers
             classifier = ContinualClassifier.load(self.path, device="cpu")
         if not self.read_only:
-            try:
-                kept.keep()
-            except (OSError, StoreError) as error:
-                if not is_disk_full(error):
-                    raise
-                self._trouble.note("keep", f"a version of model {self.name} could not be kept: {error}")
-        if _stamp(self.path) != stamp:
+            self._keep(folder, stamp)
+        ways, held = self._kept.ways(folder), dict[int, ContinualClassifier]()
+        if before is not None:
+            self._hold(before, folder, ways, held)
+        if stamp_of(self.path) != stamp:
             raise StoreError(f"{self.path} was written meanwhile; read it again.")
-        newest = _loaded(self.name, versions[-1].number, classifier)
-        counts = {versions[-1].number: len(classifier.tasks_)}
-        if can_look_back(classifier):
-            for version in reversed(versions[:-1]):
-                later = [one for one in versions if one.number > version.number]
-                if any(one.more for one in later):
-                    break
-                counts[version.number] = len(classifier.tasks_) - len(later)
-        return State(stamp, newest, counts, frozenset(kept.numbers(history)))
+        number = versions[-1].number
+        return State(stamp, folder, classifier, self._loaded(number, ways[number], classifier), ways, held)
 
+    def _keep(self, folder: FolderVersions, stamp: Stamp) -> None:
+        """Keep the newest version, and take out of older ones what was forgotten; what cannot be done now is tried
+        again later."""
+        try:
+            self._kept.keep()
+            if self._kept.needs_following(folder):
+                for number in self._kept.follow(wait=0):
+                    log.warning(
+                        "model %s: what was kept of version %s is damaged or another model's", self.name, number
+                    )
+            self._is_kept = True
+        except (OSError, StoreError) as error:
+            if stamp_of(self.path) != stamp:  # it is being written
+                raise
+            self._is_kept = False
+            self._trouble.note("keep", f"a version of model {self.name} could not be kept: {error}")
 
-def _stamp(path: Path) -> Stamp:
-    found = os.stat(path / MANIFEST)
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    def _hold(
+        self, before: State, folder: FolderVersions, ways: dict[int, Way], held: dict[int, ContinualClassifier]
+    ) -> None:
+        """Go on with what is in memory of versions that were not kept, as on a disk that cannot be written to."""
+        there, earlier = {one.number for one in folder.versions}, before.folder
+        gone = folder.forgotten_since(earlier) or set()
+        for number, back in earlier.holds(gone).items():
+            if number in there and number not in ways:
+                ways[number], held[number] = Way(None, frozenset(gone), back), before.classifier
+        for number in before.held:
+            if number in there and number not in ways:
+                old = before.ways[number]
+                ways[number] = replace(old, gone=old.gone | gone)
+                held[number] = before.held[number]
 
 
 def _loaded(model: str, number: int, classifier: ContinualClassifier) -> LoadedVersion:
@@ -187,7 +258,7 @@ class Registry:
         self.path, self.read_only = path, read_only
         self.single = os.path.lexists(path / MANIFEST)
         self._models: dict[str, ServedModel] = {}
-        self.faults: dict[str, str] = {}  # folders that could not be read, and why
+        self.faults: dict[str, str] = {}  # folders that could never be read, and why
         self.refresh()
         if not self._models:
             why = next(iter(self.faults.values()), f"{path} holds no model folder. Give one, or a folder of them.")
@@ -202,19 +273,28 @@ class Registry:
             raise NoSuchModel(str(unknown("model", name, self._models)))
         return self._models[name]
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """What is wrong with the folders of models that are served."""
+        return {model.name: model.problem for model in self if model.problem is not None}
+
     def refresh(self) -> list[ServedModel]:
         """Look at the folders again; the models that are new or have changed."""
-        changed = []
+        changed, faults = [], dict[str, str]()
+        for model in self:
+            if model.look():
+                changed.append(model)
         for name, path in self._folders().items():
+            if name in self._models:
+                continue
             try:
-                if name not in self._models:
-                    self._models[name] = ServedModel(name, path, read_only=self.read_only)
-                    changed.append(self._models[name])
-                elif self._models[name].refresh():
-                    changed.append(self._models[name])
-                self.faults.pop(name, None)
+                self._models[name] = ServedModel(name, path, read_only=self.read_only)
+                changed.append(self._models[name])
             except (IBPWFError, OSError) as error:
-                self.faults[name] = str(error)
+                faults[name] = str(error)
+                if self.faults.get(name) != faults[name]:
+                    log.error("model %s cannot be served: %s", name, error)
+        self.faults = faults
         return changed
 
     def _folders(self) -> dict[str, Path]:
@@ -224,5 +304,7 @@ class Registry:
         try:
             inside = sorted(entry for entry in self.path.iterdir() if not entry.name.startswith("."))
         except OSError as error:
+            if self._models:  # which say themselves what is wrong
+                return {}
             raise StoreError(f"{self.path} cannot be read: {error.strerror}. Check the path.") from None
         return {entry.name: entry for entry in inside if os.path.lexists(entry / MANIFEST)}

@@ -82,8 +82,8 @@ class Service:
             try:
                 for model in await asyncio.to_thread(self.registry.refresh):
                     log.info("model %s has version %d now", model.name, model.newest.number)
-            except Exception:  # a folder that cannot be read now is looked at again
-                log.exception("looking at the model folders")
+            except Exception as error:  # a fault of ours; the folders are looked at again
+                self.trouble.note("watch", f"looking at the model folders: {type(error).__name__}: {error}")
 
     def caller(self, request: Request) -> Caller:
         """Who sent a request: the bearer of a token, in a header or the page's cookie."""
@@ -108,12 +108,12 @@ class Service:
         try:
             return await asyncio.to_thread(model.version, number)
         except (StoreError, OSError) as error:
-            with contextlib.suppress(StoreError, OSError):
-                await asyncio.to_thread(model.refresh)
+            await asyncio.to_thread(model.look)
             if number is not None and number not in model.versions:
                 raise NoSuchModel(f"model '{model.name}' has no version {number} any more.") from None
-            log.warning("model %s, version %s cannot be read: %s", model.name, number, error)
-            raise Refused(503, f"version {number} is being rewritten; try again.", retry_after=1) from None
+            self.trouble.note(model.name, f"model {model.name}, version {number} cannot be read: {error}")
+            why = "is being rewritten; try again." if model.problem is None else f"cannot be read: {model.problem}"
+            raise Refused(503, f"version {number} {why}", retry_after=1) from None
 
     async def ask(self, version: LoadedVersion, rows: Rows) -> Answer:
         """An answer, within the time there is for it."""

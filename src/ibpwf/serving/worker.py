@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import IBPWFError, StoreError
-from ibpwf.training.callbacks import Callback, EpochEnd, TaskStart
+from ibpwf.training.callbacks import Callback, EpochEnd, TaskEnd, TaskStart
 
 DONE, FAILED, LOCKED, DISK_FULL, STOPPED = 0, 2, 3, 4, 130
 """Exit codes. LOCKED: another process writes to the model; to be tried again."""
@@ -54,6 +54,24 @@ class Progress(Callback):
         append_jsonl(self.path, {name: _plain(value) for name, value in line.items()})
 
 
+class ModelThere(Callback):
+    """Ends a job whose model folder has gone meanwhile, where saving would make it again."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+
+    def epoch_end(self, epoch: EpochEnd) -> None:
+        check_there(self.model)
+
+    def task_end(self, task: TaskEnd) -> None:
+        check_there(self.model)
+
+
+def check_there(model: Path) -> None:
+    if not (model / "manifest.json").is_file():
+        raise StoreError(f"{model} holds no model any more. Put its folder back, and ask again.")
+
+
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
@@ -83,6 +101,7 @@ def _do(model: Path, stop: threading.Event) -> int:
             result = _export(model, job)
         else:
             with contextlib.ExitStack() as stack:
+                check_there(model)  # to lock a folder that is gone would make it again
                 try:
                     stack.enter_context(lock_folder(model))
                 except StoreError as error:
@@ -116,14 +135,13 @@ def _wait_for_end(held: Connection, stop: threading.Event) -> None:
 
 
 def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
-    from ibpwf.serving.versions import Kept, history_of
-    from ibpwf.storage.folder import open_folder
+    from ibpwf.serving.versions import Kept
 
     kept = Kept(model)
     if job["kind"] == "forget":
         result = _forget(model, job["task"], kept)
     else:
-        kept.sweep(history_of(open_folder(model)))  # of tasks that were forgotten otherwise, and of killed jobs
+        kept.follow()  # what was forgotten otherwise, and what killed jobs have left
         kept.keep()  # what is the newest version until now
         result = _learn(model, job, stop)
     try:
@@ -135,15 +153,17 @@ def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str
 
 def _forget(model: Path, task: str, kept: Any) -> dict[str, Any]:
     from ibpwf.estimator import ContinualClassifier
+    from ibpwf.serving.versions import FolderVersions
 
+    before, done = {*kept.ways(FolderVersions.read(model))}, Path("forgot")
     classifier = ContinualClassifier.load(model, device="cpu")
-    done = Path("forgot")
     if task in classifier.learner_.names() or not done.exists():
         classifier.forget(task)
         done.touch()  # a killed job that comes again must not say that there is no such task
         classifier.save(model)
-    kept.forget(task)
-    return {"task": task, "tasks": classifier.tasks_}
+    kept.follow()
+    withdrawn = sorted(before - {*kept.ways(FolderVersions.read(model))})
+    return {"task": task, "tasks": classifier.tasks_, "withdrawn": withdrawn}
 
 
 def _learn(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
@@ -160,7 +180,7 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str,
         checkpoint_minutes=CHECKPOINT_MINUTES,
         resume=True,
         device="cpu",
-        callbacks=[Progress(Path("progress.jsonl"))],
+        callbacks=[Progress(Path("progress.jsonl")), ModelThere(model)],
         stop=stop.is_set,
     )
     with warnings.catch_warnings(record=True) as caught:

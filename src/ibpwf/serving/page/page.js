@@ -115,12 +115,12 @@ handle("compare", async (form) => {
   const versions = `${form.elements.one.value},${form.elements.two.value}`;
   const found = await send("POST", `/v2/models/${place.dataset.model}/compare?versions=${versions}`, given(form));
   const same = found.given.filter((one) => one.same_bits).map((one) => one.task);
-  const other = found.given.filter((one) => !one.same_bits).map((one) => one.task);
   const [one, two] = found.versions;
   const parts = [];
   if (same.length) parts.push(element("p", {class: "good"},
-    `✓ Asked for a task both have (${same.join(", ")}), every answer is the same to the bit.`));
-  if (other.length) parts.push(element("p", {class: "bad"}, `Other answers for ${other.join(", ")}: it has had more rows since.`));
+    `✓ With the task given (${same.join(", ")}), label, probability and entropy of every row are the same to the bit.`));
+  for (const other of found.given.filter((task) => !task.same_bits)) parts.push(element("p", {class: "bad"},
+    `With the task given (${other.task}), ${other.different.join(", ")} of some rows differ: it was updated in between.`));
   parts.push(element("p", {}, found.moved.length
     ? `With the task inferred, ${found.moved.length} of ${found.rows.length} rows have another label: version ${two} knows other tasks.`
     : `With the task inferred, all ${found.rows.length} rows have the same label.`));

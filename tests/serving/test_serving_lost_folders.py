@@ -1,0 +1,237 @@
+"""A model folder that is lost, damaged, replaced or read-only: readiness, log, metrics and page tell, answers go on
+from memory, no job is accepted, and all is well once the folder is back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served import Server, blobs, request, task_table
+from starlette.testclient import TestClient
+
+from ibpwf import ContinualClassifier
+from ibpwf.serving import worker
+from ibpwf.serving.passes import Answer
+from ibpwf.serving.routes import make_app
+from ibpwf.serving.service import ServeOptions, Service
+from ibpwf.storage.folder import MANIFEST
+
+X = blobs(range(6), each=1, seed=2)[0]
+
+Fault = Callable[[Path], Callable[[], object]]
+"""Does something to a model folder; the result undoes it."""
+
+
+@pytest.fixture
+def client(models: Path) -> Iterator[tuple[TestClient, Service]]:
+    """A server that looks at its folders when it is told to."""
+    service = Service(ServeOptions(models, poll=3600))
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as found:
+        yield found, service
+
+
+def removed(path: Path) -> Callable[[], object]:
+    aside = path.rename(path.parent / ".aside")
+    return lambda: aside.rename(path)
+
+
+def damaged(path: Path) -> Callable[[], object]:
+    whole = (path / MANIFEST).read_bytes()
+    (path / MANIFEST).write_bytes(whole.replace(b"fruit", b"fruid"))
+    return lambda: (path / MANIFEST).write_bytes(whole)
+
+
+def replaced(path: Path) -> Callable[[], object]:
+    back = removed(path)
+    classifier = ContinualClassifier(epochs=2, hidden=(24,), settings={"random_features": 64}, device="cpu")
+    for task in range(3):  # with as many tasks, of the same sizes
+        x, y = blobs((2 * task, 2 * task + 1), 40, seed=9)
+        classifier.learn(x, y.astype(str), task=f"other {task}")
+    classifier.save(path)
+
+    def undo() -> None:
+        shutil.rmtree(path)
+        back()
+
+    return undo
+
+
+def unreadable(path: Path) -> Callable[[], object]:
+    """As of a file system that does not answer: each access fails."""
+    aside = (path / MANIFEST).rename(path / "aside")
+    (path / MANIFEST).symlink_to(path / MANIFEST)  # ELOOP
+    return lambda: aside.replace(path / MANIFEST)
+
+
+@pytest.mark.parametrize("fault", [removed, damaged, replaced, unreadable])
+def test_what_is_wrong_with_a_folder_is_told_everywhere_until_it_is_well_again(client, models, caplog, fault: Fault):
+    http, service = client
+    path, before = models / "things", http.post("/v2/models/things/infer", json=request(X)).json()
+    caplog.clear()
+    undo = fault(path)
+    for _ in range(3):
+        service.registry.refresh()
+    files = sorted(one for one in path.rglob("*"))
+
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1, [record.getMessage() for record in told]
+    assert "things" in told[0].getMessage()
+    assert http.get("/v2/health/live").status_code == 200
+    assert http.get("/v2/health/ready").status_code == 400
+    assert http.get("/v2/health/ready").json()["ready"] is False
+    asked = http.get("/v2/models/things/ready")
+    assert (asked.status_code, asked.json()["ready"]) == (400, False)
+    assert asked.json()["reason"]
+    assert str(models) not in asked.text
+    assert http.get("/v2/models/pictures/ready").status_code == 200
+    states = {one["name"]: one["state"] for one in http.post("/v2/repository/index").json()}
+    assert states == {"things": "UNAVAILABLE", "pictures": "READY"}
+    metrics = http.get("/metrics").text
+    assert 'ibpwf_model_ready{model="things"} 0.0' in metrics
+    assert 'ibpwf_model_ready{model="pictures"} 1.0' in metrics
+    for page in ("/", "/models/things"):
+        assert "Not ready" in http.get(page).text
+    assert http.post("/v2/models/things/infer", json=request(X)).json() == before
+    for job in (
+        lambda: http.post("/v2/models/things/tasks?task=colors", content=task_table(models.parent, 3).read_bytes()),
+        lambda: http.post("/v2/models/things/tasks?task=fruit&more=true", content=b"f0,kind\n1,apple\n"),
+        lambda: http.post("/v2/models/things/forget", json={"task": "pets"}),
+        lambda: http.post("/v2/models/things/export?to=folder"),
+    ):
+        refused = job()
+        assert refused.status_code == 503, refused.text
+        assert "things" in refused.json()["error"]
+        assert refused.headers["retry-after"]
+    assert service.jobs.all == {}
+    assert sorted(one for one in path.rglob("*")) == files  # nothing was made in the void
+
+    undo()
+    service.registry.refresh()
+    assert http.get("/v2/health/ready").status_code == 200
+    assert http.get("/v2/models/things/ready").status_code == 200
+    assert 'ibpwf_model_ready{model="things"} 1.0' in http.get("/metrics").text
+    assert "Not ready" not in http.get("/models/things").text
+    assert http.post("/v2/models/things/infer", json=request(X)).json() == before
+
+
+def test_a_model_that_can_not_be_loaded_beside_others_is_logged_once_and_counted(client, models, caplog):
+    http, service = client
+    shutil.copytree(models / "things", models / "another")
+    (models / "another" / MANIFEST).write_text("{")
+    for _ in range(3):
+        service.registry.refresh()
+    assert len([record for record in caplog.records if "another" in record.getMessage()]) == 1
+    assert 'ibpwf_model_ready{model="another"} 0.0' in http.get("/metrics").text
+    assert http.get("/v2/health/ready").status_code == 200  # of the models that are served
+    shutil.rmtree(models / "another")
+    service.registry.refresh()
+    assert 'model="another"' not in http.get("/metrics").text
+
+
+def test_models_whose_common_folder_is_lost_are_not_ready(client, models, caplog):
+    http, service = client
+    caplog.clear()
+    models.rename(models.with_name("aside"))
+    for _ in range(3):
+        service.registry.refresh()
+    assert http.get("/v2/health/ready").status_code == 400
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2  # of each model
+    models.with_name("aside").rename(models)
+    service.registry.refresh()
+    assert http.get("/v2/health/ready").status_code == 200
+
+
+def test_a_job_whose_folder_goes_before_it_is_done_fails_and_makes_nothing_anew(models, tmp_path, monkeypatch):
+    """In the process that does jobs."""
+    import json
+    import threading
+
+    path, folder = models / "things", tmp_path / "job"
+    folder.mkdir()
+    shutil.copyfile(task_table(models.parent, 3), folder / "data.csv")
+    job = {"kind": "learn", "task": "colors", "data": "data.csv", "options": {}, "validate": None, "keep": "better"}
+    (folder / "job.json").write_text(json.dumps(job))
+    monkeypatch.chdir(folder)
+    real = worker.Progress.epoch_end
+
+    def gone(self: Any, epoch: Any) -> None:
+        real(self, epoch)
+        if path.exists():
+            path.rename(tmp_path / "aside")
+
+    monkeypatch.setattr(worker.Progress, "epoch_end", gone)
+    assert worker._do(path, threading.Event()) == worker.FAILED
+    assert "things" in json.loads((folder / "result.json").read_text())["error"]
+    assert not path.exists()
+    assert worker._do(path, threading.Event()) == worker.FAILED  # tried again
+    assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_served_and_takes_no_job(made_models, tmp_path, caplog):
+    shutil.copytree(made_models, tmp_path / "models", ignore=shutil.ignore_patterns(".serving"))
+    place = tmp_path / "read-only"
+    place.mkdir()
+    mount = ["mount", "--bind", str(tmp_path / "models"), str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+        service = Service(ServeOptions(place, poll=3600))
+        with TestClient(make_app(service), base_url="http://127.0.0.1") as http:
+            assert http.get("/v2/models/things").json()["versions"] == ["1", "2", "3"]
+            assert http.get("/v2/health/ready").status_code == 200
+            assert len([record for record in caplog.records if "could not be kept" in record.getMessage()]) == 2
+            refused = http.post("/v2/models/things/forget", json={"task": "pets"})
+            assert refused.status_code == 503
+            assert "things" in refused.json()["error"]
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.faults
+def test_a_server_tells_that_a_folder_was_deleted_and_that_it_is_back(start, models):
+    """The program itself, which looks every two seconds."""
+    server: Server = start()
+    shutil.copytree(models / "things", models.parent / "copy")
+    shutil.rmtree(models / "things")
+    wait_for(lambda: server.http.get("/v2/health/ready").status_code == 400)
+    time.sleep(2.5)
+    assert server.log.count("is not ready") == 1
+    refused = server.learn(task_table(models.parent, 3), "colors")
+    assert refused.status_code == 503
+    assert not os.path.lexists(models / "things")
+    (models.parent / "copy").rename(models / "things")
+    wait_for(lambda: server.http.get("/v2/health/ready").status_code == 200)
+    learned = server.learn(task_table(models.parent, 3), "colors")
+    assert server.wait(learned.json()["id"])["state"] == "done"
+    assert server.versions() == ["1", "2", "3", "4"]
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_comparing_versions_names_each_output_that_is_not_the_same_to_the_bit(client, models, monkeypatch):
+    http, service = client
+    real = service.ask
+
+    async def nudged(version: Any, rows: Any) -> Answer:
+        found = await real(version, rows)
+        return replace(found, entropy=np.nextafter(found.entropy, 9)) if version.number == 2 else found
+
+    monkeypatch.setattr(service, "ask", nudged)
+    file = (models.parent / "test.csv").read_bytes()
+    compared = http.post("/v2/models/things/compare", params={"versions": "2,3"}, content=file).json()
+    assert [one["different"] for one in compared["given"]] == [["entropy"], ["entropy"]]
+    assert not any(one["same_bits"] for one in compared["given"])
