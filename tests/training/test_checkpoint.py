@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -231,18 +232,36 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         other.learn(x.flatten(1), y, callbacks=[Checkpoint(tmp_path / "model")])
 
 
-def test_a_checkpoint_is_written_when_its_time_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
+@pytest.mark.parametrize(
+    ("cost", "every", "when"),
+    [
+        (0.0, 2.0, [1.5, 2.5, 3.5, 4.5]),  # a second apart, however fast the disk
+        (0.018, 2.0, [1.5, 3.518, 5.536]),  # a hundredth of the time
+        (10.0, 0.05, [1.5, 14.5]),  # at the latest after three seconds
+        (10.0, 2.0, [1.5]),
+        (0.0, 0.0, [0.5, 1.0, 1.5, 2.0]),  # after every step
+    ],
+)
+def test_checkpoints_are_written_as_often_as_they_cost_little(
+    cost: float, every: float, when: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is killed every few seconds gets on."""
+    clock, written = [0.0], list[float]()
+
+    def save(*given: Any, **named: Any) -> None:
+        written.append(clock[0])
+        save_checkpoint(*given, **named)
+        clock[0] += cost
+
     monkeypatch.setattr("ibpwf.training.checkpoint.time.monotonic", lambda: clock[0])
-    written = []
-    monkeypatch.setattr(
-        "ibpwf.training.checkpoint.save_checkpoint",
-        lambda *a, **k: written.append(clock[0]) or save_checkpoint(*a, **k),
-    )
+    monkeypatch.setattr("ibpwf.training.checkpoint.save_checkpoint", save)
     learner = begun("mlp")
-    for _ in learner.learn_steps(*examples(1), callbacks=[Checkpoint(tmp_path / "model", every=2)]):
-        clock[0] += 50
-    assert written == [150.0, 300.0, 450.0, 600.0, 750.0, 900.0, 1050.0]
+    steps = learner.learn_steps(*examples(1), callbacks=[Checkpoint(tmp_path / "model", every=every)])
+    for _ in range(STEPS):
+        clock[0] += 0.5
+        next(steps)
+    assert written[: len(when)] == pytest.approx(when)
+    assert len(written) > len(when) or cost > 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,4 +1,4 @@
-"""A task in progress, kept on disk every few minutes, so that hours of training outlive a crash.
+"""A task in progress, kept on disk while it is learned, so that training outlives a crash.
 
 A checkpoint is a folder of its own (`.in-progress` in the model folder), written whole or not at all like the model
 itself. It holds the method's training state, the optimizer's, the random streams and the place in the epoch: going on
@@ -26,9 +26,17 @@ from ibpwf.storage.checkpoint_folder import (
 from ibpwf.storage.folder import lock_folder
 from ibpwf.training.callbacks import Callback, StepEnd, TaskEnd, TaskStart
 
+SHARE = 0.01
+"""Of the time of training that writing checkpoints may take."""
+SOONEST = 1.0
+"""Seconds between two checkpoints, at least; also before the first one, whose cost is not known yet."""
+
 
 class Checkpoint(Callback):
-    """A callback that writes the task in progress to `FOLDER/.in-progress` every so many minutes.
+    """A callback that writes the task in progress to `FOLDER/.in-progress`.
+
+    It does so every so many minutes, and sooner as long as that takes less than a hundredth of the time: a task that
+    takes seconds is not begun anew after every crash either.
 
     `folder` is the model folder that the learner is saved in; nobody else can write to it meanwhile. After a crash,
     load the learner and learn the task again with `resume=True`: it goes on from the last checkpoint (from the
@@ -57,6 +65,7 @@ class Checkpoint(Callback):
         self._held.enter_context(lock_folder(self.model))
         self.identity = training.identity()
         self.written = time.monotonic()
+        self.wait = min(self.seconds, SOONEST)
         if not self.resume:
             discard(self.model)
         opened = self._found() if self.resume else None
@@ -94,7 +103,8 @@ class Checkpoint(Callback):
     def step_end(self, step: StepEnd) -> None:
         """Write a checkpoint if it is time for one, or time to stop."""
         stopping = self.stop is not None and self.stop()
-        if not stopping and time.monotonic() - self.written < self.seconds:
+        began = time.monotonic()
+        if not stopping and began - self.written < self.wait:
             return
         progress, files = step.training.state()
         if not self.ours:
@@ -102,6 +112,7 @@ class Checkpoint(Callback):
         content = CheckpointContent(**self.identity.model_dump(), **progress)
         save_checkpoint(self.model, content, files)
         self.ours, self.written = True, time.monotonic()
+        self.wait = min(self.seconds, max(SOONEST, (self.written - began) / SHARE))
         if stopping:
             raise KeyboardInterrupt
 
