@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import resource
 import signal
 import socket
@@ -68,7 +69,9 @@ class Server:
         self.port = port or free_port()
         self.models = models
         self._process = processes.start(
-            ("serve", str(models), "--port", str(self.port), *words), models.parent, {"OMP_NUM_THREADS": "1"}
+            ("serve", str(models), "--port", str(self.port), "--drain-seconds", "0", *words),
+            models.parent,
+            {"OMP_NUM_THREADS": "1"},
         )
         if descriptors is not None:
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
@@ -126,6 +129,23 @@ def serving(models: Path, *words: str) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+def workers(model: Path) -> list[int]:
+    """Processes that do jobs of a model, of whichever server: they run in their job's folder."""
+    jobs, found = os.path.realpath(model / ".serving" / "jobs"), []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # of others, or gone
+            if os.readlink(f"/proc/{process}/cwd").startswith(f"{jobs}/"):
+                found.append(int(process))
+    return found
+
+
+def files_of(model: Path) -> dict[str, str]:
+    """The digest of every part of a model folder."""
+    from ibpwf.storage.folder import open_folder
+
+    return {name: entry.sha256 for name, entry in open_folder(model).files.items()}
 
 
 def free_port() -> int:

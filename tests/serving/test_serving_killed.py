@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+import signal
 import threading
 import time
 from collections import Counter
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import Server, blobs, request, task_table
+from served import Server, blobs, files_of, request, task_table, workers
 
 X = blobs(range(6), each=2, seed=4)[0]
 MOMENTS = ("upload", "learning", "publishing")
@@ -141,3 +143,61 @@ def test_a_server_that_is_asked_to_stop_leaves_its_job_to_the_next(models):
     assert again.wait(job)["state"] == "done"
     assert again.versions() == ["1", "2", "3", "4"]
     again.kill()
+
+
+def kill_workers(models: Path, pause: float, most: int) -> tuple[Server, Counter[str]]:
+    """Learn a task whose process is killed every so many seconds, but not before it has written a checkpoint; what
+    went wrong, and how often it was killed."""
+    model, body = models / "things", task_table(models.parent, 4, each=3000)
+    server, found = Server(models), Counter[str]()
+    job = server.learn(body, "numbers").json()["id"]
+    checkpoint, seen, began = model / ".in-progress" / "manifest.json", b"", time.monotonic()
+    while server.http.get(f"/v2/jobs/{job}").json()["state"] in ("queued", "running"):
+        assert time.monotonic() - began < 240
+        time.sleep(0.02)
+        try:
+            written = checkpoint.read_bytes()
+        except FileNotFoundError:
+            continue
+        alive = workers(model)
+        if written != seen and alive and found["kills"] < most and time.monotonic() - began > pause:
+            os.kill(alive[0], signal.SIGKILL)
+            seen, began = written, time.monotonic()
+            found["kills"] += 1
+    found["jobs not done"] = int(server.http.get(f"/v2/jobs/{job}").json()["state"] != "done")
+    return server, found
+
+
+def undisturbed(models: Path, folder: Path) -> dict[str, str]:
+    """The files of a model that has learnt the same task in one go."""
+    shutil.copytree(models.parent, folder)
+    server = Server(folder / models.name)
+    job = server.learn(task_table(folder, 4, each=3000), "numbers").json()["id"]
+    assert server.wait(job, 240)["state"] == "done"
+    server.kill()
+    return files_of(folder / models.name / "things")
+
+
+def test_a_job_that_is_killed_again_and_again_is_done_with_the_same_bits(models, tmp_path_factory):
+    """More often than a job is tried that does not get on, and each time after seconds."""
+    whole = undisturbed(models, tmp_path_factory.mktemp("whole") / "models")
+    server, found = kill_workers(models, 0, 4)
+    server.kill()
+    assert found == {"kills": 4, "jobs not done": 0}
+    assert files_of(models / "things") == whole
+
+
+@pytest.mark.faults
+def test_a_job_that_is_killed_every_few_seconds_is_done_with_the_same_bits(models, tally, tmp_path_factory):
+    whole = undisturbed(models, tmp_path_factory.mktemp("whole") / "models")
+    kills, found = 0, Counter[str]()
+    for pause in (0, 0.5, 3.0):
+        copy = tmp_path_factory.mktemp("killed")
+        shutil.copytree(models.parent, copy, dirs_exist_ok=True)
+        server, once = kill_workers(copy / models.name, pause, 1000)
+        server.kill()
+        kills += once["kills"]
+        found["jobs not done"] += once["jobs not done"]
+        found["other bits"] += files_of(copy / models.name / "things") != whole
+    names = ("jobs not done", "other bits")
+    tally("kills of a job's process, again and again", kills, **{name: found[name] for name in names})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ibpwf.commands import own_data as own
+from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable
 from ibpwf.files.opening import check_there
 from ibpwf.terminal import say
@@ -38,6 +41,13 @@ def serve_command(
         str | None,
         typer.Option("--access-log", metavar="FILE", help="Log requests as JSON lines; - for standard output."),
     ] = None,
+    device: own.Device = "auto",
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            "--drain-seconds", metavar="N", help="On SIGTERM, answer for N seconds more after readiness drops."
+        ),
+    ] = 5.0,
     no_batching: Annotated[bool, typer.Option("--no-batching", help="Answer one request at a time.")] = False,
 ) -> None:
     """Serve a model folder, or all in a folder, over HTTP: the Open Inference Protocol and a page.
@@ -48,6 +58,9 @@ def serve_command(
     if new_token is not None:
         _add_token(tokens, new_token, role)
         return
+    check_device(device)
+    if not 0 <= drain_seconds <= 3600:
+        raise InputError(f"--drain-seconds is {drain_seconds:g}; give a number from 0 to 3600.")
     check_there(path)
     if not path.is_dir():
         raise InputError(
@@ -67,7 +80,7 @@ def serve_command(
     from ibpwf.serving.service import ServeOptions
 
     options = ServeOptions(path, tokens, read_only, limits, batching=not no_batching, access_log=access_log)
-    serve(options, place, _started)
+    serve(replace(options, device=device, drain=drain_seconds), place, _started)
 
 
 def _add_token(tokens: Path | None, name: str, role: str) -> None:
@@ -88,7 +101,7 @@ def _need(name: str) -> None:
 
 def _started(address: str, service: Any) -> None:
     models = ", ".join(f"{model.name} (version {model.newest.number})" for model in service.registry)
-    say(f"Serving {printable(models)} at {address}")
+    say(f"Serving {printable(models)} at {address}, on {service.device}")
     for name, why in service.registry.faults.items():
         say(f"Not served: {printable(name)}: {printable(why)}", err=True)
     if service.access.is_open:

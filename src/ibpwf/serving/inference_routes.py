@@ -46,15 +46,12 @@ async def live(service: Service, request: Request, caller: Caller) -> Response:
 
 
 async def ready(service: Service, request: Request, caller: Caller) -> Response:
-    problems = len(service.registry.problems)
-    if service.ready and not problems:
-        return JSONResponse({"ready": True})
-    why = f"{problems} served models have a problem; see the log" if problems else "the server starts or stops"
-    return JSONResponse({"ready": False, "reason": why}, 400)
+    found = service.readiness()
+    return JSONResponse(found, 200 if found["ready"] else 503)
 
 
 async def server_metadata(service: Service, request: Request, caller: Caller) -> Response:
-    return JSONResponse({"name": "ibpwf", "version": __version__, "extensions": EXTENSIONS})
+    return JSONResponse({"name": "ibpwf", "version": __version__, "extensions": EXTENSIONS, "device": service.device})
 
 
 async def index(service: Service, request: Request, caller: Caller) -> Response:
@@ -94,6 +91,7 @@ async def model_metadata(service: Service, request: Request, caller: Caller) -> 
             ],
             "parameters": {
                 "version": str(version.number),
+                "read_only": service.read_only(model),
                 "tasks": version.tasks,
                 "classes": {task: [str(label) for label in classifier.labels_of(task)] for task in version.tasks},
             },

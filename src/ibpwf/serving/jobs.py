@@ -2,6 +2,9 @@
 
 A job is a folder in `.serving/jobs` of its model. It comes into being by a rename once its data are on the disk, so
 that a killed server leaves a job that can be done, or none. What is done is done by a `worker` process.
+
+Of several servers of a model one has its lease. It alone takes jobs on, does them and writes what is in `.serving`;
+the others show what they find there, and the first to get the lease takes up what is left.
 """
 
 from __future__ import annotations
@@ -10,18 +13,20 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import re
 import secrets
 import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import FULL, Refused, busy, is_disk_full
+from ibpwf.serving.lease import Lease
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import Metrics, audit, log
 from ibpwf.serving.registry import Registry, ServedModel
@@ -33,6 +38,8 @@ from ibpwf.storage.checkpoint_folder import discard, task_in_progress
 from ibpwf.storage.files import read_json, read_jsonl, sync_folder, write_json
 from ibpwf.storage.folder import MANIFEST, lock_folder
 
+_ID = re.compile("[0-9a-f]{16}")
+
 Kind = Literal["learn", "more", "forget"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
@@ -41,10 +48,13 @@ KEPT = 50
 """Finished jobs of a model that can still be looked at."""
 
 TRIES = 3
-"""Of a job whose process ends by itself."""
+"""Of a job whose process ends by itself, without having got further than the one before."""
 
 PAUSE = 0.25
 """Seconds between two looks at what a job has told."""
+
+LOOK = 0.5
+"""Seconds between two looks at the leases."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,8 @@ def exports_folder(model: ServedModel) -> Path:
 class Jobs:
     """The jobs of all models."""
 
-    def __init__(self, registry: Registry, limits: Limits, metrics: Metrics) -> None:
-        self.registry, self.limits, self.metrics = registry, limits, metrics
+    def __init__(self, registry: Registry, limits: Limits, metrics: Metrics, device: str = "cpu") -> None:
+        self.registry, self.limits, self.metrics, self.device = registry, limits, metrics, device
         self.all: dict[str, Job] = {}
         self._waiting: dict[str, list[str]] = {}
         self._runners: dict[str, asyncio.Task[None]] = {}
@@ -95,7 +105,89 @@ class Jobs:
         self._arriving: Counter[str] = Counter()  # jobs of each model whose data are being received
         self._uploading = 0
         self._stored: dict[str, int] = {}  # bytes on disk of the data of each job
+        self._leases: dict[str, Lease] = {}
+        self._ours = set[str]()  # models whose lease this server has, and whose jobs it has taken up
+        self._looking: asyncio.Task[None] | None = None
         self._closing = False
+        self.telling = True  # once it is not, whoever watches a job is to ask the next server
+
+    # Who makes the changes
+
+    def writes(self, model: ServedModel) -> bool:
+        return model.name in self._ours and not self._closing
+
+    def problem(self, model: ServedModel) -> str | None:
+        """Why this server cannot change a model for now; None if it can."""
+        if self.writes(model):
+            return None
+        lease = self._leases.get(model.name)
+        why = "the server is being stopped" if self._closing or lease is None else lease.problem
+        return f"Model '{model.name}' cannot be changed here for now: {why}. Predictions are not affected."
+
+    def check_writes(self, model: ServedModel) -> None:
+        if (problem := self.problem(model)) is not None:
+            raise Refused(503, problem, retry_after=5)
+
+    async def recover(self) -> None:
+        """Take the leases that are free, with what servers before this one have left, now and from now on."""
+        self.workshop.prepare()
+        await self._look()
+        self._looking = asyncio.create_task(self._look_on())
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            try:
+                await self._look()
+            except Exception:  # a folder that cannot be read now is looked at again
+                log.exception("looking at the leases")
+
+    async def _look(self) -> None:
+        models = {model.name: model for model in self.registry}
+        for model in models.values():
+            new = model.name not in self._leases
+            lease = self._leases.setdefault(model.name, Lease(model.path / STATE / "lease"))
+            taken = await asyncio.to_thread(lease.take)
+            if taken and model.name not in self._ours:
+                await self._adopt(model)
+            elif not taken and (new or model.name in self._ours):
+                self._leave(model.name)
+                log.warning("%s", self.problem(model))
+                model.read_only = True
+        for name in [name for name in self._leases if name not in models]:
+            self._leave(name)
+            self._leases.pop(name).release()
+
+    async def _adopt(self, model: ServedModel) -> None:
+        """Make a model's changes from now on, beginning with those that were promised."""
+        if (runner := self._runners.get(model.name)) is not None:  # of the lease that was lost
+            await asyncio.wait([runner])
+        found = await asyncio.to_thread(_left_by_others, model)
+        try:
+            await asyncio.to_thread(model.keep_versions)
+        except (OSError, StoreError) as error:  # each job tries it, too, before it changes anything
+            log.error("model %s: its version could not be kept: %s", model.name, error)
+        self._ours.add(model.name)
+        for job in sorted(found, key=lambda one: one.created):
+            self.all[job.id] = job
+            if job.state not in FINISHED:
+                data = (jobs_folder(model) / job.id).glob("data*")
+                self._stored[job.id] = sum(file.stat().st_size for file in data)
+                self._enqueue(model, job)
+        waiting = len(self._waiting.get(model.name, []))
+        log.info("this server makes the changes of model %s; it has found %d unfinished jobs", model.name, waiting)
+        self.metrics.writer.labels(model.name).set(1)
+
+    def _leave(self, name: str) -> None:
+        """Make a model's changes no longer."""
+        self._ours.discard(name)
+        self._waiting.pop(name, None)
+        for job in [job for job in self.all.values() if job.model == name]:
+            if job.id in self._workers:
+                self._workers[job.id].kill()
+            self._stored.pop(job.id, None)
+            del self.all[job.id]
+        self.metrics.writer.labels(name).set(0)
 
     # Asking for one
 
@@ -124,6 +216,7 @@ class Jobs:
     ) -> Job:
         """Take a job on, with its data. Once this returns, the job is done or failed, whatever happens. `length` is
         the size of the data that the client announces; without `queue` a job that would have to wait is rejected."""
+        self.check_writes(model)
         await asyncio.to_thread(model.check_changeable)
         folder = jobs_folder(model)
         aside = folder / f"{job.id}.new"
@@ -134,6 +227,7 @@ class Jobs:
                 if body is not None:
                     job = await self._receive(job, body, aside, length)
                 await asyncio.to_thread(write_json, aside / "job.json", asdict(job))
+                self.check_writes(model)  # the data may have taken long to arrive
                 aside.rename(folder / job.id)
                 await asyncio.to_thread(sync_folder, folder)
             except BaseException:
@@ -175,62 +269,54 @@ class Jobs:
             self._runners[model.name] = runner
 
     def find(self, id: str) -> Job:
-        if id not in self.all:
+        job = self.all.get(id) or next((job for job in self._elsewhere() if job.id == id), None)
+        if job is None:
             raise Refused(404, f"there is no job {quoted(id)}; GET /v2/jobs lists those that are.")
-        return self.all[id]
+        return job
 
-    def recover(self) -> None:
-        """Take up what a server before this one has left."""
-        self.workshop.prepare()
+    def known(self, model: ServedModel | None = None) -> list[Job]:
+        """All jobs, or those of one model, the oldest first."""
+        found = [*self.all.values(), *self._elsewhere()]
+        return sorted((job for job in found if model is None or job.model == model.name), key=lambda one: one.created)
+
+    def _elsewhere(self) -> Iterator[Job]:
+        """Jobs of other servers, as these have stored them."""
         for model in self.registry:
-            shutil.rmtree(exports_folder(model), ignore_errors=True)  # that nobody waits for any more
-            folder = jobs_folder(model)
-            if not folder.is_dir():
-                continue
-            found = []
-            for path in folder.iterdir():
-                job = None if path.name.endswith(".new") else _read(path)
-                if job is None:
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    found.append(replace(job, model=model.name))
-            for job in sorted(found, key=lambda one: one.created):
-                self.all[job.id] = job
-                if job.state not in FINISHED:
-                    self._stored[job.id] = sum(file.stat().st_size for file in (folder / job.id).glob("data*"))
-                    self._enqueue(model, job)
+            if model.name not in self._ours:
+                yield from (replace(job, model=model.name) for job in map(_read, _job_folders(model)) if job)
 
     # Doing them
 
     async def _run_all(self, model: ServedModel) -> None:
         try:
-            while waiting := self._waiting.get(model.name):
+            while self.writes(model) and (waiting := self._waiting.get(model.name)):
                 await self._run(model, self.all[waiting.pop(0)])
                 self._drop_old(model)
         finally:
             del self._runners[model.name]
 
     async def _run(self, model: ServedModel, job: Job) -> None:
-        folder, tries = jobs_folder(model) / job.id, 0
+        folder, tries, reached = jobs_folder(model) / job.id, 0, None
         job = replace(job, state="running")
         self._note(model, job)
         try:
-            while job.id not in self._cancelled and not self._closing:
+            while job.id not in self._cancelled and self.writes(model):
                 await asyncio.to_thread(model.look)
                 if model.problem is not None:
                     self._end(model, replace(job, state="failed", error=model.problem))
                     return
                 code = await self._work(model, job, folder)
-                if self._closing:
+                if not self.writes(model):
                     return
                 if code == LOCKED:
                     await asyncio.sleep(1)
                     continue
-                tries += 1
+                before, reached = reached, await asyncio.to_thread(_reached, model.path, job.task)
+                tries = tries + 1 if reached == before else 1
                 if code in (DONE, FAILED, DISK_FULL) or tries == TRIES:
                     await self._finish(model, job, folder, code)
                     return
-            if not self._closing:
+            if self.writes(model):
                 await self._cancel(model, job, folder)
         except (IBPWFError, OSError) as error:
             told = FULL if is_disk_full(error) else str(error).replace(str(model.path), model.name)
@@ -238,7 +324,7 @@ class Jobs:
             self._end(model, replace(job, state="failed", error=told))
 
     async def _work(self, model: ServedModel, job: Job, folder: Path) -> int:
-        worker = await self.workshop.start(model.path, folder)
+        worker = await self.start_worker(model, folder)
         self._workers[job.id] = worker
         try:
             if job.id in self._cancelled:
@@ -246,6 +332,10 @@ class Jobs:
             return await worker.wait()
         finally:
             del self._workers[job.id]
+
+    async def start_worker(self, model: ServedModel, folder: Path) -> Worker:
+        """A process that does what `job.json` in a folder says. It has the lease, too, until it ends."""
+        return await self.workshop.start(model.path, folder, self._leases[model.name], self.device)
 
     async def _finish(self, model: ServedModel, job: Job, folder: Path, code: int) -> None:
         result = _result(folder) or {}  # what is done is done, though the disk may have been too full to say so
@@ -279,6 +369,7 @@ class Jobs:
         if job.state in FINISHED:
             raise Refused(409, f"job '{job.id}' is {job.state}; there is nothing to cancel.")
         model = self.registry[job.model]
+        self.check_writes(model)
         waiting = self._waiting.get(job.model, [])
         if job.id in waiting:
             waiting.remove(job.id)
@@ -287,8 +378,9 @@ class Jobs:
         self._cancelled.add(job.id)
         if job.id in self._workers:
             self._workers[job.id].kill()
-        while self.all[job.id].state not in FINISHED:
+        while self.find(job.id).state not in FINISHED:
             await asyncio.sleep(0.02)
+            self.check_writes(model)
         return self.all[job.id]
 
     def _note(self, model: ServedModel, job: Job) -> bool:
@@ -328,8 +420,11 @@ class Jobs:
     async def events(self, id: str) -> AsyncIterator[dict[str, Any]]:
         """What a job tells, from its beginning to its end."""
         seen, told = 0, ""
-        while id in self.all:
-            job = self.all[id]
+        while self.telling:
+            try:
+                job = self.find(id)
+            except Refused:  # it was dropped meanwhile
+                return
             lines = await asyncio.to_thread(progress_of, jobs_folder(self.registry[job.model]) / id)
             for line in lines[seen:]:
                 yield line
@@ -343,7 +438,11 @@ class Jobs:
             await asyncio.sleep(PAUSE)
 
     async def close(self) -> None:
-        """Stop what runs; it goes on when the server is started again."""
+        """Stop what runs; the next server goes on with it."""
+        if self._looking is not None:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking
         self._closing = True
         for worker in list(self._workers.values()):
             worker.stop()
@@ -352,6 +451,8 @@ class Jobs:
             await asyncio.wait(runners, timeout=15)
         for worker in list(self._workers.values()):
             worker.kill()
+        for lease in self._leases.values():
+            lease.release()
 
 
 def new_job(model: str, kind: Kind, task: str, who: str, **details: Any) -> Job:
@@ -369,11 +470,47 @@ def progress_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read(folder: Path) -> Job | None:
+    """A job as it was stored, maybe by a server of another version."""
+    known = {one.name for one in fields(Job)}
     try:
         found = read_json(folder / "job.json")
-        return Job(**found)
-    except (StoreError, TypeError):
+        return Job(**{name: value for name, value in found.items() if name in known})
+    except (StoreError, TypeError, AttributeError):
         return None
+
+
+def _job_folders(model: ServedModel) -> list[Path]:
+    try:
+        return [path for path in jobs_folder(model).iterdir() if _ID.fullmatch(path.name)]
+    except OSError:
+        return []
+
+
+def _left_by_others(model: ServedModel) -> list[Job]:
+    """The jobs in a folder whose lease was just taken. What was never promised is removed: uploads broken off, and
+    exports that nobody waits for any more. A job that cannot be read is left where it is."""
+    shutil.rmtree(exports_folder(model), ignore_errors=True)
+    for path in jobs_folder(model).glob("*.new"):
+        shutil.rmtree(path, ignore_errors=True)
+    found = []
+    for path in _job_folders(model):
+        job = _read(path)
+        if job is not None:
+            state: JobState = job.state if job.state in FINISHED else "queued"
+            found.append(replace(job, model=model.name, state=state))
+        elif (path / "job.json").exists():
+            log.error("model %s: job %s cannot be read and is not done", model.name, path.name)
+        else:
+            shutil.rmtree(path, ignore_errors=True)  # half of one that was removed
+    return found
+
+
+def _reached(model: Path, task: str) -> tuple[int, int, int] | None:
+    """How far a task in progress has come: its phase, epoch and step."""
+    found = task_in_progress(model)
+    if found is None or found.task.partition("@")[0] != task:
+        return None
+    return found.phase, found.epoch, found.done
 
 
 def _result(folder: Path) -> dict[str, Any] | None:

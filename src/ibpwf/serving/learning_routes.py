@@ -107,8 +107,7 @@ def _share(text: str | None) -> float | None:
 
 
 async def list_jobs(service: Service, request: Request, caller: Caller) -> Response:
-    jobs = sorted(service.jobs.all.values(), key=lambda one: one.created)
-    return JSONResponse([job.shown() for job in jobs])
+    return JSONResponse([job.shown() for job in service.jobs.known()])
 
 
 async def show_job(service: Service, request: Request, caller: Caller) -> Response:
@@ -177,6 +176,7 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     task = query.get("task") or None
     if task is not None and task not in model.newest.tasks:
         raise bad(f"there is no task {quoted(task)}; there are {', '.join(model.newest.tasks[:8])}.")
+    service.jobs.check_writes(model)
     if service.exporting >= EXPORTS:
         raise busy(f"{service.exporting} exports are being written; ask again later.", 10)
     await asyncio.to_thread(model.check_changeable)
@@ -186,13 +186,14 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     try:
         make_state_folder(model.path, "exports", folder.name)
         write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
-        worker = await service.jobs.workshop.start(model.path, folder)
+        worker = await service.jobs.start_worker(model, folder)
         try:
             async with asyncio.timeout(EXPORT_SECONDS):
                 code = await worker.wait()
         except TimeoutError:
-            worker.kill()
             raise Refused(409, f"the export took longer than {EXPORT_SECONDS:g} s and was stopped.") from None
+        finally:
+            worker.kill()
         if code == DISK_FULL:
             raise Refused(507, FULL)
         try:

@@ -82,14 +82,14 @@ async def model(service: Service, request: Request, caller: Caller) -> Response:
     except (NoSuchModel, Refused) as error:
         status = error.status if isinstance(error, Refused) else 404
         return _rendered("missing.html", service, caller, status, problem=str(error))
-    jobs = [job for job in service.jobs.all.values() if job.model == served.name]
-    jobs.sort(key=lambda job: -job.created)
+    jobs = service.jobs.known(served)[::-1]
     layout = version.layout
     return _rendered(
         "model.html",
         service,
         caller,
         model=served,
+        read_only=service.read_only(served),
         version=version,
         tasks=describe_tasks(version),
         pictures=[_picture(task) for task in describe_tasks(version)],

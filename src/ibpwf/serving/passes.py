@@ -1,9 +1,9 @@
 """What a version says of rows, whoever asks beside: the same bits for a row alone and among others.
 
 Products of few rows, and of very many, are rounded otherwise, and so are the last rows where their number is odd for
-the processor. So every pass has 16, 32, … or 128 rows; fewer are filled up with copies of one of them, more are
-answered in several passes. Rows of one task that is given go through that task's network together, so each task's are
-filled up.
+the processor. So every pass has 16, 32, … or 128 rows, and on a GPU, which chooses how to multiply by their number,
+always 128. Fewer are filled up with copies of one of them, more are answered in several passes. Rows of one task that
+is given go through that task's network together, so each task's are filled up.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def answer(classifier: ContinualClassifier, questions: Sequence[Rows]) -> list[A
     asked = np.flatnonzero(wanted)
     for start in range(0, len(asked), MOST):
         some = asked[start : start + MOST]
-        novelty[some] = classifier.novelty(x[_filled(some)])[: len(some)]
+        novelty[some] = classifier.novelty(x[_filled(some, _step(classifier))])[: len(some)]
     found, start = [], 0
     for question in questions:
         here = slice(start, start + len(question))
@@ -97,7 +97,7 @@ def _answer(classifier: ContinualClassifier, x: NDArray[Any], tasks: Sequence[st
         np.zeros(len(x)),
         None,
     )
-    for rows, given in _passes(tasks):
+    for rows, given in _passes(tasks, _step(classifier)):
         found = classifier.answers(x[rows], given, novelty=False)
         assert found.task_probabilities is not None
         out.labels[rows], out.probability[rows] = found.labels, found.probability
@@ -106,20 +106,24 @@ def _answer(classifier: ContinualClassifier, x: NDArray[Any], tasks: Sequence[st
     return out
 
 
-def _passes(tasks: Sequence[str | None]) -> list[tuple[NDArray[np.intp], list[str] | None]]:
+def _step(classifier: ContinualClassifier) -> int:
+    return STEP if classifier.learner_.device.type == "cpu" else MOST
+
+
+def _passes(tasks: Sequence[str | None], step: int = STEP) -> list[tuple[NDArray[np.intp], list[str] | None]]:
     """Which rows go together, filled up, and their tasks, None for those whose task is to be inferred."""
     by_task: dict[str | None, list[int]] = {}
     for row, task in enumerate(tasks):
         by_task.setdefault(task, []).append(row)
     inferred = by_task.pop(None, [])
     passes: list[tuple[NDArray[np.intp], list[str] | None]] = [
-        (_filled(np.array(inferred[start : start + MOST])), None) for start in range(0, len(inferred), MOST)
+        (_filled(np.array(inferred[start : start + MOST]), step), None) for start in range(0, len(inferred), MOST)
     ]
     rows, given = list[NDArray[np.intp]](), list[str]()
     for task, places in by_task.items():
         assert task is not None
         for start in range(0, len(places), MOST):
-            some = _filled(np.array(places[start : start + MOST]))
+            some = _filled(np.array(places[start : start + MOST]), step)
             if rows and len(given) + len(some) > MOST:
                 passes.append((np.concatenate(rows), given))
                 rows, given = [], []
@@ -130,9 +134,9 @@ def _passes(tasks: Sequence[str | None]) -> list[tuple[NDArray[np.intp], list[st
     return passes
 
 
-def _filled(rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def _filled(rows: NDArray[np.intp], step: int) -> NDArray[np.intp]:
     """As many rows as a pass may have; the last one again and again."""
-    short = -len(rows) % STEP
+    short = -len(rows) % step
     return np.concatenate([rows, np.full(short, rows[-1])]) if short > 0 else rows
 
 

@@ -209,6 +209,12 @@ class Metrics:
         self.ready = Gauge(
             "ibpwf_model_ready", "1 where the model's folder can be used, else 0.", ["model"], registry=self.registry
         )
+        self.writer = Gauge(
+            "ibpwf_writer",
+            "1 if this server makes the changes of a model, 0 if another one does.",
+            ["model"],
+            registry=self.registry,
+        )
         self.denied = Counter(
             "ibpwf_authentication_failures_total",
             "Requests without a valid token where one is needed (missing, unknown), or without the role (role).",

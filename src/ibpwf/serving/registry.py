@@ -79,8 +79,8 @@ class ServedModel:
     """A model folder, answered from by any number of threads. While the folder cannot be used, `problem` says why,
     and answers go on from what was loaded before."""
 
-    def __init__(self, name: str, path: Path, *, read_only: bool = False) -> None:
-        self.name, self.path, self.read_only = name, path, read_only
+    def __init__(self, name: str, path: Path, *, read_only: bool = False, device: str = "cpu") -> None:
+        self.name, self.path, self.read_only, self.device = name, path, read_only, device
         self.problem: str | None = None
         self._kept = Kept(path)
         self._is_kept = True
@@ -132,7 +132,7 @@ class ServedModel:
     def _loaded(self, number: int, way: Way, classifier: ContinualClassifier) -> LoadedVersion:
         if way.path is not None:
             with everything_now():
-                classifier = ContinualClassifier.load(way.path, device="cpu")
+                classifier = ContinualClassifier.load(way.path, device=self.device)
         return _loaded(self.name, number, way.apply(classifier))
 
     def look(self) -> bool:
@@ -199,7 +199,7 @@ class ServedModel:
                 f"{self.path} has learnt no task yet; learn one first: ibpwf learn {self.path} DATA.csv."
             )
         with everything_now():  # the folder may be written anew while this answers
-            classifier = ContinualClassifier.load(self.path, device="cpu")
+            classifier = ContinualClassifier.load(self.path, device=self.device)
         if not self.read_only:
             self._keep(folder, stamp)
         ways, held = self._kept.ways(folder), dict[int, ContinualClassifier]()
@@ -209,6 +209,11 @@ class ServedModel:
             raise StoreError(f"{self.path} was written meanwhile; read it again.")
         number = versions[-1].number
         return State(stamp, folder, classifier, self._loaded(number, ways[number], classifier), ways, held)
+
+    def keep_versions(self) -> None:
+        """Keep the newest version, and those to come: from now on this server makes the folder's changes."""
+        self.read_only, self._is_kept = False, False
+        self.refresh()
 
     def _keep(self, folder: FolderVersions, stamp: Stamp) -> None:
         """Keep the newest version, and take out of older ones what was forgotten; what cannot be done now is tried
@@ -254,8 +259,8 @@ def _loaded(model: str, number: int, classifier: ContinualClassifier) -> LoadedV
 class Registry:
     """The models by name: one model folder, or all that lie in a folder."""
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self.path, self.read_only = path, read_only
+    def __init__(self, path: Path, *, read_only: bool = False, device: str = "cpu") -> None:
+        self.path, self.read_only, self.device = path, read_only, device
         self.single = os.path.lexists(path / MANIFEST)
         self._models: dict[str, ServedModel] = {}
         self.faults: dict[str, str] = {}  # folders that could never be read, and why
@@ -288,7 +293,7 @@ class Registry:
             if name in self._models:
                 continue
             try:
-                self._models[name] = ServedModel(name, path, read_only=self.read_only)
+                self._models[name] = ServedModel(name, path, read_only=self.read_only, device=self.device)
                 changed.append(self._models[name])
             except (IBPWFError, OSError) as error:
                 faults[name] = str(error)

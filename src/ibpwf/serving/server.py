@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
+import signal
 import socket
 import ssl
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +129,12 @@ def listening(place: Place) -> socket.socket:
 
 
 def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
-    """Serve until interrupted. `started` is told the address once it can be asked."""
+    """Serve until interrupted. `started` is told the address once it can be asked.
+
+    SIGTERM ends it in order: it says that it is not ready, answers for `options.drain` seconds more, accepts no more
+    connections, and ends once what it has begun is answered. Ctrl-C does so without the delay. A second signal ends
+    it at once; as after a crash, nothing that was promised is lost.
+    """
     import torch
     import uvicorn
 
@@ -141,6 +149,7 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
     bound = listening(place)
     hosts = options.hosts | {place.host}
     service = Service(replace(options, hosts=frozenset(hosts)))
+    log.info("models and jobs are computed on %s", service.device)
     connections = Connections(options.limits, service.metrics)
     certificate = None
     if place.certificate is not None and place.key is not None:
@@ -159,9 +168,24 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
     )
 
     class Server(uvicorn.Server):
-        """uvicorn's server, with a listener of ours."""
+        """uvicorn's server, with a listener of ours, and an end in order."""
 
         listener: Listener | None = None
+        asked: int | None = None  # the signal that asked it to end
+        ends_at = 0.0
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if self.asked is not None:
+                os._exit(128 + sig)  # workers see it, keep what they have and end
+            self.asked = sig
+            self.ends_at = time.monotonic() + (options.drain if sig == signal.SIGTERM else 0.0)
+
+        async def on_tick(self, counter: int) -> bool:
+            over = await super().on_tick(counter)
+            if self.asked is not None and service.ready:
+                service.ready = False
+                log.info("asked to end by %s; not ready any more", signal.Signals(self.asked).name)
+            return over or (self.asked is not None and time.monotonic() >= self.ends_at)
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await self.lifespan.startup()
@@ -183,9 +207,13 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             if self.listener is not None:
                 self.listener.stop()
+            service.jobs.telling = False
             await super().shutdown(sockets)
 
     if started is not None:
         scheme = "http" if certificate is None else "https"
         started(f"{scheme}://{place.host}:{bound.getsockname()[1]}/", service)
-    Server(config).run([bound])
+    server = Server(config)
+    server.run([bound])
+    if server.asked == signal.SIGINT:
+        raise KeyboardInterrupt

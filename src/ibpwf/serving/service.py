@@ -12,6 +12,7 @@ from typing import Literal
 
 from starlette.requests import Request
 
+from ibpwf.device import choose_device
 from ibpwf.errors import StoreError
 from ibpwf.serving.access import Access, Caller, Rate, TokenFile
 from ibpwf.serving.batching import Batcher
@@ -21,6 +22,8 @@ from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import Answer, Rows
 from ibpwf.serving.records import AccessLog, Metrics, RateLimitedLog, log
 from ibpwf.serving.registry import LoadedVersion, NoSuchModel, Registry, ServedModel
+
+READ_ONLY = "The server was started read-only."
 
 POLL = 2.0
 """Seconds between two looks at the model folders."""
@@ -38,6 +41,8 @@ class ServeOptions:
     poll: float = POLL
     hosts: frozenset[str] = frozenset()  # by which the server may be called beside loopback names
     access_log: str | None = None  # a file, or "-" for standard output
+    device: str = "cpu"  # where passes and jobs are computed
+    drain: float = 0.0  # seconds for which a server that is asked to stop still answers, though it is not ready
 
 
 class Service:
@@ -51,16 +56,18 @@ class Service:
         self.denied, self.trouble = RateLimitedLog(), RateLimitedLog(logging.ERROR)
         self.rate = Rate(self.limits.rate)
         self.metrics = Metrics()
-        self.registry = Registry(options.path, read_only=options.read_only)
+        self.device = str(choose_device(options.device))
+        # It writes to a folder only once it has its lease.
+        self.registry = Registry(options.path, read_only=True, device=self.device)
         self.batcher = Batcher(self.limits.waiting, together=options.batching, told=self.metrics.told)
-        self.jobs = Jobs(self.registry, self.limits, self.metrics)
+        self.jobs = Jobs(self.registry, self.limits, self.metrics, self.device)
         self.ready = False
         self.exporting = 0  # exports that are being written
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         if not self.options.read_only:
-            self.jobs.recover()
+            await self.jobs.recover()
         watching = asyncio.create_task(self._watch())
         self.ready = True
         try:
@@ -74,6 +81,23 @@ class Service:
             self.batcher.close()
             if self.access_log is not None:
                 await asyncio.to_thread(self.access_log.close)
+
+    def read_only(self, model: ServedModel) -> str | None:
+        """Why a model cannot be changed here; None if it can."""
+        return READ_ONLY if self.options.read_only else self.jobs.problem(model)
+
+    def readiness(self) -> dict[str, object]:
+        """What anybody may know: whether requests should be sent here, and whether models can be changed here."""
+        if problems := len(self.registry.problems):
+            reason = f"{problems} served models have a problem; see the log."
+            return {"ready": False, "learning": False, "reason": reason}
+        if self.options.read_only:
+            return {"ready": self.ready, "learning": False, "reason": READ_ONLY}
+        elsewhere = [model for model in self.registry if not self.jobs.writes(model)]
+        if not elsewhere:
+            return {"ready": self.ready, "learning": True}
+        reason = f"{len(elsewhere)} models cannot be changed here for now; another server may make their changes."
+        return {"ready": self.ready, "learning": False, "reason": reason}
 
     async def _watch(self) -> None:
         """See changes to the folders, whoever makes them."""

@@ -1,7 +1,8 @@
 """A job done in a process of its own, so that answers keep their pace: learn a file, forget a task, write an export.
 
 `run` reads `job.json` in the job's folder, tells how it goes in `progress.jsonl` and leaves what came of it in
-`result.json`. It ends when the server that started it does. Whatever ends it, the model folder is as before or as
+`result.json`. It ends when the server that started it does, and has the model's lease until then: no other server
+makes changes beside it. Whatever ends it, the model folder is as before or as
 after, and the same job can be given again.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -27,6 +29,7 @@ DONE, FAILED, LOCKED, DISK_FULL, STOPPED = 0, 2, 3, 4, 130
 """Exit codes. LOCKED: another process writes to the model; to be tried again."""
 
 CHECKPOINT_MINUTES = 0.5
+"""At most between two checkpoints, however long writing one takes."""
 NICE = 10
 PATIENCE = 20.0
 """Seconds in which a job that is asked to stop must have done so."""
@@ -76,17 +79,19 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
 
-def run(model: str, folder: str, held: Connection) -> None:
-    """Do the job in a folder, and end the process with what came of it. The other end of `held` is the server's."""
+def run(model: str, folder: str, held: Connection, lease: int, device: str) -> None:
+    """Do the job in a folder, and end the process with what came of it. The other end of `held` is the server's;
+    `lease` is a handle that is only to stay open."""
     os.setsid()  # an interrupt from a terminal is for the server, which lets this one end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so is the end of a service, which is sent to all its processes
     os.nice(NICE)
     os.chdir(folder)  # so that messages name a file as `data.csv`
     stop = threading.Event()
     threading.Thread(target=_wait_for_end, args=(held, stop), daemon=True).start()
-    sys.exit(_do(Path(model), stop))
+    sys.exit(_do(Path(model), stop, device))
 
 
-def _do(model: Path, stop: threading.Event) -> int:
+def _do(model: Path, stop: threading.Event, device: str) -> int:
     import torch
 
     from ibpwf.serving.faults import is_disk_full
@@ -106,7 +111,7 @@ def _do(model: Path, stop: threading.Event) -> int:
                     stack.enter_context(lock_folder(model))
                 except StoreError as error:
                     return DISK_FULL if is_disk_full(error) else LOCKED
-                result = _change(model, job, stop)
+                result = _change(model, job, stop, device)
     except KeyboardInterrupt:
         return STOPPED
     except Exception as error:
@@ -134,7 +139,7 @@ def _wait_for_end(held: Connection, stop: threading.Event) -> None:
     os._exit(STOPPED)  # nobody has looked at it
 
 
-def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+def _change(model: Path, job: dict[str, Any], stop: threading.Event, device: str) -> dict[str, Any]:
     from ibpwf.serving.versions import Kept
 
     kept = Kept(model)
@@ -143,7 +148,7 @@ def _change(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str
     else:
         kept.follow()  # what was forgotten otherwise, and what killed jobs have left
         kept.keep()  # what is the newest version until now
-        result = _learn(model, job, stop)
+        result = _learn(model, job, stop, device)
     try:
         kept.keep()
     except (OSError, StoreError) as error:  # the change is made, and the next job keeps it before another
@@ -166,7 +171,7 @@ def _forget(model: Path, task: str, kept: Any) -> dict[str, Any]:
     return {"task": task, "tasks": classifier.tasks_, "withdrawn": withdrawn}
 
 
-def _learn(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str) -> dict[str, Any]:
     from ibpwf.files import ReadOptions
     from ibpwf.own_data.learning import LearnOptions, learn_file
     from ibpwf.own_data.more import learn_more
@@ -179,7 +184,7 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event) -> dict[str,
         validate=job["validate"],
         checkpoint_minutes=CHECKPOINT_MINUTES,
         resume=True,
-        device="cpu",
+        device=device,
         callbacks=[Progress(Path("progress.jsonl")), ModelThere(model)],
         stop=stop.is_set,
     )

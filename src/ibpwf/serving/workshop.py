@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ibpwf.serving.lease import Lease
 from ibpwf.serving.worker import run
 
 NEEDED = [
@@ -64,12 +65,14 @@ class Workshop:
             self._context.set_forkserver_preload(NEEDED)
             threading.Thread(target=forkserver.ensure_running, daemon=True).start()
 
-    async def start(self, model: Path, folder: Path) -> Worker:
-        return await asyncio.to_thread(self._start, model.resolve(), folder.resolve())
+    async def start(self, model: Path, folder: Path, lease: Lease, device: str) -> Worker:
+        return await asyncio.to_thread(self._start, model.resolve(), folder.resolve(), lease, device)
 
-    def _start(self, model: Path, folder: Path) -> Worker:
+    def _start(self, model: Path, folder: Path, lease: Lease, device: str) -> Worker:
         theirs, ours = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=run, args=(str(model), str(folder), theirs), daemon=True)
+        process = self._context.Process(
+            target=run, args=(str(model), str(folder), theirs, lease, device), daemon=True
+        )
         process.start()
         theirs.close()
         return Worker(process, ours)

@@ -86,7 +86,7 @@ def has_checkpoint(model: str | Path) -> bool:
     return os.path.lexists(Path(model) / IN_PROGRESS / MANIFEST)
 
 
-def task_in_progress(model: str | Path) -> Identity | None:
+def task_in_progress(model: str | Path) -> CheckpointContent | None:
     """The task that was broken off while it was learnt into a model folder, if its checkpoint can be read."""
     try:
         return open_checkpoint(model).content

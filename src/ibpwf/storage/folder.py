@@ -59,7 +59,7 @@ _PART = re.compile(rf"{_NAME.pattern}\.([0-9a-f]{{12}})\.safetensors")
 _ASIDE = re.compile(rf"(?:{_NAME.pattern}\.safetensors|manifest\.json)\.tmp-[0-9a-f]{{16}}")
 _MANIFEST_ASIDE = re.compile(r"manifest\.json\.tmp-[0-9a-f]{16}")
 # What a disk that cannot lock answers.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 class Problem(NamedTuple):
@@ -190,7 +190,7 @@ def _taken(lock: FileLock, path: StrPath) -> bool:
             raise StoreError(f"{os.fspath(path)!r} is being written by another process. {remedy}") from error
         # filelock found that the disk has no locks and took the file's presence for one; ours is always there.
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
     warnings.warn(f"{os.fspath(path)!r}: this disk has no locks; run one writer only", stacklevel=4)
     return False
