@@ -93,6 +93,13 @@ class Server:
             return self.http.get("/v2/health/ready").status_code == 200
         return False
 
+    def send(self, number: signal.Signals) -> None:
+        self._process.send(number)
+
+    def finish(self) -> processes.Finished:
+        """How it ended."""
+        return self._process.finish()
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send(signal.SIGKILL)

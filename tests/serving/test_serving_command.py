@@ -5,11 +5,17 @@ from __future__ import annotations
 import signal
 import socket
 import ssl
+import threading
+import time
+from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from certificates import write_certificate
-from served import free_port
+from served import Server, blobs, free_port, request, task_table
+from test_serving_http import wait_for
+from test_serving_uploads import Upload, closing, left
 
 import processes
 
@@ -51,6 +57,109 @@ def test_a_server_with_a_certificate_is_asked_over_tls_and_keeps_its_cookie_to_i
         started.end()
 
 
+def test_a_server_that_is_asked_to_end_first_says_so_then_answers_what_it_has_begun(models, tmp_path):
+    server = Server(models, "--drain-seconds", "4")
+    body = task_table(tmp_path, 3).read_bytes()
+    with closing([Upload(server, "colors", body)]) as uploads:
+        assert wait_for(lambda: len(left(models / "things")) == 1)
+        began = time.monotonic()
+        server.send(signal.SIGTERM)
+        assert wait_for(lambda: server.http.get("/v2/health/ready").status_code == 503, 3)
+        assert server.http.get("/v2/health/live").status_code == 200
+        assert server.http.get("/v2/health/ready").json()["ready"] is False
+        assert server.http.post("/v2/models/things/infer", json=request(blobs([0], each=1)[0])).status_code == 200
+        httpx.get(f"{server.address}/v2/health/live")  # on a new connection
+        assert time.monotonic() - began < 4
+        server.http.close()
+        time.sleep(max(0.0, began + 4.5 - time.monotonic()))
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{server.address}/v2/health/live", timeout=1)
+        assert uploads[0].finish().statuses == [202]  # was begun before
+    ended = server.finish()
+    assert ended.code == 0
+    assert "Traceback" not in ended.err
+    again = Server(models)
+    assert [again.wait(one["id"])["state"] for one in again.http.get("/v2/jobs").json()] == ["done"]
+    again.kill()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_server_at_once_and_its_job_goes_on_with_the_next(models, tmp_path, second):
+    server = Server(models, "--drain-seconds", "600")
+    job = server.learn(task_table(tmp_path, 3, each=200), "colors").json()["id"]
+    assert wait_for(lambda: server.http.get(f"/v2/jobs/{job}").json()["state"] == "running")
+    server.send(signal.SIGTERM)
+    assert wait_for(lambda: server.http.get("/v2/health/ready").status_code == 503, 3)
+    began = time.monotonic()
+    server.send(second)
+    assert server.finish().code == 128 + second
+    assert time.monotonic() - began < 2
+    again = Server(models)
+    assert again.wait(job)["state"] == "done"
+    again.kill()
+
+
+def test_the_device_is_named_and_one_that_is_not_there_ends_it(models, command):
+    import torch
+
+    wrong = ["gpu", *([] if torch.cuda.is_available() else ["cuda", "cuda:1"])]
+    for device in wrong:
+        done = command("serve", str(models), "--device", device)
+        assert (done.code, done.out) == (2, "")
+        assert f"'{device}'" in done.err
+        assert len(done.err.strip().splitlines()) == 1
+    server = Server(models, "--device", "cpu")
+    assert server.http.get("/v2").json()["device"] == "cpu"
+    assert "computed on cpu" in server.log
+    server.kill()
+
+
+def test_models_passes_and_jobs_are_computed_on_the_device_that_was_chosen(models, monkeypatch):
+    """By what they are told: there may be no GPU where tests run."""
+    from ibpwf.estimator import ContinualClassifier
+    from ibpwf.serving import passes, worker
+    from ibpwf.serving.registry import Registry
+    from ibpwf.serving.service import ServeOptions, Service
+
+    told = list[str]()
+    load = ContinualClassifier.load
+
+    def loaded(path: Path, *, device: str = "auto") -> ContinualClassifier:
+        told.append(device)
+        return load(path, device="cpu")
+
+    monkeypatch.setattr(ContinualClassifier, "load", loaded)
+    Registry(models, device="cuda:1")
+    assert set(told) == {"cuda:1"}
+    service = Service(ServeOptions(models, device="cpu"))
+    assert service.device == service.jobs.device == service.registry.device == "cpu"
+    service.batcher.close()
+
+    seen = list[object]()
+    monkeypatch.setattr("ibpwf.own_data.learning.learn_file", lambda *given: seen.append(given[4].device) or 1 / 0)
+    job = {"kind": "learn", "data": "data.csv", "task": "colors", "options": {}, "validate": None}
+    with pytest.raises(ZeroDivisionError):
+        worker._learn(models / "things", job, threading.Event(), "cuda:1")
+    assert seen == ["cuda:1"]
+
+    sizes = list[int]()
+    served = load(models / "things", device="cpu")
+    answers = type(served).answers
+    monkeypatch.setattr(
+        type(served),
+        "answers",
+        lambda self, x, *given, **named: sizes.append(len(x)) or answers(self, x, *given, **named),
+    )
+    rows = passes.Rows(blobs([0], each=3)[0].astype(np.float32), ["fruit", "trees", None], novelty=False)
+    alone = passes.answer(served, [rows])[0]
+    assert max(sizes) == 32
+    sizes.clear()
+    monkeypatch.setattr(passes, "_step", lambda classifier: passes.MOST)
+    padded = passes.answer(served, [rows])[0]
+    assert set(sizes) == {128}
+    np.testing.assert_array_equal(padded.labels, alone.labels)
+
+
 def test_what_is_wrong_is_said_in_a_sentence_before_anything_is_served(models, tmp_path, command):
     table = models.parent / "test.csv"
     certificate, key = write_certificate(tmp_path)
@@ -67,6 +176,7 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_is_served(models, t
             (str(tmp_path / "empty"),): "holds no model folder",
             (str(models), "--port", port): "choose another --port",
             (str(models), "--port", "99999"): "from 0 to 65535",
+            (str(models), "--drain-seconds", "-1"): "--drain-seconds is -1",
             (str(models), "--limit", "rwos=3"): "Did you mean 'rows'?",
             (str(models), "--limit", "rows=many"): "give a number",
             (str(models), "--host", "0.0.0.0"): "--tokens FILE",

@@ -204,7 +204,10 @@ def test_rolling_updates_under_load_lose_nothing(models, tally, part):
     chance, found, rounds = random.Random(seed), Counter[str](), 10
     servers = [Server(models, "--limit", "jobs=100")]
     before, together = answers(servers[0]), Together(models / "things")
-    clients = [Client(models.parent, servers, [f"{n}-{k}" for k in range(rounds)]) for n in range(2)]
+    folders = [models.parent / f"client-{n}" for n in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    clients = [Client(folder, servers, [f"{folder.name}-{k}" for k in range(rounds)]) for folder in folders]
     for _ in range(rounds):
         time.sleep(chance.uniform(0, 3))
         servers.append(Server(models, "--limit", "jobs=100"))
@@ -231,6 +234,7 @@ def test_rolling_updates_under_load_lose_nothing(models, tally, part):
         found["left over"] = len(left(models / "things"))
         found["folders damaged"] = int(not last.http.post("/v2/models/things/verify").json()["whole"])
         found["server faults"] = sum(len(client.faults) for client in clients)
+        print({fault for client in clients for fault in client.faults})
     finally:
         last.kill()
         together.ended.set()

@@ -83,7 +83,12 @@ def learn_command(
         ),
     ] = None,
     checkpoint_minutes: Annotated[
-        float, typer.Option("--checkpoint-minutes", metavar="N", help="Keep the task in progress every N minutes.")
+        float,
+        typer.Option(
+            "--checkpoint-minutes",
+            metavar="N",
+            help="Keep the task in progress every N minutes, and sooner where that takes under 1 % of the time.",
+        ),
     ] = 10.0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a task that was broken off, to the same bits.")
