@@ -90,6 +90,7 @@ results: $(STAMP)
 	$(BIN)/python -m tools.own_data_page docs
 	$(BIN)/python -m tools.streams_page docs
 	$(BIN)/python -m tools.trained_networks_page docs
+	$(BIN)/python -m tools.serving_page docs
 	$(BIN)/python -m tools.expert_weight_figure docs/results -o docs/images/expert-weight.svg
 	$(MAKE) report
 
