@@ -43,7 +43,7 @@ def test_triton_finds_the_server_live_its_models_ready_and_their_versions(server
     assert client.get_server_metadata()["name"] == "ibpwf"
     about = client.get_model_metadata("things", "2")
     assert about["versions"] == ["1", "2", "3"]
-    assert [one["name"] for one in about["inputs"]] == NAMES
+    assert [one["name"] for one in about["inputs"]] == [*NAMES, "x", "task"]
     assert about["parameters"]["tasks"] == ["fruit", "trees"]
     listed = client.get_model_repository_index()
     assert {(one["name"], one["version"]) for one in listed} >= {("things", "3"), ("pictures", "1")}

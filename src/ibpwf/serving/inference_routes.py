@@ -18,6 +18,7 @@ from ibpwf.errors import IBPWFError
 from ibpwf.files import Examples, ReadOptions, read_batches
 from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller
+from ibpwf.serving.body_process import LARGE
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.inputs import check_pixels, examples_of, in_query, input_tensors, tasks_of
 from ibpwf.serving.limits import Limits
@@ -26,6 +27,7 @@ from ibpwf.serving.protocol import (
     HEADER,
     OUTPUTS,
     READING,
+    Bytes,
     InferRequest,
     read_request,
     version_number,
@@ -55,7 +57,7 @@ async def server_metadata(service: Service, request: Request, caller: Caller) ->
 
 
 async def index(service: Service, request: Request, caller: Caller) -> Response:
-    await receive_bytes(request.stream(), service.limits.body, service.limits.seconds)
+    await receive_bytes(request.stream(), LARGE, service.limits.seconds)
     return JSONResponse(
         [
             {
@@ -72,7 +74,9 @@ async def index(service: Service, request: Request, caller: Caller) -> Response:
 
 async def _version(service: Service, request: Request) -> LoadedVersion:
     model = service.model(request)
-    number = request.path_params.get("version", request.query_params.get("version"))
+    number = request.path_params.get("version")
+    if number is None and request.scope["query_string"]:
+        number = request.query_params.get("version")
     return await service.version(model, version_number(number))
 
 
@@ -107,26 +111,28 @@ async def model_ready(service: Service, request: Request, caller: Caller) -> Res
 
 
 async def infer(service: Service, request: Request, caller: Caller) -> Response:
-    coding = request.headers.get("content-encoding", "").lower()
-    body = await receive_bytes(request.stream(), service.limits.body, service.limits.seconds, coding)
-    version = await _version(service, request)
-    read = partial(_read, body, request.headers.get(HEADER), version, service.limits)
-    asked, rows = await asyncio.to_thread(read) if _takes_long(body, version) else read()
-    answer = await service.ask(version, rows)
+    async with service.bodies.receive(request) as received:
+        coding, header = request.headers.get("content-encoding", "").lower(), request.headers.get(HEADER)
+        body, header = await service.bodies.readable(received, coding, header)
+        version = await _version(service, request)
+        read = partial(_read, body, header, version, service.limits)
+        asked, rows = await asyncio.to_thread(read) if _takes_long(body, version) else read()
+        del body, read  # an answer may take long
+        answer = await service.ask(version, rows)
     content, length = write_response(asked, version.model, version.number, answer)
     if length is None:
         return Response(content, media_type="application/json")
     return Response(content, media_type="application/octet-stream", headers={HEADER: str(length)})
 
 
-def _takes_long(body: bytes, version: LoadedVersion) -> bool:
+def _takes_long(body: Bytes, version: LoadedVersion) -> bool:
     """To be made rows of: much, or pictures and texts."""
     layout = version.layout
     encoded = layout is not None and (layout.kind == "images" or any(one.kind == "text" for one in layout.columns))
     return encoded or len(body) > SMALL
 
 
-def _read(body: bytes, header: str | None, version: LoadedVersion, limits: Limits) -> tuple[InferRequest, Rows]:
+def _read(body: Bytes, header: str | None, version: LoadedVersion, limits: Limits) -> tuple[InferRequest, Rows]:
     asked = read_request(body, header, limits)
     x = examples_of(asked.inputs, version, limits, asked.reading)
     given = tasks_of(asked.task, asked.inputs, version, len(x))
@@ -243,10 +249,10 @@ def _different(one: Answer, two: Answer) -> list[str]:
 
 
 async def _examples(service: Service, request: Request, version: LoadedVersion) -> Examples:
-    body = await receive_bytes(request.stream(), service.limits.body, service.limits.seconds)
-    if not body:
-        raise bad("the body is empty; send a table, arrays, an image or a text.")
-    return await asyncio.to_thread(_read_file, body, version, service.limits, _reading(request))
+    async with service.bodies.receive(request) as body:
+        if not body.data:
+            raise bad("the body is empty; send a table, arrays, an image or a text.")
+        return await asyncio.to_thread(_read_file, bytes(body.data), version, service.limits, _reading(request))
 
 
 def _reading(request: Request) -> ReadOptions:

@@ -19,6 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from ibpwf.errors import StoreError
 from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller, Role
+from ibpwf.serving.body_process import LARGE
 from ibpwf.serving.faults import FULL, Refused, bad, busy
 from ibpwf.serving.jobs import exports_folder, new_job
 from ibpwf.serving.protocol import read_json
@@ -139,7 +140,7 @@ async def cancel_job(service: Service, request: Request, caller: Caller) -> Resp
 async def forget(service: Service, request: Request, caller: Caller) -> Response:
     """Remove a task and all that only it used; versions without it keep their numbers."""
     model = service.model(request)
-    content = read_json(await receive_bytes(request.stream(), service.limits.body, service.limits.seconds))
+    content = read_json(await receive_bytes(request.stream(), LARGE, service.limits.seconds))
     task = content.get("task")
     if not isinstance(task, str) or task not in model.newest.classifier.learner_.names():
         known = ", ".join(model.newest.tasks[:8])

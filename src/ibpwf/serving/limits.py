@@ -16,7 +16,9 @@ def _limit(default: float, description: str) -> Any:
 class Limits:
     """Limits of one request, and of all of them together."""
 
-    body: int = _limit(64 << 20, "Bytes of a request.")
+    body: int = _limit(64 << 20, "Bytes of a request, also once it is unpacked.")
+    ratio: float = _limit(100.0, "Times its size that a compressed request may unpack to, beyond 1 MiB.")
+    large: int = _limit(2, "Requests above 256 KiB that are read and answered at a time; others wait, then 429.")
     upload: int = _limit(1 << 30, "Bytes of a file to learn from.")
     unpacked: int = _limit(4 << 30, "Bytes that an archive of images may unpack to.")
     files: int = _limit(200_000, "Files in an archive of images.")

@@ -9,17 +9,32 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.passes import Answer
-from ibpwf.serving.tensors import KINDS, Array, check_shape, from_bytes, from_json, kind_of, to_bytes, to_json
+from ibpwf.serving.tensors import (
+    KINDS,
+    Array,
+    check_shape,
+    decode_content,
+    from_bytes,
+    from_json,
+    kind_of,
+    spelled_value,
+    to_bytes,
+    to_json,
+)
+
+if TYPE_CHECKING:  # bodies are also read by a process that does without torch
+    from ibpwf.serving.passes import Answer
 
 HEADER = "inference-header-content-length"
+
+Bytes = bytes | bytearray | memoryview
 
 OUTPUTS = {
     "label": ("BYTES", "the likeliest label"),
@@ -54,17 +69,30 @@ class InferRequest:
         return any(output.name == "novelty" for output in self.outputs)
 
 
-def read_request(body: bytes, header: str | None, limits: Limits) -> InferRequest:
+def json_length(header: str | None, size: int) -> int:
+    """How many bytes of a body of `size` bytes are JSON, by the header that says so."""
+    if header is None:
+        return size
+    if not header.isascii() or not header.isdigit() or len(header) > 12 or int(header) > size:
+        raise bad(f"the header {HEADER} is {quoted(header)}; give the length of the JSON, at most {size}.")
+    return int(header)
+
+
+def read_request(body: Bytes, header: str | None, limits: Limits) -> InferRequest:
     """A request out of its body, checked as far as that goes without the model."""
-    size = len(body)
-    if header is not None:
-        if not header.isascii() or not header.isdigit() or len(header) > 12 or int(header) > size:
-            raise bad(f"the header {HEADER} is {quoted(header)}; give the length of the JSON, at most {size}.")
-        size = int(header)
-    content = read_json(body[:size])
-    rest, at = body[size:], 0
+    size = json_length(header, len(body))
+    whole = memoryview(body)
+    try:
+        return request_of(read_json(whole[:size]), whole[size:], limits)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def request_of(content: dict[str, Any], rest: memoryview, limits: Limits) -> InferRequest:
+    """A request out of its JSON, and the bytes after it."""
+    at = 0
     parameters = _object(content, "parameters")
-    for strange in sorted(set(parameters) - set(PARAMETERS)):
+    for strange in sorted(set(parameters) - set(PARAMETERS) - set(IGNORED)):
         raise bad(f"there is no parameter {quoted(strange)}; there are {', '.join(PARAMETERS)}.")
     given = content.get("inputs")
     if not isinstance(given, list) or not given:
@@ -76,57 +104,92 @@ def read_request(body: bytes, header: str | None, limits: Limits) -> InferReques
         name, kind, shape = _tensor(entry, limits)
         if name in inputs:
             raise bad(f"input {quoted(name)} is given twice; give each once.")
-        length = _object(entry, "parameters").get("binary_data_size")
+        about = _object(entry, "parameters")
+        if "shared_memory_region" in about:
+            raise bad(f"input {quoted(name)} is in shared memory, which this server does not read; send its data.")
+        length = about.get("binary_data_size")
         if length is None:
-            inputs[name] = from_json(name, kind, shape, entry.get("data"))
+            values = from_json(name, kind, shape, entry.pop("data", None))
+            inputs[name] = decode_content(name, kind, about, values) if about else values
             continue
         if type(length) is not int or not 0 <= length <= len(rest) - at:
             raise bad(
-                f"input {quoted(name)} announces {quoted(str(length))} bytes, and {len(rest) - at:,} are left after "
-                f"the JSON; send them, with the header {HEADER}."
+                f"input {quoted(name)} announces {spelled_value(length)} bytes, and {len(rest) - at:,} are left "
+                f"after the JSON; send them, with the header {HEADER}."
             )
-        inputs[name] = from_bytes(name, kind, shape, rest[at : at + length])
+        inputs[name] = decode_content(name, kind, about, from_bytes(name, kind, shape, rest[at : at + length]))
         at += length
     if at != len(rest):
         raise bad(f"{len(rest) - at:,} bytes follow the request that no input announces; leave them out.")
     binary = parameters.get("binary_data_output", False)
     if not isinstance(binary, bool):
-        raise bad(f"binary_data_output is {quoted(str(binary))}; give true or false.")
+        raise bad(f"binary_data_output is {spelled_value(binary)}; give true or false.")
     return InferRequest(inputs, _outputs(content, binary), _task(parameters), _id(content), _reading(parameters))
 
 
-def read_json(data: bytes) -> dict[str, Any]:
-    """A JSON object; anything else, NaN among it, is refused."""
+PARSED = 128 << 20
+"""Bytes that the values of a JSON text may take in memory."""
+_PRICES = {b",": 32, b'"': 32, b"[": 64, b"{": 240}
+"""What the value costs, at most, that each character of JSON is a part of: two quotes make a string."""
+
+
+def check_json(text: Bytes) -> None:
+    """Reject a JSON text whose values would take too much memory, before any is made: empty objects take 20 times as
+    much as their text. Characters within strings are counted as well."""
+    price = 0
+    for start in range(0, len(text), 1 << 20):
+        part = bytes(text[start : start + (1 << 20)])
+        price += sum(part.count(character) * each for character, each in _PRICES.items())
+        if price > PARSED:
+            raise too_large("the JSON has too many values to be read; send fewer rows, or tensors as binary data.")
+
+
+def read_json(data: Bytes) -> dict[str, Any]:
+    """A JSON object; anything else, NaN among it, is refused. A bytearray is emptied, so that a large text is not in
+    memory twice beside its values."""
+    check_json(data)
     try:
-        content = json.loads(data, parse_constant=_no_number)
+        text = str(data, "utf-8", "surrogatepass").removeprefix("\ufeff")
+        if isinstance(data, bytearray):
+            data.clear()
+        content = _DECODER.decode(text)
     except RecursionError:
-        raise bad("the request is nested too deeply; send what the protocol asks for.") from None
+        raise _too_deep() from None
     except (ValueError, UnicodeDecodeError) as error:
-        told = getattr(error, "msg", None) or "it is no text"
+        words = "it is no text" if isinstance(error, UnicodeDecodeError) else "a number is too long, or is none"
+        told = getattr(error, "msg", None) or words
         raise bad(f"the body is no JSON ({told}); send a JSON object.") from None
     if not isinstance(content, dict):
         raise bad(f"the body is a JSON {type(content).__name__}; send an object.")
     return content
 
 
+def _too_deep() -> Refused:
+    return bad("the request is nested too deeply; send what the protocol asks for.")
+
+
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is not a number in JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = content.get(name)
     if found is not None and not isinstance(found, dict):
-        raise bad(f"{name} is {quoted(str(found))}; give an object.")
+        raise bad(f"{name} is {spelled_value(found)}; give an object.")
     return found or {}
 
 
 def _tensor(entry: object, limits: Limits) -> tuple[str, str, tuple[int, ...]]:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise bad(f"an input is {quoted(str(entry))}; give an object with name, shape, datatype and data.")
+        raise bad(f"an input is {spelled_value(entry)}; give an object with name, shape, datatype and data.")
     name, kind = entry["name"], entry.get("datatype")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise bad(f"input {quoted(name)} has the datatype {quoted(str(kind))}; give one of {', '.join(KINDS)}.")
-    return name, kind, check_shape(name, entry.get("shape"), limits.numbers)
+        raise bad(f"input {quoted(name)} has the datatype {spelled_value(kind)}; give one of {', '.join(KINDS)}.")
+    return name, kind, check_shape(name, kind, entry.get("shape"), limits)
 
 
 def _task(parameters: Mapping[str, Any]) -> str | list[str] | None:
@@ -135,27 +198,29 @@ def _task(parameters: Mapping[str, Any]) -> str | list[str] | None:
         return task or None
     if isinstance(task, list) and all(isinstance(one, str) for one in task):
         return task
-    raise bad(f"parameters.task is {quoted(str(task))}; give a task's name, or a list of one for each row.")
+    raise bad(f"parameters.task is {spelled_value(task)}; give a task's name, or a list of one for each row.")
 
 
 READING = {"missing": ("error", "mean"), "unknown": ("error", "zeros")}
 """What may be said of cells that are missing, and of categories never seen."""
 PARAMETERS = ("task", *READING, "binary_data_output")
 """Of a whole request; the last is the protocol's own, of its binary extension."""
+IGNORED = ("timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "content_type", "headers")
+"""What clients of Triton and MLServer send beside. None of it changes an answer here."""
 
 
 def _reading(parameters: Mapping[str, Any]) -> dict[str, str]:
     found = {name: parameters[name] for name in READING if parameters.get(name) is not None}
     for name, value in found.items():
-        if value not in READING[name]:
-            raise bad(f"parameters.{name} is {quoted(str(value))}; give {' or '.join(READING[name])}.")
+        if not isinstance(value, str) or value not in READING[name]:
+            raise bad(f"parameters.{name} is {spelled_value(value)}; give {' or '.join(READING[name])}.")
     return found
 
 
 def _id(content: Mapping[str, Any]) -> str | None:
     found = content.get("id")
     if found is not None and not isinstance(found, str):
-        raise bad(f"id is {quoted(str(found))}; give a string.")
+        raise bad(f"id is {spelled_value(found)}; give a string.")
     return found
 
 
@@ -165,12 +230,12 @@ def _outputs(content: Mapping[str, Any], binary: bool) -> tuple[Output, ...]:
     if asked is None or asked == []:
         return tuple(Output(name, binary) for name in OUTPUTS)
     if not isinstance(asked, list):
-        raise bad(f"outputs is {quoted(str(asked))}; give a list of objects with a name.")
+        raise bad(f"outputs is {spelled_value(asked)}; give a list of objects with a name.")
     found: dict[str, Output] = {}
     for entry in asked:
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str) or name not in OUTPUTS:
-            raise bad(f"there is no output {quoted(str(name))}; there are {', '.join(OUTPUTS)}.")
+            raise bad(f"there is no output {spelled_value(name)}; there are {', '.join(OUTPUTS)}.")
         parameters = _object(entry, "parameters")
         if parameters.get("classification"):
             raise bad("classification is not known here; the output label has the likeliest class.")
@@ -215,7 +280,7 @@ def write_response(request: InferRequest, model: str, version: int, answer: Answ
     content: dict[str, Any] = {"model_name": model, "model_version": str(version), "outputs": outputs}
     if request.id is not None:
         content["id"] = request.id
-    head = json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode()
+    head = _ENCODER.encode(content).encode()
     return (head + b"".join(parts), len(head)) if parts else (head, None)
 
 

@@ -16,6 +16,7 @@ from ibpwf.device import choose_device
 from ibpwf.errors import StoreError
 from ibpwf.serving.access import Access, Caller, Rate, TokenFile
 from ibpwf.serving.batching import Batcher
+from ibpwf.serving.bodies import Bodies
 from ibpwf.serving.faults import Refused, busy
 from ibpwf.serving.jobs import Jobs
 from ibpwf.serving.limits import Limits
@@ -60,6 +61,7 @@ class Service:
         # It writes to a folder only once it has its lease.
         self.registry = Registry(options.path, read_only=True, device=self.device)
         self.batcher = Batcher(self.limits.waiting, together=options.batching, told=self.metrics.told)
+        self.bodies = Bodies(self.limits)
         self.jobs = Jobs(self.registry, self.limits, self.metrics, self.device)
         self.ready = False
         self.exporting = 0  # exports that are being written
@@ -78,6 +80,7 @@ class Service:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
             await self.jobs.close()
+            await self.bodies.close()
             self.batcher.close()
             if self.access_log is not None:
                 await asyncio.to_thread(self.access_log.close)
@@ -143,7 +146,8 @@ class Service:
         """An answer, within the time there is for it."""
         seconds = self.limits.seconds
         try:
-            found = await asyncio.wait_for(self.batcher.ask(version, rows), seconds)
+            async with asyncio.timeout(seconds):
+                found = await self.batcher.ask(version, rows)
         except TimeoutError:
             raise busy(f"it could not be answered within {seconds:g} s; ask later, or for fewer rows.") from None
         self.metrics.rows.labels(version.model).inc(len(rows))

@@ -62,23 +62,9 @@ async def receive(
             yield part
 
 
-async def receive_bytes(stream: AsyncIterator[bytes], most: int, seconds: float, coding: str = "") -> bytes:
-    """A body in memory, unpacked if it came compressed, to no more than it may have."""
-    body = b"".join([part async for part in receive(stream, most, seconds)])
-    if coding in ("", "identity"):
-        return body
-    if coding not in ("gzip", "deflate"):
-        raise Refused(415, f"the body is coded as {quoted(coding)}; send it plain, or with gzip or deflate.")
-    unpacker = zlib.decompressobj(47 if coding == "gzip" else 15)
-    try:
-        found = unpacker.decompress(body, most + 1)
-    except zlib.error:
-        raise bad(f"the body is said to be {coding}, and cannot be unpacked; send it whole.") from None
-    if len(found) > most:
-        raise too_large(f"the body unpacks to more than {most:,} bytes, which is the limit; send less at once.")
-    if not unpacker.eof:
-        raise bad(f"the body is said to be {coding}, and is cut short; send it whole.")
-    return found
+async def receive_bytes(stream: AsyncIterator[bytes], most: int, seconds: float) -> bytes:
+    """A small body in memory. Those of inference requests, which may be large, are received by `Bodies`."""
+    return b"".join([part async for part in receive(stream, most, seconds)])
 
 
 async def receive_file(

@@ -1,0 +1,181 @@
+"""Bodies of requests in memory, bounded before they are: in bytes, in what they unpack to, and in how many are large.
+
+A small body is read where it came. A large one would hold up every other request: Python's JSON parser lets nothing
+else run until it is done, and its objects may take 20 times the memory of the text. So a large body is unpacked and
+parsed by a process of its own, which gives back the protocol's binary form, that is read without a copy. It has a
+limit on its memory, and is killed when it takes too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ibpwf.serving.body_process import FRAME, LARGE, READ_LIMITS, unpack
+from ibpwf.serving.faults import Refused, busy, too_large
+from ibpwf.serving.limits import Limits
+from ibpwf.serving.protocol import Bytes, json_length
+from ibpwf.serving.uploads import receive
+
+IDLE_SECONDS = 60.0
+"""After which the process that reads large bodies is ended."""
+PART = 1 << 20
+
+
+@dataclass
+class Received:
+    """A body as it came. `held` is how much of it counts among the large ones."""
+
+    data: bytearray = field(default_factory=bytearray)
+    held: int = 0
+    has_place: bool = False
+
+
+class Bodies:
+    """Receives the bodies of requests, and holds no more of large ones than one request may have."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._held = 0  # bytes of large bodies
+        self._places = asyncio.Semaphore(limits.large)
+        self._reader = BodyReader(limits)
+
+    @contextlib.asynccontextmanager
+    async def receive(self, request: Any) -> AsyncIterator[Received]:
+        """A body as it came. If it is large, it has one of the places for those until it is done with."""
+        body = Received()
+        try:
+            async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
+                body.data += part
+                if len(body.data) > LARGE:
+                    if self._held - body.held + len(body.data) > self.limits.body:
+                        raise busy("other large requests are being received; send this one later.")
+                    self._hold(body, len(body.data))
+            if body.held:
+                await self._take_place(body)
+            yield body
+        finally:
+            self._hold(body, 0)
+            if body.has_place:
+                self._places.release()
+
+    def _hold(self, body: Received, size: int) -> None:
+        self._held += size - body.held
+        body.held = size
+
+    async def _take_place(self, body: Received) -> None:
+        if body.has_place:
+            return
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                await self._places.acquire()
+        except TimeoutError:
+            raise busy("other large requests are being answered; send this one later.") from None
+        body.has_place = True
+
+    async def readable(self, body: Received, coding: str, header: str | None) -> tuple[Bytes, str | None]:
+        """A body that can be read at once: unpacked, and its JSON small. It is taken out of what was received."""
+        if coding not in ("", "identity"):
+            found = None if body.held else unpack(body.data, coding, self.limits, LARGE)
+            if found is None:
+                return await self._read_large(body, coding, header)
+            return found, header
+        if json_length(header, len(body.data)) > LARGE:
+            return await self._read_large(body, "", header)
+        data, body.data = body.data, bytearray()
+        return data, header
+
+    async def _read_large(self, body: Received, coding: str, header: str | None) -> tuple[Bytes, str | None]:
+        await self._take_place(body)
+        found = await self._reader.read(body.data, coding, header)
+        self._hold(body, 0)
+        return found
+
+    async def close(self) -> None:
+        await self._reader.end()
+
+
+class BodyReader:
+    """The process that unpacks and parses large bodies, one at a time. It is started when there is one."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._ending: asyncio.TimerHandle | None = None
+
+    async def read(self, body: bytearray, coding: str, header: str | None) -> tuple[Bytes, str | None]:
+        limits = self.limits
+        how = {"coding": coding, "header": header, "limits": {name: getattr(limits, name) for name in READ_LIMITS}}
+        async with self._turn:
+            try:
+                async with asyncio.timeout(limits.seconds):
+                    told, found = await self._exchange(json.dumps(how).encode(), body)
+            except TimeoutError:
+                await self.end()
+                raise busy(f"the body could not be read within {limits.seconds:g} s; send a smaller one.") from None
+            except (asyncio.IncompleteReadError, ConnectionError):  # it takes more memory than allowed, or was killed
+                await self.end()
+                raise too_large("the body takes too much memory to be read; send less at once.") from None
+            except BaseException:
+                await self.end()
+                raise
+            loop = asyncio.get_running_loop()
+            self._ending = loop.call_later(IDLE_SECONDS, lambda: loop.create_task(self._end_idle()))
+        if "status" in told:
+            raise Refused(told["status"], told["problem"])
+        return found, told["header"]
+
+    async def _exchange(self, how: bytes, body: bytearray) -> tuple[dict[str, Any], bytearray]:
+        process = await self._running()
+        to, back = process.stdin, process.stdout
+        assert to is not None
+        assert back is not None
+        to.write(FRAME.pack(len(how), len(body)) + how)
+        view = memoryview(body)
+        for start in range(0, len(body), PART):
+            to.write(bytes(view[start : start + PART]))
+            await to.drain()
+        view.release()
+        body.clear()
+        first, second = FRAME.unpack(await back.readexactly(FRAME.size))
+        told: dict[str, Any] = json.loads(await back.readexactly(first))
+        found = bytearray()
+        while len(found) < second:
+            part = await back.read(min(PART, second - len(found)))
+            if not part:
+                raise asyncio.IncompleteReadError(b"", second)
+            found += part
+        return told, found
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ibpwf.serving.body_process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        return self._process
+
+    async def _end_idle(self) -> None:
+        if not self._turn.locked():
+            async with self._turn:
+                await self.end()
+
+    async def end(self) -> None:
+        """Kill the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,274 @@
+"""Bodies that are small to send and large to read: they are rejected, and cost others little time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from served import Server, blobs, columns, outputs, request
+
+from ibpwf.serving.body_process import LARGE, unpack
+from ibpwf.serving.faults import Refused
+from ibpwf.serving.limits import Limits
+from ibpwf.serving.protocol import HEADER, PARSED, check_json, read_json
+
+X = blobs(range(6), each=1, seed=2)[0]
+INFER = "/v2/models/things/infer"
+MB = 1 << 20
+
+
+def tensor(data: str, shape: int = 6, kind: str = "FP64") -> bytes:
+    return f'{{"inputs": [{{"name": "f0", "shape": [{shape}], "datatype": "{kind}", "data": {data}}}]}}'.encode()
+
+
+def binary(head: dict[str, object], data: bytes) -> tuple[bytes, dict[str, str]]:
+    text = json.dumps({"inputs": [{**head, "parameters": {"binary_data_size": len(data)}}]}).encode()
+    return text + data, {HEADER: str(len(text))}
+
+
+def objects(size: int) -> bytes:
+    return b'{"inputs": [' + b"{}," * (size // 3) + b"{}]}"
+
+
+def bombs(size: int) -> dict[str, tuple[bytes, dict[str, str]]]:
+    """By kind: a body, and its headers. Unpacked, each has about `size` bytes."""
+    deflate, packed = {"Content-Encoding": "deflate"}, {"Content-Encoding": "gzip"}
+    loose = np.random.default_rng(0).integers(0, 256, size // 40).astype(np.uint8).tobytes()
+    return {
+        "empty objects, packed": (zlib.compress(objects(size)), deflate),
+        "empty objects among noise, packed": (
+            gzip.compress(b'{"a": "' + loose.hex().encode() + b'", "inputs": [' + b"{}," * (size // 3) + b"{}]}"),
+            packed,
+        ),
+        "empty objects": (objects(size), {}),
+        "objects": (b'{"inputs": [' + b'{"a":1},' * (size // 8) + b"{}]}", {}),
+        "empty lists": (tensor("[" + "[]," * (size // 3) + "[]]"), {}),
+        "texts": (tensor("[" + '"ab",' * (size // 5) + '"ab"]', kind="BYTES"), {}),
+        "numbers": (tensor("[" + "1," * (size // 2) + "1]"), {}),
+        "long numbers": (tensor("[" + ("9" * 4000 + ",") * (size // 4001) + "1]"), {}),
+        "a long text": (tensor('["' + "a" * (size // 2) + '\\ud83d\\ude00"]', 1, "BYTES"), {}),
+        "spaces, packed": (gzip.compress(b" " * size), packed),
+        "nesting": (tensor("[" * 3000 + "]" * 3000), {}),
+        "nesting within a parameter": (b'{"id": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}", {}),
+        "deep and large": (tensor(("[" * 500 + "]" * 500 + ",") * (size // 1001)), {}),
+        "texts of no bytes": binary({"name": "f0", "shape": [size // 4], "datatype": "BYTES"}, bytes(size)),
+        "a text that ends late": binary(
+            {"name": "f0", "shape": [1], "datatype": "BYTES"}, struct.pack("<I", size) + bytes(size - 8)
+        ),
+        "zeros": binary({"name": "x", "shape": [size // 128, 16], "datatype": "FP64"}, bytes(size // 128 * 128)),
+    }
+
+
+def resident(process: int) -> int:
+    """Bytes that a process and those it has started hold."""
+    found, waiting = 0, [process]
+    while waiting:
+        number = waiting.pop()
+        try:
+            status = Path(f"/proc/{number}/status").read_text()
+            children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found += int(status.split("VmRSS:")[1].split()[0]) << 10 if "VmRSS:" in status else 0
+        waiting += map(int, children)
+    return found
+
+
+class Observer(threading.Thread):
+    """Another client, which asks for one row again and again, and looks at the server's memory."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self.server, self.http = server, httpx.Client(base_url=server.address, timeout=60)
+        self.times, self.peak, self.ended = list[float](), 0, threading.Event()
+        self.body = json.dumps(request(X[:1], outputs=[{"name": "label"}]))
+
+    def ask(self) -> float:
+        began = time.perf_counter()
+        assert self.http.post(INFER, content=self.body).status_code == 200
+        return time.perf_counter() - began
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            self.times.append(self.ask())
+            self.peak = max(self.peak, resident(self.server.pid))
+            time.sleep(0.005)
+
+    def finish(self) -> None:
+        self.ended.set()
+        self.join()
+
+
+def flood(server: Server, size: int, rounds: int, clients: int, share: float) -> dict[str, int]:
+    """Send bombs from several clients at once; how many of their answers were none that a client should get, and
+    whether it cost another client more than it may: `share` of its requests are looked at."""
+    before = Observer(server)
+    idle = np.quantile([before.ask() for _ in range(100)], share)
+    baseline, watcher, sent = resident(server.pid), Observer(server), bombs(size)
+    answers: list[tuple[str, httpx.Response]] = []
+
+    def attack(number: int) -> None:
+        with httpx.Client(base_url=server.address, timeout=120) as http:
+            names = list(sent)[number:] + list(sent)[:number]
+            for name in names * rounds:
+                body, headers = sent[name]
+                answers.append((name, http.post(INFER, content=body, headers=headers)))
+
+    watcher.start()
+    threads = [threading.Thread(target=attack, args=(5 * number,)) for number in range(clients)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    watcher.finish()
+    assert len(answers) == clients * rounds * len(sent)
+    delay, memory = np.quantile(watcher.times, share) - idle, watcher.peak - baseline
+    print(f"{len(watcher.times)} requests beside: {delay * 1000:.0f} ms and {memory / MB:.0f} MB more")
+    wrong = [(name, one.status_code, one.text[:200]) for name, one in answers if not 400 <= one.status_code < 500]
+    assert not wrong, wrong[:5]
+    return {
+        "not rejected": len(wrong),
+        "delays beyond 100 ms": int(delay > 0.1),
+        "beyond 300 MB": int(memory > 300e6),
+    }
+
+
+def test_a_flood_of_bodies_that_are_large_to_read_costs_others_little(start):
+    server: Server = start()
+    found = flood(server, 12 * MB, 1, 3, 0.5)
+    assert not any(found.values()), found
+    assert "Traceback" not in server.stop()
+
+
+@pytest.mark.faults
+def test_a_long_flood_of_bodies_that_are_large_to_read_costs_others_little(start, tally):
+    server: Server = start()
+    clients, rounds, size = 5, 4, 60 * MB
+    found = flood(server, size, rounds, clients, 0.99)
+    tally("bodies sent to a server that are large to read", clients * rounds * len(bombs(1000)), seed=0, **found)
+    assert "Traceback" not in server.stop()
+
+
+# What is large and right is answered
+
+
+@pytest.fixture(scope="module")
+def many() -> np.ndarray:
+    return np.tile(X, (400, 1))[:2048]
+
+
+def spaced(content: dict[str, object]) -> bytes:
+    """JSON that is long enough to be read by the process for large bodies."""
+    text = json.dumps(content).encode()
+    return text + b" " * max(0, LARGE + 1 - len(text))
+
+
+@pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
+def test_a_large_body_has_the_same_bits_as_small_ones(server: Server, many: np.ndarray, coding: str):
+    content = spaced(request(many, id="mine", parameters={"task": "fruit"}))
+    assert len(content) > LARGE
+    pack: Callable[[bytes], bytes] = {"": bytes, "gzip": gzip.compress, "deflate": zlib.compress}[coding]
+    found = server.http.post(INFER, content=pack(content), headers={"Content-Encoding": coding} if coding else {})
+    assert found.status_code == 200, found.text
+    assert found.json()["id"] == "mine"
+    small = server.http.post(INFER, json=request(many[:6], parameters={"task": "fruit"})).json()
+    for name, values in outputs(small).items():
+        assert outputs(found.json())[name][: len(values)] == values
+
+
+def nested(x: np.ndarray) -> dict[str, object]:
+    return {"inputs": [{"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.tolist()}]}
+
+
+def tasks(x: np.ndarray) -> dict[str, object]:
+    names = {"name": "task", "shape": [len(x)], "datatype": "BYTES", "data": ["fruit", "trees"] * (len(x) // 2)}
+    return {"inputs": [*columns(x), names], "outputs": [{"name": "label"}]}
+
+
+@pytest.mark.parametrize("make", [nested, tasks])
+def test_every_form_of_a_large_body_is_read(server: Server, make: Callable[[np.ndarray], dict[str, object]]):
+    small, large = (server.http.post(INFER, content=text) for text in (json.dumps(make(X)), spaced(make(X))))
+    assert small.status_code == large.status_code == 200, large.text
+    assert small.json()["outputs"] == large.json()["outputs"]
+
+
+def test_a_large_body_that_is_wrong_is_rejected_as_a_small_one_is(server: Server):
+    for change in (
+        {"inputs": []},
+        {"id": 3},
+        {"inputs": [*columns(X), columns(X)[0]]},
+        {"parameters": {"taks": "a"}},
+    ):
+        content = {**request(X), **change}
+        small, large = (server.http.post(INFER, content=text) for text in (json.dumps(content), spaced(content)))
+        assert small.status_code == large.status_code == 400
+        assert small.json() == large.json()
+
+
+def test_after_the_process_for_large_bodies_is_killed_the_next_one_is_read(start):
+    server: Server = start()
+    assert server.http.post(INFER, content=spaced(request(X))).status_code == 200
+    for _ in range(3):
+        [child] = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        os.kill(int(child), 9)
+        assert server.http.post(INFER, content=spaced(request(X))).status_code in (200, 413)
+        assert server.http.post(INFER, content=spaced(request(X))).status_code == 200
+    assert "Traceback" not in server.stop()
+
+
+def test_a_client_that_leaves_a_large_body_half_sent_takes_no_place_for_good(start):
+    server: Server = start("--limit", "large=1", "--limit", "seconds=5", "--limit", f"body={4 * MB}")
+    head = f"POST {INFER} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {3 * MB}\r\n\r\n".encode()
+    wires = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
+    for one in wires:
+        one.settimeout(1)
+        with contextlib.suppress(OSError):
+            one.sendall(head + b" " * (2 * MB))
+    time.sleep(0.5)
+    for one in wires:
+        one.close()
+    time.sleep(0.5)
+    assert server.http.post(INFER, content=spaced(request(X))).status_code == 200
+
+
+# Limits
+
+
+def test_the_price_of_json_is_checked_before_it_is_parsed():
+    for text in (objects(4 * MB), b'["a",' * (2 * MB), b"[" * (3 * MB), b"1," * (5 * MB)):
+        with pytest.raises(Refused) as told:
+            read_json(text)
+        assert told.value.status == 413
+    check_json(b"1.5," * (PARSED // 32 - 1))
+
+
+def ratios() -> Iterator[tuple[bytes, int | None]]:
+    yield bytes(MB), None  # so little may be of any ratio
+    yield np.random.default_rng(0).bytes(3 * MB), None
+    yield bytes(3 * MB), 413
+    yield bytes(70 * MB), 413
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_body_unpacks_to_a_limited_multiple_of_its_size(coding: str):
+    pack = {"gzip": gzip.compress, "deflate": zlib.compress}[coding]
+    for plain, status in ratios():
+        if status is None:
+            assert unpack(pack(plain), coding, Limits()) == plain
+            continue
+        with pytest.raises(Refused) as told:
+            unpack(pack(plain), coding, Limits())
+        assert told.value.status == status
+    assert unpack(pack(bytes(3 * MB)), coding, Limits(ratio=2000)) == bytes(3 * MB)
