@@ -1,11 +1,15 @@
-"""What `ibpwf serve` can take: requests a second and how long they wait, beside a bare FastAPI echo and beside ONNX
-Runtime behind the same kind of app; what learning does to those who ask meanwhile; memory over many requests.
+"""Requests per second and latency of `ibpwf serve`, beside a bare FastAPI echo, ONNX Runtime behind FastAPI, and
+MLServer with ONNX Runtime; latency while a task is learned; memory over many requests.
 
-    python benchmarks/serving.py                     # writes docs/results/serving/{serving.json,README.md}
-    python benchmarks/serving.py --seconds 3 --memory 10000 --out /tmp/serving
+    python benchmarks/serving.py --mlserver PYTHON   # writes docs/results/serving/{serving.json,README.md}
+    python benchmarks/serving.py --seconds 1 --rounds 1 --memory 10000 --out /tmp/serving
 
-A table model of 20 tasks is learnt first. A request is one row of 16 columns as JSON. Servers and the client are
-processes of one machine; sides take turns, and every side is asked by 1, 32 and 256 clients at a time.
+PYTHON is the interpreter of an environment with `pip install mlserver onnxruntime`. Without it, that side is left
+out.
+
+A table model of 20 tasks is learned first. A request is one row of 16 columns as JSON. Servers and client are
+processes of one machine. Each side is sent requests by 1, 32 and 256 clients at a time. Sides take turns in several
+rounds, and each number is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -126,13 +132,39 @@ def running(function: Any, *arguments: Any) -> Iterator[tuple[int, int]]:
         process.kill()
 
 
+@contextlib.contextmanager
+def running_mlserver(python: str, onnx: Path, folder: Path) -> Iterator[tuple[int, int]]:
+    """MLServer in its own environment, without workers: they would take the client's core."""
+    ports = [socket.socket() for _ in range(3)]
+    for one in ports:
+        one.bind(("127.0.0.1", 0))
+    names = ("http_port", "grpc_port", "metrics_port")
+    settings: dict[str, Any] = {name: one.getsockname()[1] for name, one in zip(names, ports, strict=True)}
+    for one in ports:
+        one.close()
+    folder.mkdir()
+    shutil.copy(Path(__file__).with_name("mlserver_onnx.py"), folder)
+    write_json(folder / "settings.json", {**settings, "host": "127.0.0.1", "parallel_workers": 0, "debug": False})
+    model = {"name": "things", "implementation": "mlserver_onnx.Onnx", "parameters": {"uri": str(onnx)}}
+    write_json(folder / "model-settings.json", model)
+    words = [python, "-c", "from mlserver.cli import main; main()", "start", "."]
+    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_ready(settings["http_port"], process)
+        yield settings["http_port"], process.pid
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
 def wait_ready(port: int, process: Any) -> None:
-    for _ in range(600):
+    is_alive = process.is_alive if hasattr(process, "is_alive") else lambda: process.poll() is None
+    for _ in range(1200):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as wire:
             wire.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
             if b" 200 " in wire.recv(100):
                 return
-        if not process.is_alive():
+        if not is_alive():
             sys.exit("a server has ended")
         time.sleep(0.1)
     sys.exit("a server did not come up")
@@ -199,15 +231,37 @@ def memory(process: int) -> float:
     return int(text.split("Rss:")[1].split()[0]) / 1024
 
 
-def measure(port: int, requests: list[bytes], seconds: float) -> dict[str, dict[str, float]]:
-    found = {}
-    for clients in CLIENTS:
-        asyncio.run(Load(port, requests).run(clients, 0.5))
-        found[str(clients)] = asyncio.run(Load(port, requests).run(clients, seconds))
-        print(f"  {clients:4d} clients: {found[str(clients)]}", flush=True)
-        if found[str(clients)]["failed"]:
-            sys.exit("requests were refused, so nothing was measured")
-    return found
+Side = tuple[int, int, list[bytes]]
+"""A server's port, its process, and what it is sent."""
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time that a process has taken."""
+    after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(sides: dict[str, Side], rounds: int, seconds: float) -> dict[str, dict[str, dict[str, float]]]:
+    """Of each side and number of clients the medians; sides take turns, so that what else runs hits all of them."""
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        for clients in CLIENTS:
+            for name, (port, process, requests) in sides.items():
+                asyncio.run(Load(port, requests).run(clients, 0.5))
+                load, before = Load(port, requests), cpu_seconds(process)
+                one = asyncio.run(load.run(clients, seconds))
+                one["cpu_ms"] = (cpu_seconds(process) - before) / len(load.times) * 1000
+                print(f"  {name}, {clients} clients: {one}", flush=True)
+                if one["failed"]:
+                    sys.exit("requests were rejected, so nothing was measured")
+                found.setdefault((name, clients), []).append(one)
+    return {
+        name: {
+            str(clients): {key: float(np.median([one[key] for one in found[name, clients]])) for key in one}
+            for clients in CLIENTS
+        }
+        for name in sides
+    }
 
 
 def while_learning(port: int, folder: Path, seconds: float) -> dict[str, Any]:
@@ -258,7 +312,9 @@ def answer_of(wire: socket.socket) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mlserver", metavar="PYTHON", help="interpreter of an environment with MLServer")
     parser.add_argument("--memory", type=int, default=100_000, help="requests over which memory is watched")
     parser.add_argument("--out", type=Path, default=OUT / "serving")
     asked = parser.parse_args()
@@ -279,21 +335,26 @@ def main() -> None:
             "seeds": list(range(TASKS + 1)),  # of the rows of each task, and of the one that is learnt over HTTP
             "load": os.getloadavg(),
         }
-        sides = found["sides"] = {}
-        with running(serve_app, "echo", "") as (port, _):
-            print("echo")
-            sides["a bare FastAPI echo"] = measure(port, plain, asked.seconds)
-        with running(serve_app, "onnx", str(onnx)) as (port, _):
-            print("onnx")
-            sides["ONNX Runtime, one at a time"] = measure(port, plain, asked.seconds)
-        with running(serve_one_at_a_time, str(model), "") as (port, _):
-            print("one at a time")
-            sides["ibpwf serve, one at a time"] = measure(port, plain, asked.seconds)
-            sides["ibpwf serve, one at a time, all outputs"] = measure(port, whole, asked.seconds)
-        with running(serve_together, str(model), "") as (port, process):
-            print("batched")
-            sides["ibpwf serve"] = measure(port, plain, asked.seconds)
-            sides["ibpwf serve, all outputs"] = measure(port, whole, asked.seconds)
+        with contextlib.ExitStack() as stack:
+            start = stack.enter_context
+            port, process = start(running(serve_together, str(model), ""))
+            one_port, one_process = start(running(serve_one_at_a_time, str(model), ""))
+            sides: dict[str, Side] = {
+                "a bare FastAPI echo": (*start(running(serve_app, "echo", "")), plain),
+                "ONNX Runtime behind FastAPI": (*start(running(serve_app, "onnx", str(onnx))), plain),
+            }
+            if asked.mlserver:
+                sides["MLServer and ONNX Runtime"] = (
+                    *start(running_mlserver(asked.mlserver, Path(onnx), folder / "mlserver")),
+                    plain,
+                )
+            sides |= {
+                "ibpwf serve, one at a time": (one_port, one_process, plain),
+                "ibpwf serve, one at a time, all outputs": (one_port, one_process, whole),
+                "ibpwf serve": (port, process, plain),
+                "ibpwf serve, all outputs": (port, process, whole),
+            }
+            found["sides"] = measure(sides, asked.rounds, asked.seconds)
             before = memory(process)
             found["memory_mb"], found["memory_requests"] = [round(before, 2)], 0
             for _ in range(4):
@@ -320,16 +381,27 @@ def serve_one_at_a_time(model: str, _: str, port: int) -> None:
 def page(found: dict[str, Any]) -> str:
     """The record as a page."""
     lines = ["# What `ibpwf serve` can take", "", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " "), ""]
-    heads = " | ".join(f"{clients} clients: requests/s | p50 ms | p99 ms" for clients in CLIENTS)
-    lines += [f"| | {heads} |", "|---" * (1 + 3 * len(CLIENTS)) + "|"]
+    heads = " | ".join(f"{clients} clients: requests/s | p50 ms | p99 ms | CPU ms" for clients in CLIENTS)
+    lines += [f"| | {heads} |", "|---" * (1 + 4 * len(CLIENTS)) + "|"]
     for name, side in found["sides"].items():
-        cells = [f"{one['per_second']:.0f} | {one['p50_ms']:.1f} | {one['p99_ms']:.1f}" for one in side.values()]
+        cells = [
+            f"{one['per_second']:.0f} | {one['p50_ms']:.1f} | {one['p99_ms']:.1f} | {one['cpu_ms']:.2f}"
+            for one in side.values()
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     most = str(CLIENTS[-1])
     for kind in ("", ", all outputs"):
         pair = [found["sides"][f"ibpwf serve{how}{kind}"][most]["per_second"] for how in ("", ", one at a time")]
         what = "all outputs, novelty among them" if kind else "label and probability asked for"
         lines += ["", f"Batching at {most} clients, {what}: {pair[0] / pair[1]:.1f} times the requests a second."]
+    ours, theirs = (found["sides"].get(name) for name in ("ibpwf serve, all outputs", "MLServer and ONNX Runtime"))
+    if theirs:
+        compared = [
+            f"at {clients} clients {ours[clients]['per_second'] / theirs[clients]['per_second']:.2f} times the "
+            f"requests per second, p99 {ours[clients]['p99_ms'] / ours[clients]['p50_ms']:.1f} times p50"
+            for clients in map(str, CLIENTS)
+        ]
+        lines += ["", f"All outputs, compared with MLServer and ONNX Runtime: {'; '.join(compared)}."]
     told = found["learning"]
     lines += [
         "",
