@@ -252,7 +252,7 @@ async def _examples(service: Service, request: Request, version: LoadedVersion) 
     async with service.bodies.receive(request) as body:
         if not body.data:
             raise bad("the body is empty; send a table, arrays, an image or a text.")
-        return await asyncio.to_thread(_read_file, bytes(body.data), version, service.limits, _reading(request))
+        return await asyncio.to_thread(_read_file, body.data, version, service.limits, _reading(request))
 
 
 def _reading(request: Request) -> ReadOptions:
@@ -265,7 +265,7 @@ def _reading(request: Request) -> ReadOptions:
     return ReadOptions(ignore=ignore, naming=in_query, **given)  # type: ignore[arg-type]
 
 
-def _read_file(body: bytes, version: LoadedVersion, limits: Limits, reading: ReadOptions) -> Examples:
+def _read_file(body: bytearray, version: LoadedVersion, limits: Limits, reading: ReadOptions) -> Examples:
     """A file's examples, through a file of ours that is gone afterwards."""
     layout = version.layout
     if layout is None:
@@ -294,7 +294,7 @@ def _read_file(body: bytes, version: LoadedVersion, limits: Limits, reading: Rea
     return found
 
 
-def _is_header(body: bytes, column: str) -> bool:
+def _is_header(body: bytearray, column: str) -> bool:
     first = body.split(b"\n", 1)[0].decode("utf-8", "replace").strip().strip('"')
     return column in (part.strip().strip('"') for part in first.split(","))
 

@@ -239,7 +239,7 @@ def pixels_like(data: bytes, name: str, layout: Layout) -> NDArray[np.uint8]:
     return pixels
 
 
-def check_pixels(data: bytes, name: str, limits: Limits) -> None:
+def check_pixels(data: bytes | bytearray, name: str, limits: Limits) -> None:
     """Refuse an image that says it is larger than allowed, before a pixel is decoded."""
     import io
     import warnings
