@@ -178,5 +178,7 @@ def test_a_model_that_was_not_learnt_from_files_takes_one_tensor(tmp_path):
     classifier.learn(X[:100], np.repeat(["a", "b"], 50), task="one")
     classifier.save(tmp_path / "model")
     version = ServedModel("model", tmp_path / "model").version()
-    assert input_tensors(version) == [{"name": "x", "datatype": "FP32", "shape": [-1, len(NAMES)]}]
+    numbers, task = input_tensors(version)
+    assert numbers == {"name": "x", "datatype": "FP32", "shape": [-1, len(NAMES)]}
+    assert task == {"name": "task", "datatype": "BYTES", "shape": [-1], "parameters": {"optional": True}}
     assert examples_of({"x": X[:3]}, version, Limits()).shape == (3, 16)
