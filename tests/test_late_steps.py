@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ibpwf import cli
-from ibpwf.errors import IBPWFError, InputError
-from ibpwf.lab.report import pdf, rendering
+from ibpwf.errors import IBPWFError
+from ibpwf.lab.report import rendering
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, place: str, words: list[str], match: str) -> None:
@@ -51,11 +51,3 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(
     refused(monkeypatch, "ibpwf.own_data.answering.load_classifier", words, name.split("/")[0])
     words = ["report", str(tmp_path), "-o", out]
     refused(monkeypatch, "ibpwf.lab.report.page.make_page", words, name.split("/")[0])
-
-
-def test_without_a_browser_no_page_is_made_for_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf, "find_browser", lambda: None)
-    monkeypatch.setattr("ibpwf.lab.report.page.make_page", lambda *_: pytest.fail("make_page was called"))
-    with pytest.raises(InputError, match="--pdf"):
-        cli.call(["report", str(tmp_path), "--pdf", "-o", str(tmp_path / "page.html")])
-    assert not (tmp_path / "page.html").exists()

@@ -407,3 +407,26 @@ def test_a_run_goes_on_in_the_order_and_on_the_rows_it_began_with(tmp_path: Path
     for changed, field in (({"order": (3, 1, 0, 2, 4, 5, 6, 7, 8, 9)}, "order"), ({"validation": 0.2}, "validation")):
         with pytest.raises(InputError, match=f"was started with {field} = "):
             check_folder(tmp_path / "run", config.replace(**changed), resume=True, overwrite=False)
+
+
+@pytest.mark.parametrize("removed", range(6))
+def test_a_run_half_removed_by_a_killed_overwrite_can_be_overwritten_again(
+    removed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ("config.json", "result.json", "metrics.jsonl", "seed-0/rows.json", "seed-0/model/manifest.json")
+    for name in (*files, "seed-0/model/a.safetensors"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    real, left = Path.unlink, [removed]
+
+    def unlink(path: Path) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt  # stands for the end of the process
+        left[0] -= 1
+        real(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    config = RunConfig("split-digits", preset="quick")
+    with pytest.raises(KeyboardInterrupt):
+        remove_run(tmp_path)
+    check_folder(tmp_path, config, resume=False, overwrite=True)

@@ -32,12 +32,11 @@ def report_command(
             f"there is nothing to report: {named} is not a folder. Give the --out folder of `ibpwf run`."
         )
     from ibpwf.lab.report.page import make_page
-    from ibpwf.lab.report.pdf import needed_browser, write_pdf
+    from ibpwf.lab.report.pdf import write_pdf
     from ibpwf.storage.files import check_writable, write_text
 
     check_writable(out)
     if pdf:
-        needed_browser(out)
         check_writable(out.with_suffix(".pdf"))
     page = make_page(folders)
     for problem in page.problems:

@@ -84,7 +84,7 @@ def drop_unfinished(metrics: Path, finished: Mapping[str, int]) -> None:
 
 
 OURS = (
-    *("config.json", "result.json", "metrics.jsonl", "report.html", "tensorboard/events.out.tfevents.*"),
+    *("result.json", "metrics.jsonl", "report.html", "tensorboard/events.out.tfevents.*"),
     *("seed-[0-9]*/rows.json", "config.json.tmp-*", "result.json.tmp-*"),
 )
 # The manifest goes first: without it a half-removed folder is no model.
@@ -93,7 +93,8 @@ MODELS = tuple(f"seed-[0-9]*/model/{name}" for name in (MANIFEST, "*.safetensors
 
 def remove_run(out: Path) -> None:
     """Remove the files of an old run, and nothing a user may have put beside them."""
-    _remove(out, (*OURS, *MODELS), ("seed-[0-9]*/model", "seed-[0-9]*", "tensorboard"))
+    # What was asked for goes last: a folder without it is no run, and `--overwrite` could not be tried again.
+    _remove(out, (*MODELS, *OURS, CONFIG), ("seed-[0-9]*/model", "seed-[0-9]*", "tensorboard"))
 
 
 def remove_models(out: Path) -> None:

@@ -28,20 +28,14 @@ def find_browser() -> str | None:
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
-def needed_browser(page: Path) -> str:
-    """The same, or an error that says how the HTML file `page` can be printed without one."""
+def write_pdf(page: Path, out: Path) -> Path:
+    """Print the HTML file `page` to the PDF file `out`, whole or not at all."""
     browser = find_browser()
     if browser is None:
         raise InputError(
             f"--pdf needs Chromium or Chrome, and none is on the PATH (looked for {', '.join(BROWSERS)}). "
             f"Install one, or open {page} in a browser and print it."
         )
-    return browser
-
-
-def write_pdf(page: Path, out: Path) -> Path:
-    """Print the HTML file `page` to the PDF file `out`, whole or not at all."""
-    browser = needed_browser(page)
     with tempfile.TemporaryDirectory(prefix="ibpwf-pdf-", ignore_cleanup_errors=True) as scratch:
         printed = Path(scratch) / "report.pdf"
         command = [
