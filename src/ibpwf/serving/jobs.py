@@ -121,7 +121,8 @@ class Jobs:
         if self.writes(model):
             return None
         lease = self._leases.get(model.name)
-        why = "the server is being stopped" if self._closing or lease is None else lease.problem
+        why = "the server is starting" if lease is None else lease.problem
+        why = "the server is being stopped" if self._closing else why
         return f"Model '{model.name}' cannot be changed here for now: {why}. Predictions are not affected."
 
     def check_writes(self, model: ServedModel) -> None:
