@@ -65,6 +65,21 @@ def test_a_foreign_file_alone_is_no_damage(folder: Path, command: Command) -> No
     assert "foreign: notes.txt" in done.out
 
 
+def test_what_a_killed_save_left_is_named_and_the_code_is_1_until_a_command_takes_the_lock(
+    folder: Path, command: Command
+) -> None:
+    left = folder / "task-0000.safetensors.tmp-0123456789abcdef"
+    left.write_bytes(b"x")
+    done = command("verify", "model")
+    assert done.code == 1
+    assert f"leftover: {left.name}: " in done.out
+    found = json.loads(command("verify", "model", "--json").out)
+    assert (found["whole"], found["leftovers"], found["foreign"]) == (True, [left.name], [])
+    assert command("forget", "model", "no such task").code == 2
+    assert not left.exists()
+    assert command("verify", "model").code == 0
+
+
 def test_a_broken_manifest_is_damage_and_no_folder_at_all_is_an_error(folder: Path, command: Command) -> None:
     (folder / "manifest.json").write_text("{")
     assert command("verify", "model").code == 1

@@ -453,3 +453,99 @@ def test_an_error_of_the_disk_is_not_taken_for_another_process(tmp_path: Path) -
         patch.setattr(FileLock, "acquire", lambda *_, **__: (_ for _ in ()).throw(Timeout("")))
         with pytest.raises(StoreError, match=r"cannot lock .*Input/output error. Check the disk"):
             save(tmp_path, OLD, 1)
+
+
+def orders_of(work: Callable[[], None]) -> list[str]:
+    """What is removed, renamed and synced, in its order."""
+    done: list[str] = []
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            done.append(f"{name} {args[-1].split('.')[0] if name == 'unlink' else ''}".strip())
+            return result
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unlink", "fsync", "replace"):
+            patch.setattr(os, name, noting(name, getattr(os, name)))
+        work()
+    return done
+
+
+def left_by_a_kill(path: Path) -> set[str]:
+    """A folder whose save was killed right after the manifest's rename; the names of the parts that it replaced."""
+    save(path, OLD, 1)
+    parts = {*files_of(path)} - {"manifest.json"}
+    for at in range(1, calls_of(lambda: save(path, NEW, 2)) + 1):
+        for file in path.iterdir():
+            file.unlink()
+        save(path, OLD, 1)
+        with contextlib.suppress(Killed), fault(at, Killed, True, True):
+            save(path, NEW, 2)
+        if whole(path)[0] == 2:
+            return parts
+    raise AssertionError("never renamed")
+
+
+def test_whoever_takes_the_lock_removes_what_a_killed_save_left_for_good_before_what_names_it(tmp_path: Path) -> None:
+    gone = left_by_a_kill(tmp_path)
+    assert gone <= {*files_of(tmp_path)}
+
+    def hold() -> None:
+        with lock_folder(tmp_path):
+            pass
+
+    done = orders_of(hold)
+    first, note = done.index("unlink base"), done.index("unlink manifest")
+    assert "fsync" in done[:first], "the manifest's rename is on the disk first"
+    assert "fsync" in done[done.index("unlink task-0001") : note]
+    assert done[-1] == "fsync"
+    assert len(files_of(tmp_path)) == 3
+    assert same(whole(tmp_path)[1], NEW)
+
+
+def test_an_interrupt_right_after_the_rename_of_the_manifest_leaves_no_deleted_part(tmp_path: Path) -> None:
+    replace, interrupted = os.replace, []
+
+    def interrupting(*args: Any, **kwargs: Any) -> None:
+        replace(*args, **kwargs)
+        if args[1] == "manifest.json":
+            interrupted.append(1)
+            raise KeyboardInterrupt
+
+    save(tmp_path, OLD, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, NEW, 2)
+    assert interrupted
+    assert whole(tmp_path)[0] == 2
+    assert len(files_of(tmp_path)) == 3
+
+
+def test_what_names_a_part_that_cannot_be_removed_stays_until_it_can_be(tmp_path: Path) -> None:
+    gone = left_by_a_kill(tmp_path)
+    unlink = os.unlink
+
+    def refusing(name: str, *args: Any, **kwargs: Any) -> None:
+        if name in gone:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(name, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "unlink", refusing)
+        with lock_folder(tmp_path):
+            assert gone <= {*files_of(tmp_path)}
+    with lock_folder(tmp_path):
+        assert len(files_of(tmp_path)) == 3
+
+
+def test_nothing_is_removed_from_a_folder_whose_manifest_is_damaged(tmp_path: Path) -> None:
+    left_by_a_kill(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    before = files_of(tmp_path)
+    with lock_folder(tmp_path):
+        assert files_of(tmp_path) == before
