@@ -124,6 +124,9 @@ class ServedModel:
         known = f"it has {', '.join(map(str, state.numbers[-8:]))}"
         if number in [one.number for one in all_versions(state.folder.history)[1]]:
             return f"version {number} of model '{self.name}' was withdrawn: what made it was forgotten; {known}."
+        if number in [one.number for one in state.folder.versions]:
+            why = "it was not served when it was the newest, or withdrawn with a task that it could not go on without"
+            return f"version {number} of model '{self.name}' is not available: {why}; {known}."
         return f"model '{self.name}' has no version {number}; {known}."
 
     def _make(self, state: State, number: int) -> LoadedVersion:
@@ -174,7 +177,10 @@ class ServedModel:
                 if not self._is_kept:
                     self._keep(self._state.folder, stamp)
                 return False
-            self._state = self._read(self._state)
+            before = self._state
+            self._state = self._read(before)
+            if gone := sorted({*before.ways} - {*self._state.ways}):
+                log.warning("model %s: versions %s were withdrawn, since a task was forgotten", self.name, gone)
             return True
 
     def _read(self, before: State | None = None) -> State:
