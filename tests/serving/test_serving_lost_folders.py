@@ -85,10 +85,10 @@ def test_what_is_wrong_with_a_folder_is_told_everywhere_until_it_is_well_again(c
     assert len(told) == 1, [record.getMessage() for record in told]
     assert "things" in told[0].getMessage()
     assert http.get("/v2/health/live").status_code == 200
-    assert http.get("/v2/health/ready").status_code == 400
+    assert http.get("/v2/health/ready").status_code == 503
     assert http.get("/v2/health/ready").json()["ready"] is False
     asked = http.get("/v2/models/things/ready")
-    assert (asked.status_code, asked.json()["ready"]) == (400, False)
+    assert (asked.status_code, asked.json()["ready"]) == (503, False)
     assert asked.json()["reason"]
     assert str(models) not in asked.text
     assert http.get("/v2/models/pictures/ready").status_code == 200
@@ -142,7 +142,7 @@ def test_models_whose_common_folder_is_lost_are_not_ready(client, models, caplog
     models.rename(models.with_name("aside"))
     for _ in range(3):
         service.registry.refresh()
-    assert http.get("/v2/health/ready").status_code == 400
+    assert http.get("/v2/health/ready").status_code == 503
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2  # of each model
     models.with_name("aside").rename(models)
     service.registry.refresh()
@@ -202,7 +202,7 @@ def test_a_server_tells_that_a_folder_was_deleted_and_that_it_is_back(start, mod
     server: Server = start()
     shutil.copytree(models / "things", models.parent / "copy")
     shutil.rmtree(models / "things")
-    wait_for(lambda: server.http.get("/v2/health/ready").status_code == 400)
+    wait_for(lambda: server.http.get("/v2/health/ready").status_code == 503)
     time.sleep(2.5)
     assert server.log.count("is not ready") == 1
     refused = server.learn(task_table(models.parent, 3), "colors")

@@ -107,7 +107,7 @@ async def model_ready(service: Service, request: Request, caller: Caller) -> Res
     version, problem = await _version(service, request), service.model(request).problem
     if problem is None:
         return JSONResponse({"name": version.model, "ready": True})
-    return JSONResponse({"name": version.model, "ready": False, "reason": problem}, 400)
+    return JSONResponse({"name": version.model, "ready": False, "reason": problem}, 503)
 
 
 async def infer(service: Service, request: Request, caller: Caller) -> Response:
