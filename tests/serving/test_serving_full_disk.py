@@ -165,7 +165,7 @@ def do(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, work: Callabl
     monkeypatch.chdir(folder)
     if work is not None:
         monkeypatch.setattr(worker, "_learn", work)
-    return worker._do(model, threading.Event())
+    return worker._do(model, threading.Event(), "cpu")
 
 
 def test_a_job_that_fills_the_disk_says_so_by_its_exit_code_without_a_traceback(models, tmp_path, monkeypatch, capfd):

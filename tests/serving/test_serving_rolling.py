@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import threading
 import time
 from collections import Counter
@@ -42,12 +43,21 @@ def refused(server: Server, job: str, file: Path) -> dict[str, httpx.Response]:
     }
 
 
+def stopped_worker(model: Path) -> int:
+    """The process that does a job, held in the midst of it."""
+    assert wait_for(lambda: workers(model) != [], 60)
+    (worker,) = workers(model)
+    os.kill(worker, signal.SIGSTOP)
+    return worker
+
+
 def test_a_second_server_answers_and_takes_over_what_the_first_was_promised(start, models):
     state, file = models / "things" / ".serving", task_table(models.parent, 3, each=100)
     first: Server = start()
     assert first.http.get("/v2/health/ready").json() == {"ready": True, "learning": True}
     before = answers(first)
     job = first.learn(file, "colors").json()["id"]
+    worker = stopped_worker(models / "things")
     with closing([Upload(first, "numbers", task_table(models.parent, 4).read_bytes())]) as uploads:
         assert wait_for(lambda: len(left(models / "things")) == 1)
         second: Server = start()
@@ -66,7 +76,8 @@ def test_a_second_server_answers_and_takes_over_what_the_first_was_promised(star
         assert second.http.get(f"/v2/jobs/{job}").json()["state"] in ("queued", "running")
         assert [one["id"] for one in second.http.get("/v2/jobs").json()] == [job]
         assert len(left(models / "things")) == 1  # the second has left it alone
-        (promised,) = (uploads[0].finish(),)
+        promised = uploads[0].finish()
+    os.kill(worker, signal.SIGCONT)
     assert promised.statuses == [202]
     other = json.loads(promised.data.partition(b"\r\n\r\n")[2])["id"]
     first.stop()
@@ -89,12 +100,13 @@ def test_the_worker_of_a_killed_server_ends_before_the_next_one_makes_changes(st
     try:
         assert first.http.get("/v2/models/things").json()["parameters"]["read_only"] is None
         job = first.learn(task_table(models.parent, 3, each=3000), "colors").json()["id"]
-        assert wait_for(lambda: (models / "things" / ".in-progress" / "manifest.json").exists(), 60)
-        (worker,) = workers(models / "things")
+        worker = stopped_worker(models / "things")
         first.kill()
+        assert wait_for(lambda: is_writer(third, "pictures"), 30)
+        assert not wait_for(lambda: is_writer(second), 2)  # the worker lives, and may write any moment
+        os.kill(worker, signal.SIGCONT)
         assert wait_for(lambda: is_writer(second), 30)
         assert worker not in workers(models / "things")
-        assert wait_for(lambda: is_writer(third, "pictures"), 30)
         assert second.wait(job)["state"] == "done"
         again: Server = start()
         parameters = [again.http.get(f"/v2/models/{name}").json()["parameters"] for name in ("things", "pictures")]
