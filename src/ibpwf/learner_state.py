@@ -200,14 +200,3 @@ def doubt_of(
             "learning_rate, or take a network that suits the data."
         )
     return None
-
-
-def kept_further(task: TaskInfo) -> str | None:
-    """What to say of a task that the selection by κ would have ruined."""
-    if not task.further_factors:
-        return None
-    layers = ", ".join(f"{count} of '{name}'" for name, count in task.further_factors.items())
-    return (
-        f"task '{task.name}' keeps factors with a selection probability below kappa, since its accuracy falls "
-        f"without them: {layers}. Lower kappa, or set selection_loss=100 to drop them all the same."
-    )

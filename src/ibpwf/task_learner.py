@@ -23,7 +23,7 @@ from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.files.naming import names_files
 from ibpwf.inference.prediction import Prediction
-from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of, kept_further
+from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import (
     Identity,
@@ -150,8 +150,8 @@ class TaskLearner:
         frozen = getattr(getattr(self.method, "model", None), "base", None) == "frozen"
         known = self._learned
         task = known.tasks[-1]
-        doubts = [doubt_of(task, known.guessing, known.beside_linear, frozen=frozen), kept_further(task)]
-        for doubt in filter(None, doubts):
+        doubt = doubt_of(task, known.guessing, known.beside_linear, frozen=frozen)
+        if doubt is not None:
             warnings.warn(doubt, stacklevel=3)
 
     def learn_steps(

@@ -125,7 +125,7 @@ def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path
     before = answer(served.version(3).classifier, rows)[0]
     learn_more(path, task_table(tmp_path, 0, each=60), "fruit", None, LearnOptions(device="cpu"), "always")
     assert served.refresh()
-    assert served.versions == [3, 4]
+    assert served.versions == [1, 2, 3, 4]
     after = answer(served.version(3).classifier, rows)[0]
     np.testing.assert_array_equal(after.probability, before.probability)
     np.testing.assert_array_equal(after.task_probabilities, before.task_probabilities)

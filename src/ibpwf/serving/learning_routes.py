@@ -164,6 +164,7 @@ async def verify(service: Service, request: Request, caller: Caller) -> Response
             "model": model.name,
             "whole": not problems,
             "problems": problems,
+            "leftovers": checked.leftovers,
             "files": checked.files,
             "bytes": checked.bytes,
         }
