@@ -148,7 +148,7 @@ class Jobs:
         for model in models.values():
             new = model.name not in self._leases
             lease = self._leases.setdefault(model.name, Lease(model.path / STATE / "lease"))
-            taken = await asyncio.to_thread(lease.take)
+            taken = await asyncio.to_thread(_take, lease, model)
             if taken and model.name not in self._ours:
                 await self._adopt(model)
             elif not taken and (new or model.name in self._ours):
@@ -478,6 +478,14 @@ def _read(folder: Path) -> Job | None:
         return Job(**{name: value for name, value in found.items() if name in known})
     except (StoreError, TypeError, AttributeError):
         return None
+
+
+def _take(lease: Lease, model: ServedModel) -> bool:
+    """Whether the lease of a model is held. That of a folder which is damaged, or another model's, is not taken."""
+    if lease.is_held():
+        return True
+    model.look()
+    return model.problem is None and lease.take()
 
 
 def _job_folders(model: ServedModel) -> list[Path]:
