@@ -121,7 +121,8 @@ class Jobs:
         if self.writes(model):
             return None
         lease = self._leases.get(model.name)
-        why = "the server is starting" if lease is None else lease.problem
+        unusable = None if model.problem is None else "its folder cannot be used"
+        why = "the server is starting" if lease is None else unusable or lease.problem
         why = "the server is being stopped" if self._closing else why
         return f"Model '{model.name}' cannot be changed here for now: {why}. Predictions are not affected."
 
@@ -217,8 +218,8 @@ class Jobs:
     ) -> Job:
         """Take a job on, with its data. Once this returns, the job is done or failed, whatever happens. `length` is
         the size of the data that the client announces; without `queue` a job that would have to wait is rejected."""
-        self.check_writes(model)
         await asyncio.to_thread(model.check_changeable)
+        self.check_writes(model)
         folder = jobs_folder(model)
         aside = folder / f"{job.id}.new"
         with self._place(model, queue=queue):
