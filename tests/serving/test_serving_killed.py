@@ -205,7 +205,6 @@ def undisturbed(models: Path, folder: Path) -> dict[str, str]:
     return files_of(copy / "things")
 
 
-@pytest.mark.faults
 def test_a_job_that_is_killed_again_and_again_is_done_with_the_same_bits(models, tmp_path_factory):
     """As often as a job is tried that does not advance."""
     whole = undisturbed(models, tmp_path_factory.mktemp("whole"))
