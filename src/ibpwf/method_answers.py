@@ -216,18 +216,22 @@ class AnsweringMethod(Method):
         """All tasks' answers by how likely each task is; those that are likely for no row are not asked."""
         columns, widths = self.class_columns(), [len(labels) for labels in self.classes]
         first = [0, *accumulate(widths)]
-        probabilities = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
-        best = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        given = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
         single = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for t in likely.any(0).nonzero().flatten().tolist():
-            p, spread = self.class_probabilities(x, t, draws, seed)
-            own = task == t  # the label is the inferred task's own best class (the paper's rule), also here
-            best[own] = first[t] + p[own].argmax(1)
-            probabilities[:, first[t] : first[t + 1]] = p * likely[:, t].unsqueeze(1)
-            single += likely[:, t] * spread
+            here = slice(first[t], first[t + 1])
+            if draws:
+                given[:, here], spread = self.class_probabilities(x, t, draws, seed)
+                single += likely[:, t] * spread
+            else:
+                given[:, here] = self._given_task(x, t)
+        owner, label = torch.tensor(columns, device=x.device).unbind(1)
+        # The label is the inferred task's own best class (the paper's rule), also here.
+        best = given.masked_fill(owner != task.unsqueeze(1), -1).argmax(1)
+        probabilities = given * likely[:, owner]
         total = entropy(probabilities)
         return Prediction(
-            labels=torch.tensor([label for _, label in columns], device=x.device)[best],
+            labels=label[best],
             probabilities=probabilities,
             classes=columns,
             task=task,
@@ -289,8 +293,12 @@ class AnsweringMethod(Method):
                     logits=lambda of, rows: class_logits(of, rows, classes, views) / divisor,
                     beside=beside,
                 )
-        p = self._given(self.logits(x, task), task, self._phi_of(x, [task])).softmax(1)
+        p = self._given_task(x, task)
         return p, entropy(p)
+
+    def _given_task(self, x: Tensor, task: int) -> Tensor:
+        """p(y|x,t) from the locked selection."""
+        return self._given(self.logits(x, task), task, self._phi_of(x, [task])).softmax(1)
 
     def phi(self, x: Tensor) -> Tensor:
         """φ of all rows."""

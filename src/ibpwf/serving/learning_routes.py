@@ -181,11 +181,11 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     service.jobs.check_writes(model)
     if service.exporting >= EXPORTS:
         raise busy(f"{service.exporting} exports are being written; ask again later.", 10)
-    await asyncio.to_thread(model.check_changeable)
     folder = exports_folder(model) / secrets.token_hex(8)
     clean = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
-    service.exporting += 1
+    service.exporting += 1  # before the first await: requests that come together would all find a free place
     try:
+        await asyncio.to_thread(model.check_changeable)
         make_state_folder(model.path, "exports", folder.name)
         write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
         worker = await service.jobs.start_worker(model, folder)
