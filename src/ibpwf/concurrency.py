@@ -49,7 +49,7 @@ class SingleWriter:
             self.claim(step, doing)
             return finish(step)
         finally:
-            step.close()  # a traceback that somebody keeps must not keep the claim
+            step.close()  # an interrupt may come between the two; a traceback must not keep the claim
 
     def check(self, doing: str) -> None:
         """Reject what must not be started while a change is under way; it does not protect what follows."""
@@ -63,13 +63,16 @@ def _single_step(change: Callable[[], R]) -> Generator[None, None, R]:
 
 
 def finish(steps: Generator[None, None, R]) -> R:
-    """Run a generator to its end; its return value."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: R = end.value
-            return found
+    """Run a generator to its end; its return value. An interrupt closes it, though a traceback may keep it alive."""
+    try:
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: R = end.value
+                return found
+    finally:
+        steps.close()
 
 
 def _busy(doing: str) -> BusyError:

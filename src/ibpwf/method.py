@@ -7,7 +7,6 @@ the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the f
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -253,8 +252,8 @@ class IBPWF(KeepingMethod):
         if self._held_out is not None and len(self._held_out[1]) >= FEWEST_ROWS:
             return self._held_out[1].tensors()
         assert self._data is not None
-        batches = self.rows_to_train(self._data).epoch(SELECTION_BATCH, self._data.generator("selection"))
-        some = list(itertools.islice(batches, SELECTION_ROWS // SELECTION_BATCH))
+        rows = self.rows_to_train(self._data)
+        some = list(rows.sample(SELECTION_ROWS, self._data.generator("selection")))
         return torch.cat([x for x, _ in some]), torch.cat([y for _, y in some])
 
     def make_optimizer(self, phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -326,6 +325,7 @@ class IBPWF(KeepingMethod):
     def end_task(self, data: TaskData) -> None:
         network, rows = self._training, self.rows_to_train(data)
         plan = self._plan(len(rows))
+        self.trains_what_it_keeps = bool(plan.finetune_epochs)
         if not plan.finetune_epochs:
             self._fix_selection()
         self.further_factors = further_factors(network, self.settings.kappa)

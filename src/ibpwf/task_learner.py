@@ -214,8 +214,8 @@ class TaskLearner:
         use, seconds = method.use(number), time.perf_counter() - started
         counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
         guessing = 100 * float(counts.max() / counts.sum())
-        beside = None
-        if method.outcome is None and (training.accuracy or 100.0) < 100 - CLEARLY:
+        beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
+        if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
             beside = compared_on_own_rows(rows, lambda x: method.logits(x, number), data.generator("linear"))
         now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
         self._learned = now.numbered([*known.tasks, task, *known.older])

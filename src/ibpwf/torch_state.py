@@ -22,9 +22,10 @@ R = TypeVar("R")
 PLAIN = (torch.float32, "highest")
 """torch's own default dtype and precision of float32 products."""
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _inside = 0  # callers that rely on the process-wide settings being plain
 _ambient: tuple[Any, Any] = PLAIN
+_intended: tuple[Any, Any] = PLAIN  # otherwise only inside `tf32_products`, for the thread that holds the lock
 
 
 @contextlib.contextmanager
@@ -44,7 +45,9 @@ def pinned(*, grad: bool = False) -> Iterator[None]:
 def _changes(grad: bool) -> Iterator[AbstractContextManager[Any]]:
     """What must be entered for the default state; nothing of what is so already."""
     torch.get_num_threads()  # makes a new thread use as many as were set; its first product would not, and round anew
-    if _inside or _process_wide() != PLAIN:
+    with _lock:  # between two steps of another thread the settings may be plain for a moment
+        ambient = bool(_inside) or _process_wide() != _intended
+    if ambient:
         yield _plain_process()
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
@@ -110,6 +113,25 @@ def _set_process_wide(state: tuple[Any, Any]) -> None:
     with contextlib.suppress(RuntimeError):
         if torch.get_float32_matmul_precision() != precision:
             torch.set_float32_matmul_precision(precision)
+
+
+@contextlib.contextmanager
+def tf32_products(wanted: bool) -> Iterator[None]:
+    """Let float32 products round their inputs to TF32 (10 bits of mantissa) inside, if `wanted`. Meanwhile other
+    threads wait where they are pinned: the precision is the process's, and they would restore it."""
+    global _intended
+    if not wanted:
+        yield
+        return
+    with _lock:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        _intended = _process_wide()
+        try:
+            yield
+        finally:
+            _intended = PLAIN
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import ContinualClassifier, Learner, Settings, factorize, load
-from ibpwf.torch_state import pinned
+from ibpwf.torch_state import pinned, tf32_products
 from tallies import Tally
 
 
@@ -288,6 +288,30 @@ def test_a_callers_state_is_not_changed_by_threads_that_answer_meanwhile() -> No
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_a_precision_that_training_chose_is_not_taken_for_the_callers() -> None:
+    """Answers wait while a step is recorded, and neither of them leaves its precision behind."""
+    inside, answered = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def record() -> None:
+        with tf32_products(True):
+            inside.set()
+            answered.wait(0.2)
+            with pinned():
+                seen.append(torch.get_float32_matmul_precision())
+
+    recording = threading.Thread(target=record)
+    recording.start()
+    inside.wait()
+    with pinned():
+        answered.set()
+        seen.append(torch.get_float32_matmul_precision())
+    recording.join()
+    assert seen == ["high", "highest"]
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_pinning_leaves_no_state_behind_after_an_error() -> None:

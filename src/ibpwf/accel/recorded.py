@@ -6,13 +6,11 @@ nothing per step but say 'again'. A small network's step is a few hundred kernel
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Generator, Tensor
 
 from ibpwf.core.reference import stands_for
+from ibpwf.torch_state import tf32_products
 from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.objective import Objective
 from ibpwf.training.phase import Phase
@@ -50,7 +48,7 @@ class RecordedStep(Step):
         if self.done == self.count:
             return False
         if not self.graphs:
-            with products_in_tf32(self.objective.tf32):
+            with tf32_products(self.objective.tf32):
                 self._record()
         self.graphs[0].replay()
         return True
@@ -126,14 +124,3 @@ class RecordedStep(Step):
 def recorded_step(objective: Objective, phase: Phase, rows: Rows, augment: CropAndFlip | None = None) -> Step:
     assert isinstance(rows, TensorRows)
     return RecordedStep(objective, phase, rows, augment)
-
-
-@contextlib.contextmanager
-def products_in_tf32(wanted: bool) -> Iterator[None]:
-    """Matrix products recorded inside may round their inputs to TF32 (10 bits of mantissa), if `wanted`."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = wanted
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -29,7 +29,9 @@ from ibpwf.training.callbacks import Callback, StepEnd, TaskEnd, TaskStart
 SHARE = 0.01
 """Of the time of training that writing checkpoints may take."""
 SOONEST = 1.0
-"""Seconds between two checkpoints, at least; also before the first one, whose cost is not known yet."""
+"""Seconds between two checkpoints, at least; also before the first one."""
+BYTES_A_SECOND = 1e8
+"""That a disk is assumed to write, until the first checkpoint has shown it."""
 
 
 class Checkpoint(Callback):
@@ -65,7 +67,7 @@ class Checkpoint(Callback):
         self._held.enter_context(lock_folder(self.model))
         self.identity = training.identity()
         self.written = time.monotonic()
-        self.wait = min(self.seconds, SOONEST)
+        self.wait, self.estimated = min(self.seconds, SOONEST), False
         if not self.resume:
             discard(self.model)
         opened = self._found() if self.resume else None
@@ -107,6 +109,12 @@ class Checkpoint(Callback):
         if not stopping and began - self.written < self.wait:
             return
         progress, files = step.training.state()
+        if not self.estimated and not stopping:
+            self.estimated = True
+            size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+            self.wait = min(self.seconds, size / BYTES_A_SECOND / SHARE)
+            if began - self.written < self.wait:
+                return
         if not self.ours:
             discard(self.model)  # of a task that is finished
         content = CheckpointContent(**self.identity.model_dump(), **progress)

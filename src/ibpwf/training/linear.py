@@ -65,14 +65,20 @@ def compared(train: Rows, held: Rows, logits: Tensor) -> HeldOut:
 def compared_on_own_rows(rows: Rows, logits: Callable[[Tensor], Tensor], draw: torch.Generator) -> HeldOut | None:
     """The same by some of the rows that a task has learned from, a fifth of which the logistic regression has not;
     None where there are too few."""
-    if not _comparable(next(rows.in_order(1))[0]):
-        return None
-    x, y = (torch.cat(parts) for parts in zip(*rows.sample(MOST_OWN_ROWS, draw), strict=True))
+    parts = list[tuple[Tensor, Tensor]]()
+    for part in rows.sample(MOST_OWN_ROWS, draw):
+        if not _comparable(part[0]):
+            return None
+        parts.append(part)
+    x, y = (torch.cat(column) for column in zip(*parts, strict=True))
     apart = TensorRows(x, y).apart(0.2, len(y), draw)
     if apart is None or len(apart[1]) < FEWEST_ROWS:
         return None
     train, asked = apart
-    return compared(train, asked, logits(asked.tensors()[0]))
+    own, known = logits(asked.tensors()[0]), asked.tensors()[1]
+    if _share(own.argmax(1) == known) > 100 - CLEARLY:  # no regression could be clearly better
+        return None
+    return compared(train, asked, own)
 
 
 def _comparable(x: Tensor) -> bool:

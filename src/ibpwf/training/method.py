@@ -106,6 +106,7 @@ class Method(Objective):
     answers: ClassVar[tuple[str, ...]] = ("task", "class")  # the settings it makes sense in
     resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
     accelerate: bool = True  # whether faster stand-ins of reference functions may be used
+    trains_what_it_keeps: bool = True  # whether the last task's network is what its last epoch had
     outcome: HeldOut | None = None  # how well the last task's held-out rows were answered when it ended
     further_factors: Mapping[str, int] = MappingProxyType({})  # of the last task, those with π̄ < κ it keeps, by layer
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
