@@ -158,3 +158,22 @@ def test_a_version_is_never_read_from_a_path_of_the_clients(server, tmp_path: Pa
     for name in ("..", "../things", "%2e%2e", "things%2f..%2fthings", "/etc/passwd", "things\\..", "."):
         answered = server.http.get(f"/v2/models/{name}/versions/1")
         assert answered.status_code in (404, 405), name
+
+
+def test_an_answer_that_is_written_in_pieces_says_what_it_says_as_a_whole():
+    from ibpwf.serving.passes import Answer
+    from ibpwf.serving.protocol import AT_ONCE, OUTPUTS, InferRequest, Output, write_response
+
+    count, tasks = AT_ONCE + 7, 3
+    chance = np.random.default_rng(0)
+    names = np.array(['a, "b"', "[c]"], dtype=object)[chance.integers(0, 2, count)]
+    novelty = np.where(chance.random(count) < 0.1, np.inf, chance.random(count))
+    answer = Answer(names, chance.random(count), names, chance.random((count, tasks)), chance.random(count), novelty)
+    request = InferRequest({}, tuple(map(Output, OUTPUTS)), None, "mine")
+    content = json.loads(write_response(request, "things", 2, answer)[0])
+    found = {one["name"]: one for one in content.pop("outputs")}
+    assert content == {"model_name": "things", "model_version": "2", "id": "mine"}
+    assert found["task_probabilities"]["shape"] == [count, tasks]
+    assert found["task_probabilities"]["data"] == answer.task_probabilities.ravel().tolist()
+    assert found["label"]["data"] == names.tolist()
+    assert found["novelty"]["data"] == [value if np.isfinite(value) else None for value in novelty.tolist()]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +41,9 @@ from ibpwf.serving.uploads import receive_bytes, suffix_of
 
 SMALL = 1 << 16
 """Bytes of a body that is read at once; a larger one is read beside, so that others do not wait."""
+
+MANY = 2_000
+"""Numbers of an answer above which it is written beside, too."""
 
 EXTENSIONS = ["binary_tensor_data", "model_repository"]
 
@@ -119,7 +124,8 @@ async def infer(service: Service, request: Request, caller: Caller) -> Response:
         asked, rows = await asyncio.to_thread(read) if _takes_long(body, version) else read()
         del body, read  # an answer may take long
         answer = await service.ask(version, rows)
-    content, length = write_response(asked, version.model, version.number, answer)
+    write = partial(write_response, asked, version.model, version.number, answer)
+    content, length = await asyncio.to_thread(write) if answer.task_probabilities.size > MANY else write()
     if length is None:
         return Response(content, media_type="application/json")
     return Response(content, media_type="application/octet-stream", headers={HEADER: str(length)})
@@ -170,15 +176,13 @@ async def answer_file(service: Service, request: Request, caller: Caller) -> Res
     examples = await _examples(service, request, version)
     task = request.query_params.get("task") or None
     answer = await _ask(service, version, examples, task)
-    return JSONResponse(
-        {
-            "model": version.model,
-            "version": version.number,
-            "tasks": version.tasks,
-            "rows": _rows(answer),
-            "right": _right(examples, answer),
-        }
-    )
+    content = {
+        "model": version.model,
+        "version": version.number,
+        "tasks": version.tasks,
+        "right": _right(examples, answer),
+    }
+    return await _with_rows(content, _rows(answer))
 
 
 async def _ask(service: Service, version: LoadedVersion, examples: Examples, task: str | None) -> Answer:
@@ -187,10 +191,10 @@ async def _ask(service: Service, version: LoadedVersion, examples: Examples, tas
     return await service.ask(version, Rows(_flat(examples.x), given))
 
 
-def _rows(answer: Answer) -> list[dict[str, Any]]:
+def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
     novelty = np.zeros(len(answer.labels)) if answer.novelty is None else answer.novelty
-    return [
-        {
+    for row in range(len(answer.labels)):
+        yield {
             "label": str(answer.labels[row]),
             "probability": float(answer.probability[row]),
             "task": str(answer.tasks[row]),
@@ -198,8 +202,15 @@ def _rows(answer: Answer) -> list[dict[str, Any]]:
             "entropy": float(answer.entropy[row]),
             "novelty": float(novelty[row]) if np.isfinite(novelty[row]) else None,
         }
-        for row in range(len(answer.labels))
-    ]
+
+
+async def _with_rows(content: dict[str, Any], rows: Iterable[dict[str, Any]]) -> Response:
+    """A JSON object that also has `rows`, which are encoded one by one beside: all at once they hold everybody up."""
+
+    def encoded() -> str:
+        return f'{json.dumps(content)[:-1]}, "rows": [{", ".join(map(json.dumps, rows))}]}}'
+
+    return Response(await asyncio.to_thread(encoded), media_type="application/json")
 
 
 def _right(examples: Examples, answer: Answer) -> float | None:
@@ -225,15 +236,9 @@ async def compare(service: Service, request: Request, caller: Caller) -> Respons
         different = _different(*pair)
         given.append({"task": task, "same_bits": not different, "different": different})
     moved = [row for row in range(len(examples)) if one.labels[row] != two.labels[row]]
-    return JSONResponse(
-        {
-            "model": model.name,
-            "versions": [first.number, second.number],
-            "rows": [{"before": a, "after": b} for a, b in zip(_rows(one), _rows(two), strict=True)],
-            "moved": moved,
-            "given": given,
-        }
-    )
+    content = {"model": model.name, "versions": [first.number, second.number], "moved": moved, "given": given}
+    pairs = ({"before": a, "after": b} for a, b in zip(_rows(one), _rows(two), strict=True))
+    return await _with_rows(content, pairs)
 
 
 def _different(one: Answer, two: Answer) -> list[str]:
