@@ -216,7 +216,8 @@ class TaskLearner:
         guessing = 100 * float(counts.max() / counts.sum())
         beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
         if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
-            beside = compared_on_own_rows(rows, lambda x: method.logits(x, number), data.generator("linear"))
+            asked = method.fork()  # the weights that it composes to answer go with it
+            beside = compared_on_own_rows(rows, lambda x: asked.logits(x, number), data.generator("linear"))
         now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
         self._learned = now.numbered([*known.tasks, task, *known.older])
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))

@@ -110,6 +110,14 @@ def test_a_task_that_ends_below_a_linear_model_is_reported_without_held_out_rows
     assert linear
 
 
+def test_comparing_with_a_linear_model_leaves_no_composed_weights_in_memory() -> None:
+    learner = Learner(perceptron(0), Settings(epochs=1, finetune_epochs=0), seed=0, device="cpu")
+    for task in range(2):
+        with pytest.warns(UserWarning, match="linear model|hardly learned"):
+            learner.learn(*separable_rows(task, 0))
+    assert 1 not in learner.model._composed  # 0 has the weights under which every φ is read
+
+
 def test_a_task_whose_last_epoch_was_before_the_selection_is_compared_as_it_ended() -> None:
     settings = Settings(kappa=0.9, selection_loss=100, epochs=50, finetune_epochs=0)
     learner = Learner(perceptron(0), settings, seed=0, device="cpu")
