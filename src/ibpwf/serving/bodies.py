@@ -94,7 +94,7 @@ class Bodies:
     async def _read_large(self, body: Received, coding: str, header: str | None) -> tuple[Bytes, str | None]:
         await self._take_place(body)
         found = await self._reader.read(body.data, coding, header)
-        self._hold(body, 0)
+        self._hold(body, len(found[0]))  # which takes the place of what was received
         return found
 
     async def close(self) -> None:

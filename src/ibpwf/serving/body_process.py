@@ -29,7 +29,7 @@ FRAME = struct.Struct("<IQ")
 """Before what is sent to that process, and what comes back: the lengths of a JSON object and of bytes after it."""
 READ_LIMITS = ("body", "ratio", "rows", "numbers", "tensors")
 """Limits that matter to that process."""
-ROOM = 256 << 20
+ROOM = 208 << 20
 """Bytes that the process may take beside what it has when it starts."""
 
 
