@@ -28,7 +28,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from ibpwf import Learner, Settings
-from ibpwf.files import read_examples
+from ibpwf.data import read_examples
 from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import resnet9
 from ibpwf.storage.files import write_json

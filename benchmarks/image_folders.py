@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from ibpwf.files import Examples, read_examples
+from ibpwf.data import Examples, read_examples
 from ibpwf.lab import scenario
 from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.own_data.answering import layout_of, load_classifier

@@ -1,4 +1,4 @@
-"""What each stand-in of `ibpwf.accel` saves: beside the reference function it stands for, and beside torch.compile of
+"""What each stand-in of `ibpwf.fast` saves: beside the reference function it stands for, and beside torch.compile of
 that reference.
 
     python benchmarks/stand_ins.py                # on a CPU; writes docs/results/stand-ins/{stand_ins.json,README.md}
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import ibpwf.accel.standins  # noqa: F401 (registers them)
-from ibpwf.core import elbo
-from ibpwf.core.dictionary import FactorBlock
-from ibpwf.core.layers import FactorLayer, deal_scores, factor_layer, layer_product, layer_weight
-from ibpwf.core.reference import accelerated
+import ibpwf.fast.registered  # noqa: F401 (registers them)
+from ibpwf.dispatch import accelerated
+from ibpwf.factors import elbo
+from ibpwf.factors.dictionary import FactorBlock
+from ibpwf.factors.layers import FactorLayer, deal_scores, factor_layer, layer_product, layer_weight
 from ibpwf.inference.base import infer_tasks
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
@@ -69,7 +69,7 @@ def kl_sides(device: torch.device, later: bool, terms: int | None) -> dict[str, 
 
 
 def scores_sides(device: torch.device) -> dict[str, Side]:
-    from ibpwf.core.distributions import concrete_sample
+    from ibpwf.factors.distributions import concrete_sample
 
     strength, logit = (torch.randn(2, 400, device=device).requires_grad_() for _ in range(2))
     uniform, temperature = torch.rand(2, 400, device=device), torch.tensor(0.6, device=device)
@@ -199,12 +199,12 @@ def measure(made: dict[str, Side], device: torch.device, record: bool) -> dict[s
 def rows(device: torch.device) -> list[dict[str, Any]]:
     gpu = device.type == "cuda"
     plan: list[tuple[str, str, Callable[[], dict[str, Side]], bool]] = [
-        ("core.elbo.posterior_kl", "first task, Beta prior", lambda: kl_sides(device, False, None), gpu),
-        ("core.elbo.posterior_kl", "later task, 10 terms", lambda: kl_sides(device, True, 10), gpu),
-        ("core.elbo.posterior_kl", "later task, whole series", lambda: kl_sides(device, True, None), gpu),
-        ("core.elbo.sample_scores", "two layers of 400", lambda: scores_sides(device), gpu),
-        ("core.layers.layer_product", "later task, 784-400", lambda: layer_sides(device, 400), gpu),
-        ("core.layers.layer_weight", "later task, 400-10", lambda: layer_sides(device, 10), gpu),
+        ("factors.elbo.posterior_kl", "first task, Beta prior", lambda: kl_sides(device, False, None), gpu),
+        ("factors.elbo.posterior_kl", "later task, 10 terms", lambda: kl_sides(device, True, 10), gpu),
+        ("factors.elbo.posterior_kl", "later task, whole series", lambda: kl_sides(device, True, None), gpu),
+        ("factors.elbo.sample_scores", "two layers of 400", lambda: scores_sides(device), gpu),
+        ("factors.layers.layer_product", "later task, 784-400", lambda: layer_sides(device, 400), gpu),
+        ("factors.layers.layer_weight", "later task, 400-10", lambda: layer_sides(device, 10), gpu),
         ("training.phase.make_optimizer", "Adam, 638,410 numbers", lambda: adam_sides(device, None), False),
         ("training.phase.make_optimizer", "Adam that clips", lambda: adam_sides(device, 0.5), False),
         ("inference.base.infer_tasks", "100 tasks, 256 rows of one", lambda: inference_sides(device), False),

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from ibpwf import ContinualClassifier
-from ibpwf.files import read_examples
+from ibpwf.data import read_examples
 from ibpwf.lab import scenario
 from ibpwf.lab.data.tables import TABLES, load_table
 from ibpwf.lab.experiments.result import commit, environment, shown_command

@@ -14,7 +14,7 @@ import torch
 from scipy import special
 
 from ibpwf import Settings, factorize
-from ibpwf.core.reference import stand_ins
+from ibpwf.dispatch import stand_ins
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.training.method import TaskData
@@ -81,8 +81,8 @@ def test_the_function_of_an_equation_names_it_and_its_test_is_there(row: list[st
 
 
 def test_every_stand_in_on_the_page_is_one_that_is_registered() -> None:
-    references = ("core.elbo.posterior_kl", "core.elbo.sample_scores", "core.layers.layer_weight")
-    references += ("core.layers.layer_product", "inference.base.infer_tasks")
+    references = ("factors.elbo.posterior_kl", "factors.elbo.sample_scores", "factors.layers.layer_weight")
+    references += ("factors.layers.layer_product", "inference.base.infer_tasks")
     known = {one for name in references for one in stand_ins(found(f"ibpwf.{name}"))}  # type: ignore[arg-type]
     for row in ROWS:
         assert not row[3] or found(row[3].strip("`")) in known, row[3]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import ContinualClassifier, Learner, Settings, factorize
-from ibpwf.core.task_network import TaskNetwork
 from ibpwf.errors import IBPWFError, InputError
+from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.lab.experiments.run import run
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.models import mlp

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ibpwf import Learner, Settings
-from ibpwf.core.reference import accelerated
+from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ibpwf.backbones.backbone import Backbone, ImageInput, StagedNetwork
 from ibpwf.backbones.catalog import Content, TrainedNetwork
 from ibpwf.backbones.weights import read_weights
-from ibpwf.fetching.files import DataFile, Progress
+from ibpwf.downloads.files import DataFile, Progress
 
 NAME, FILE = "tiny", "tiny.safetensors"
 WIDTHS = (4, 6)

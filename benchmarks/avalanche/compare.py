@@ -23,7 +23,7 @@ import numpy as np
 import page
 from settings import ENTRIES, WAYS, Training
 
-from ibpwf.fetching.cache import cache_folder
+from ibpwf.downloads.cache import cache_folder
 from ibpwf.lab import scenario
 
 HERE = Path(__file__).parent

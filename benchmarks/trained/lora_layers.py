@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.weights import replace_module
+from ibpwf.factors.weights import replace_module
 
 
 class LoraLayer(nn.Module):

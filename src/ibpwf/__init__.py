@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ibpwf.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ibpwf.core.factorize import factorize
     from ibpwf.errors import IBPWFError
     from ibpwf.estimator import ContinualClassifier
     from ibpwf.exporting import export
+    from ibpwf.factors.factorize import factorize
     from ibpwf.inference.prediction import Prediction
     from ibpwf.learner import Learner, load, open_model
     from ibpwf.settings import Settings
@@ -38,7 +38,7 @@ __getattr__ = lazy_names(
         "Prediction": "ibpwf.inference.prediction",
         "Settings": "ibpwf.settings",
         "export": "ibpwf.exporting",
-        "factorize": "ibpwf.core.factorize",
+        "factorize": "ibpwf.factors.factorize",
         "load": "ibpwf.learner",
         "open_model": "ibpwf.learner",
     },

@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ibpwf.core.model import FactorModel
-from ibpwf.core.pretrained import singular_factors
-from ibpwf.core.ready_made import ReadyFactors
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
+from ibpwf.factors.pretrained import singular_factors
+from ibpwf.factors.ready_made import ReadyFactors
 from ibpwf.storage.checkpoint_folder import digest_of
 from ibpwf.storage.directory import Directory
 from ibpwf.storage.files import decode_json, decode_tensors

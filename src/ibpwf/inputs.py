@@ -13,7 +13,7 @@ from ibpwf.errors import InputError
 from ibpwf.plain_arrays import numbers, plain
 
 if TYPE_CHECKING:
-    from ibpwf.core.packing import Packing
+    from ibpwf.factors.packing import Packing
 
 
 def _tensor(field: str, value: object) -> Tensor:

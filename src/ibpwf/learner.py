@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from ibpwf import __version__
 from ibpwf.adapters import adapter_classes, as_task, read_adapter
-from ibpwf.core.compiled import uncompiled
-from ibpwf.core.factorize import factorize
-from ibpwf.core.model import FactorModel
-from ibpwf.core.packing import Field, Packing, find_packing, names_inputs
-from ibpwf.core.weights import load_tensors
 from ibpwf.device import choose_device
 from ibpwf.distributed import Distributed, join
 from ibpwf.errors import InputError, StoreError
+from ibpwf.factors.compiled import uncompiled
+from ibpwf.factors.factorize import factorize
+from ibpwf.factors.model import FactorModel
+from ibpwf.factors.packing import Field, Packing, find_packing, names_inputs
+from ibpwf.factors.weights import load_tensors
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inputs import named_tensors
 from ibpwf.learner_state import Data, Learned, TaskInfo

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ibpwf.backbones.backbone import word_pieces_of
-from ibpwf.core.packing import packing_of
 from ibpwf.errors import InputError, unknown
+from ibpwf.factors.packing import packing_of
 from ibpwf.inputs import check_inputs
 from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.training.linear import HeldOut

@@ -16,21 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import ibpwf.accel.standins  # noqa: F401 (registers what is faster than the reference)
+import ibpwf.fast.registered  # noqa: F401 (registers what is faster than the reference)
 from ibpwf import method_state
-from ibpwf.core import in_progress
-from ibpwf.core.elbo import negative_elbo
-from ibpwf.core.encoding import MOST_ROWS, FittedToTask
-from ibpwf.core.factorize import factorize
-from ibpwf.core.forgetting import forget_task
-from ibpwf.core.merging import check_head
-from ibpwf.core.model import FactorModel
-from ibpwf.core.ready_made import ReadyFactors, add_ready_task
-from ibpwf.core.selection import further_factors, sufficient_selection
-from ibpwf.core.task_network import TaskNetwork
-from ibpwf.core.turns import check_square, turned, turned_labels
 from ibpwf.distributed import Group
 from ibpwf.errors import InputError
+from ibpwf.factors import resume as in_progress
+from ibpwf.factors.elbo import negative_elbo
+from ibpwf.factors.encoding import MOST_ROWS, FittedToTask
+from ibpwf.factors.factorize import factorize
+from ibpwf.factors.forget import forget_task
+from ibpwf.factors.merge import check_head
+from ibpwf.factors.model import FactorModel
+from ibpwf.factors.ready_made import ReadyFactors, add_ready_task
+from ibpwf.factors.selection import further_factors, sufficient_selection
+from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.inference.router import RidgeRouter
@@ -45,6 +44,7 @@ from ibpwf.training.phase import Phase, learn_faster, make_optimizer
 from ibpwf.training.rows import Rows
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
 from ibpwf.training.stopping import tempered_loss
+from ibpwf.views import check_square, turned, turned_labels
 
 ELBO, FINETUNE = "elbo", "finetune"
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.core.mixed import RowTasks
-from ibpwf.core.model import FactorModel
-from ibpwf.core.reference import accelerated
-from ibpwf.core.turns import Shape, Views, class_logits
+from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
+from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.fusion import Calibration, ClassScores, by_task
@@ -28,6 +27,7 @@ from ibpwf.settings import Settings
 from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.training.method import Method
 from ibpwf.training.rows import ROWS_AT_ONCE
+from ibpwf.views import Shape, Views, class_logits
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ibpwf.core.turns import check_square
 from ibpwf.inference.base import Features
 from ibpwf.inference.features.adapted import AdaptedFeatures
 from ibpwf.inference.features.backbone import BackboneFeatures
@@ -22,6 +21,7 @@ from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.storage.network_json import check_runs
 from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.views import check_square
 
 if TYPE_CHECKING:
     from ibpwf.method import IBPWF

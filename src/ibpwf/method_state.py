@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from torch import Tensor
 
-from ibpwf.core.dictionary import FactorBlock
-from ibpwf.core.learned import BLOCK, VECTORS, LearnedTask, Reference
-from ibpwf.core.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
-from ibpwf.core.posterior import LayerVectors
+from ibpwf.factors.dictionary import FactorBlock
+from ibpwf.factors.learned import BLOCK, VECTORS, LearnedTask, Reference
+from ibpwf.factors.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
+from ibpwf.factors.posterior import LayerVectors
 from ibpwf.inference.fusion import GRID, RATES, Calibration, ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference, UnreadTensors
 from ibpwf.inference.opinion import taken_opinion
@@ -27,7 +27,7 @@ from ibpwf.storage.task_shapes import block_shapes, reference_shapes, task_shape
 from ibpwf.storage.tensor_checks import BOUNDED, NotWhole, check_numbers, check_part
 
 if TYPE_CHECKING:
-    from ibpwf.core.model import FactorModel
+    from ibpwf.factors.model import FactorModel
     from ibpwf.inference.base import TaskInference
     from ibpwf.method import IBPWF
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.core.encoding import TableEncoding
-from ibpwf.core.reference import reference
+from ibpwf.dispatch import reference
 from ibpwf.errors import InputError, unknown
+from ibpwf.factors.encoding import TableEncoding
 from ibpwf.limits import check_layer
 from ibpwf.storage.network_json import builder
 
@@ -73,7 +73,7 @@ def table_network(
     dropout: float = 0.1,
 ) -> nn.Sequential:
     """A perceptron on the numbers of a table: `encode`, which knows the scale of each task's rows and cuts what is in
-    `columns` into intervals (`core.encoding`), and dropout behind every hidden layer."""
+    `columns` into intervals (`factors.encoding`), and dropout behind every hidden layer."""
     _positive("table_network", inputs=inputs, outputs=outputs, bins=bins)
     _positive("table_network", **{f"hidden[{index}]": width for index, width in enumerate(hidden)})
     if not all(0 <= column < inputs for column in columns):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ibpwf import __version__
 from ibpwf.concurrency import finish
-from ibpwf.core.reference import accelerated
+from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
 from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF

@@ -386,7 +386,7 @@ class Settings(Factorization):
     )
     accelerate: bool = Field(
         True,
-        description="use the faster stand-ins of ibpwf.accel; false runs the reference functions of ibpwf.core alone "
+        description="use the faster stand-ins of ibpwf.fast; false runs the reference functions alone "
         "(as IBPWF_ACCELERATE=0 in the environment does)",
     )
 

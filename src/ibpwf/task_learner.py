@@ -18,10 +18,10 @@ from torch import Tensor
 from ibpwf import __version__, registry
 from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.concurrency import SingleWriter, finish
-from ibpwf.core.packing import Packing, packing_of
+from ibpwf.data.naming import names_files
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError
-from ibpwf.files.naming import names_files
+from ibpwf.factors.packing import Packing, packing_of
 from ibpwf.inference.prediction import Prediction
 from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of
 from ibpwf.settings import FrozenSettings
@@ -247,7 +247,7 @@ class TaskLearner:
     def _rows(self, x: Any, y: Data | None) -> GivenRows:
         """What was given, as the task's rows."""
         if names_files(x) and y is None:
-            from ibpwf.files.stored import numbered, read_stored
+            from ibpwf.data.stored import numbered, read_stored
 
             stored = read_stored(x)
             x = ScratchExamples(stored.x, torch.from_numpy(numbered(stored)))

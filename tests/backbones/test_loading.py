@@ -14,9 +14,9 @@ import torch
 import ibpwf.backbones as backbones
 from ibpwf.backbones import loading
 from ibpwf.backbones.weights import read_weights
+from ibpwf.downloads.packages import Package, pip_package
+from ibpwf.downloads.sources import Unavailable
 from ibpwf.errors import DataError, InputError
-from ibpwf.fetching.packages import Package, pip_package
-from ibpwf.fetching.sources import Unavailable
 from tiny_backbone import FILE, INPUT, NAME, WIDTHS, Shelf, TinyNetwork, weights
 
 

@@ -19,9 +19,9 @@ from torch import nn
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, Settings, models
+from ibpwf.data.layout import Column, Layout
 from ibpwf.exporting.source import Source
 from ibpwf.exporting.writing import script
-from ibpwf.files.layout import Column, Layout
 from ibpwf.storage.network_json import build
 
 pytest.importorskip("onnxscript")

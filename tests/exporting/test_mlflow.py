@@ -17,9 +17,9 @@ import pytest
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, models
+from ibpwf.data import ReadOptions, read_examples
 from ibpwf.errors import InputError
 from ibpwf.exporting.mlflow import Answering
-from ibpwf.files import ReadOptions, read_examples
 from ibpwf.own_data.answering import answer_rows, read_like_before
 from ibpwf.own_data.learning import LearnOptions, learn_file
 
@@ -50,7 +50,7 @@ def test_mlflow_loads_it_and_answers_as_the_model_does(model, tmp_path):
     loaded = mlflow.pyfunc.load_model(str(tmp_path / "served"))
     found = loaded.predict(rows)
     classifier = ContinualClassifier.load(model)
-    layout = ibpwf.files.Layout.from_json(classifier.extra_["layout"])
+    layout = ibpwf.data.Layout.from_json(classifier.extra_["layout"])
     x = read_examples(model.parent / "1.csv", ReadOptions(like=layout)).x
     truth = classifier.answers(x)
     assert found["label"].tolist() == truth.labels.tolist()
@@ -99,7 +99,7 @@ def test_mlflow_serves_it_with_the_same_answers(model, tmp_path):
         served.wait()
         log.close()
     classifier = ContinualClassifier.load(model)
-    layout = ibpwf.files.Layout.from_json(classifier.extra_["layout"])
+    layout = ibpwf.data.Layout.from_json(classifier.extra_["layout"])
     truth = classifier.answers(read_examples(model.parent / "1.csv", ReadOptions(like=layout)).x)
     assert [row["label"] for row in sent] == truth.labels.tolist()
     np.testing.assert_allclose([row["probability"] for row in sent], truth.probability, rtol=1e-6)

@@ -19,8 +19,8 @@ import more_bad_files
 import pytest
 
 from ibpwf import cli
+from ibpwf.data import read_examples
 from ibpwf.errors import IBPWFError
-from ibpwf.files import read_examples
 
 ROOM = 2 << 30
 """Bytes that reading a bad file may take beyond what the program itself has."""

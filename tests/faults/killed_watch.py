@@ -40,7 +40,7 @@ def write_files(folder: Path) -> None:
 
 
 def watch(model: Path, folder: Path) -> Any:
-    from ibpwf.files import ReadOptions
+    from ibpwf.data import ReadOptions
     from ibpwf.own_data import watching
 
     watching.SETTLED = 0.01

@@ -10,8 +10,8 @@ import pytest
 from own_files import model_bytes
 
 from ibpwf.commands.own_data import option
+from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
-from ibpwf.files import ReadOptions
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.settings import Settings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from own_files import blobs, model_bytes, table
 
-from ibpwf.files import ReadOptions
+from ibpwf.data import ReadOptions
 from ibpwf.own_data.answering import answer_rows, load_classifier, read_like_before
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.own_data.scoring import score_rows
@@ -45,7 +45,7 @@ def test_a_large_file_is_not_held_in_memory_unasked(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("ibpwf.own_data.learning.read_stored", lambda *given: read.append("disk"))
     path = written(tmp_path / "a.csv")
     LearnOptions().rows_of(path, READ)
-    monkeypatch.setattr("ibpwf.files.stored.LARGE", 1_000)
+    monkeypatch.setattr("ibpwf.data.stored.LARGE", 1_000)
     LearnOptions().rows_of(path, READ)
     LearnOptions(on_disk=False).rows_of(path, READ)
     assert read == ["memory", "disk", "memory"]

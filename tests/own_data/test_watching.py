@@ -15,8 +15,8 @@ from own_files import blobs, table
 
 import processes
 from ibpwf import ContinualClassifier
+from ibpwf.data import ReadOptions, read_examples
 from ibpwf.errors import InputError
-from ibpwf.files import ReadOptions, read_examples
 from ibpwf.own_data.watching import Watched, WatchOptions, undo_last, watch_folder
 from ibpwf.storage.checkpoint_folder import CheckpointContent, has_checkpoint, save_checkpoint
 from ibpwf.storage.files import read_jsonl

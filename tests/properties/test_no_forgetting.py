@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.core.dictionary import Dictionary
+from ibpwf.factors.dictionary import Dictionary
 from ibpwf.training.callbacks import Callback, EpochEnd
 
 CLASSES = ((0, 1), (2, 3, 4), (5, 6), (7, 8, 9))

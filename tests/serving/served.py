@@ -38,7 +38,7 @@ def task_table(folder: Path, number: int, each: int = 40) -> Path:
 
 def make_models(folder: Path) -> Path:
     """A folder of two models: `things`, three tasks of a table, and `pictures`, two tasks of 4×4 images."""
-    from ibpwf.files import ReadOptions
+    from ibpwf.data import ReadOptions
     from ibpwf.own_data.learning import LearnOptions, learn_file
 
     models = folder / "models"

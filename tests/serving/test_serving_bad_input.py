@@ -299,8 +299,8 @@ def test_thousands_of_strange_addresses_are_answered_in_a_sentence(asked, tally)
 
 
 def test_archives_that_are_bombs_or_no_archives_are_refused(made_models, tmp_path):
+    from ibpwf.data import Layout
     from ibpwf.errors import IBPWFError
-    from ibpwf.files import Layout
     from ibpwf.own_data.answering import layout_of, load_classifier
     from ibpwf.serving.uploads import images_to_arrays
 

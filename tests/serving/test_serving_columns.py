@@ -16,7 +16,7 @@ from served import outputs
 from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
-from ibpwf.files import ReadOptions, read_examples, texts
+from ibpwf.data import ReadOptions, read_examples, texts
 from ibpwf.own_data.answering import layout_of
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.serving.passes import Rows, answer

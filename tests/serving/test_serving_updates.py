@@ -15,8 +15,8 @@ import pytest
 from served import WORDS, blobs, table
 
 from ibpwf import ContinualClassifier
+from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
-from ibpwf.files import ReadOptions
 from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.own_data.more import learn_more
 from ibpwf.serving import worker

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.core.dictionary import Dictionary
 from ibpwf.errors import InputError, StoreError
+from ibpwf.factors.dictionary import Dictionary
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.core.reference import accelerated
+from ibpwf.dispatch import accelerated
 from ibpwf.errors import TrainingError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.replicas import take_turns

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ibpwf import Learner, Settings, models
-from ibpwf.core.reference import accelerated
+from ibpwf.dispatch import accelerated
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
 
 

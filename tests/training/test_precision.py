@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ibpwf import Learner, Settings
-from ibpwf.core.dictionary import FactorBlock
-from ibpwf.core.layers import FactorConv
-from ibpwf.core.reference import accelerated
+from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
+from ibpwf.factors.dictionary import FactorBlock
+from ibpwf.factors.layers import FactorConv
 from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
 from ibpwf.training.rows import TensorRows

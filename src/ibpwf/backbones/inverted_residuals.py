@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.backbones.backbone import StagedNetwork
-from ibpwf.core.reference import reference
+from ibpwf.dispatch import reference
 
 STEM, HEAD = 32, 1280
 CLIPPED_AT = 6.0

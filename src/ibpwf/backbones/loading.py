@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ibpwf.backbones.catalog import TrainedNetwork, known_network
+from ibpwf.downloads import cache
+from ibpwf.downloads.fetch import all_there, fetch_into
+from ibpwf.downloads.files import DigestError, Progress
 from ibpwf.errors import DataError
-from ibpwf.fetching import cache
-from ibpwf.fetching.fetch import all_there, fetch_into
-from ibpwf.fetching.files import DigestError, Progress
 
 if TYPE_CHECKING:
     from ibpwf.backbones.backbone import Backbone

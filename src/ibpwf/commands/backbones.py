@@ -9,8 +9,8 @@ import typer
 
 from ibpwf.backbones.catalog import BACKBONES, known_network
 from ibpwf.backbones.loading import fetch, is_cached
+from ibpwf.downloads.cache import cache_folder
 from ibpwf.errors import printable
-from ibpwf.fetching.cache import cache_folder
 from ibpwf.terminal import say
 
 app = typer.Typer(

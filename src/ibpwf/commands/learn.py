@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from ibpwf.commands import own_data as own
+from ibpwf.data.naming import check_data
+from ibpwf.data.opening import few
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable, unknown
-from ibpwf.files.naming import check_data
-from ibpwf.files.opening import few
 from ibpwf.limits import check_layer, check_rate
 from ibpwf.terminal import print_json, say
 from ibpwf.training.callbacks import Callback

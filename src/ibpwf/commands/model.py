@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ibpwf.data.opening import check_there
 from ibpwf.errors import InputError, printable
-from ibpwf.files.opening import check_there
 from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ibpwf.data.naming import check_data
+from ibpwf.data.opening import check_there
+from ibpwf.data.options import ReadOptions
 from ibpwf.errors import InputError
-from ibpwf.files.naming import check_data
-from ibpwf.files.opening import check_there
-from ibpwf.files.options import ReadOptions
 
 HELP = ReadOptions.described()
 

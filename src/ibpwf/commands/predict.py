@@ -60,7 +60,7 @@ def predict_command(
     options = own.read_options(
         unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, with_labels=False
     )
-    from ibpwf.files.writing import check_output, rows_file
+    from ibpwf.data.writing import check_output, rows_file
 
     if out is not None:
         check_output(out, data)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ibpwf.commands import own_data as own
+from ibpwf.data.opening import check_there
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable
-from ibpwf.files.opening import check_there
 from ibpwf.terminal import say
 
 

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from ibpwf.backbones.backbone import PIXEL_LEVELS, ImageInput
 from ibpwf.backbones.catalog import known_network
 from ibpwf.backbones.resizing import Resize, stored_resize
+from ibpwf.data.arrays import array_numbers
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
-from ibpwf.files.arrays import array_numbers
 from ibpwf.labels import before_scikit_learn
 from ibpwf.plain_arrays import as_array, check_finite, check_numbers, column_names
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD, Standardizer

@@ -15,9 +15,9 @@ import numpy as np
 from torch import nn
 
 from ibpwf.backbones.loading import is_cached
-from ibpwf.core.encoding import MOST_COLUMNS, are_many
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator.preparing import BackbonePreparation, Image, PixelPreparation, Preparation, smaller
+from ibpwf.factors.encoding import MOST_COLUMNS, are_many
 from ibpwf.models import mlp, resnet9, table_network
 from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings

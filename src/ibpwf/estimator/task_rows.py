@@ -17,14 +17,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from ibpwf.core.encoding import MOST_COLUMNS
+from ibpwf.data.naming import names_files
+from ibpwf.data.stored import Gathering, StoredRows, read_stored
 from ibpwf.errors import InputError
 from ibpwf.estimator.answering import ROWS_AT_ONCE, features_of
 from ibpwf.estimator.building import ClassWeight, class_weights, row_weights
 from ibpwf.estimator.preparing import Preparation, as_rows, checked_rows
 from ibpwf.estimator.recipes import FIRST_ROWS, FirstTask
-from ibpwf.files.naming import names_files
-from ibpwf.files.stored import Gathering, StoredRows, read_stored
+from ibpwf.factors.encoding import MOST_COLUMNS
 from ibpwf.labels import LabelBook, label_array
 from ibpwf.learner import Learner
 from ibpwf.plain_arrays import numbers

@@ -15,17 +15,17 @@ from torch.nn import functional as F
 
 from ibpwf.backbones.backbone import PIXEL_LEVELS, ImageInput
 from ibpwf.backbones.resizing import resizing, shrinks
-from ibpwf.core.turns import Views
+from ibpwf.data.layout import Layout
 from ibpwf.errors import InputError
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, Preparation, averaging, loaded
 from ibpwf.exporting.features import phi_of
-from ibpwf.files.layout import Layout
 from ibpwf.inference import fusion
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.inference.router import SHARPNESS, RidgeRouter
 from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO, Standardizer
+from ibpwf.views import Views
 
 
 class _Standardize(nn.Module):
@@ -144,7 +144,7 @@ def prepare(preparation: Preparation | None, layout: Layout | None = None) -> nn
 
 class Expert(nn.Module):
     """A task's class scores: of one that learned turns, the mean over all ways in which it looks at an image
-    (`core.turns`). The network gets them all in one batch."""
+    (`views`). The network gets them all in one batch."""
 
     def __init__(self, net: nn.Module, classes: int, views: Views) -> None:
         super().__init__()

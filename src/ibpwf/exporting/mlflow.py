@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from ibpwf import __version__
+from ibpwf.data.examples import Origins
+from ibpwf.data.layout import Layout
+from ibpwf.data.options import ReadOptions
+from ibpwf.data.table import read_table
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.exporting.source import Source
-from ibpwf.files.examples import Origins
-from ibpwf.files.layout import Layout
-from ibpwf.files.options import ReadOptions
-from ibpwf.files.table import read_table
 from ibpwf.storage.files import write_json, write_text
 from ibpwf.storage.whole_folder import replacing_folder
 

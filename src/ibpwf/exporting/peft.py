@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf.adapters import ABOUT, CONFIG, PREFIX, TENSORS, exact_in_peft, weight_digest
-from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
 from ibpwf.storage.files import encode_json, encode_tensors, write_bytes
 from ibpwf.storage.whole_folder import replacing_folder
 

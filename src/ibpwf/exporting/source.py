@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ibpwf import __version__
+from ibpwf.data.arrays import array_numbers
+from ibpwf.data.columns import NO_NUMBER, NOTHING
+from ibpwf.data.layout import Layout
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation
 from ibpwf.exporting.base import trained_network
 from ibpwf.exporting.graph import Expert, TaskGraph, WholeGraph, joint_of, prepare
-from ibpwf.files.arrays import array_numbers
-from ibpwf.files.columns import NO_NUMBER, NOTHING
-from ibpwf.files.layout import Layout
 from ibpwf.learner import load
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO, Standardizer

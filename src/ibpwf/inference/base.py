@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ibpwf.core.model import FactorModel
-from ibpwf.core.reference import reference
+from ibpwf.dispatch import reference
 from ibpwf.distributed import ALONE, Group
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
 
 ROWS_AT_ONCE = 1024
 

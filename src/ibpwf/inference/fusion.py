@@ -3,7 +3,7 @@
     log P(t, c | x) = α r_c(x) + β e_c(x) + const                     over the classes of the tasks that are asked
 
 r is what task inference says of every class of every task (the router's regression, `inference.router`); e are the
-class scores of the task's own expert (of one that learned turns, the mean over them: `core.turns`). The router has
+class scores of the task's own expert (of one that learned turns, the mean over them: `turns`). The router has
 looked at all classes together; an expert knows its own far better, and by how small its scores are also what is not
 its own.
 

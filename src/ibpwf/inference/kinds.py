@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ibpwf import registry
-from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.features.adapted import AdaptedFeatures
 from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.core.mixed import RowTasks
+from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.torch_state import pinned
 
 

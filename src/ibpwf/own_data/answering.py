@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ibpwf.data import Examples, Layout, ReadOptions, read_batches
+from ibpwf.data.examples import in_order
+from ibpwf.data.options import Naming, argument
 from ibpwf.errors import InputError, StoreError
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.files import Examples, Layout, ReadOptions, read_batches
-from ibpwf.files.examples import in_order
-from ibpwf.files.options import Naming, argument
 
 Row = dict[str, Any]
 

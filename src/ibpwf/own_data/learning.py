@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from ibpwf.data import Examples, ReadOptions, read_examples
+from ibpwf.data.opening import shown
+from ibpwf.data.options import Naming
+from ibpwf.data.stored import StoredRows, is_large, read_stored
 from ibpwf.distributed import Group, join
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
 from ibpwf.estimator import ROWS, ContinualClassifier
 from ibpwf.estimator.recipes import Recipe
-from ibpwf.files import Examples, ReadOptions, read_examples
-from ibpwf.files.opening import shown
-from ibpwf.files.options import Naming
-from ibpwf.files.stored import StoredRows, is_large, read_stored
 from ibpwf.own_data.answering import ROWS_AT_ONCE, classes_of, layout_of, load_classifier
 from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ibpwf.data import Examples, read_examples
+from ibpwf.data.opening import few, shown
 from ibpwf.errors import InputError
 from ibpwf.estimator import ROWS, ContinualClassifier
-from ibpwf.files import Examples, read_examples
-from ibpwf.files.opening import few, shown
 from ibpwf.more_rows import HELD_OUT, TOO_FEW, Keep, MoreRows, known_task
 from ibpwf.own_data.answering import classes_of, layout_of, load_classifier
 from ibpwf.own_data.learning import LearnOptions, check_parameters, check_unfinished, resuming

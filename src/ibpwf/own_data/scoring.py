@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix
 
+from ibpwf.data import Examples
+from ibpwf.data.examples import in_order
+from ibpwf.data.opening import few
+from ibpwf.data.options import Naming, argument
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.files import Examples
-from ibpwf.files.examples import in_order
-from ibpwf.files.opening import few
-from ibpwf.files.options import Naming, argument
 from ibpwf.own_data.answering import classes_of
 
 Counts = NDArray[np.int64]

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ibpwf.data import Examples, ReadOptions, read_examples
+from ibpwf.data.writing import rows_file
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.files import Examples, ReadOptions, read_examples
-from ibpwf.files.writing import rows_file
 from ibpwf.own_data.answering import ROWS_AT_ONCE, answer_rows, layout_of, load_classifier
 from ibpwf.own_data.learning import check_model_place, made_folder
 from ibpwf.storage.checkpoint_folder import discard_finished, task_in_progress

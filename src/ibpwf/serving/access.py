@@ -13,8 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError, InputError, StoreError
-from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import Refused, busy
 from ibpwf.serving.records import log
 from ibpwf.serving.watched_files import WatchedFiles

@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ibpwf.files.opening import quoted
+from ibpwf.data.opening import quoted
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.protocol import Bytes, InferRequest, json_length, read_json, request_of

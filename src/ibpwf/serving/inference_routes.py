@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ibpwf import __version__
+from ibpwf.data import Examples, ReadOptions, read_batches
+from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError
-from ibpwf.files import Examples, ReadOptions, read_batches
-from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller
 from ibpwf.serving.body_process import LARGE
 from ibpwf.serving.faults import Refused, bad, too_large

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ibpwf.files import Layout, ReadOptions
-from ibpwf.files.examples import Origins
-from ibpwf.files.image_file import read_image
-from ibpwf.files.layout import Column
-from ibpwf.files.opening import listed, quoted, spelled
-from ibpwf.files.table import read_table
+from ibpwf.data import Layout, ReadOptions
+from ibpwf.data.examples import Origins
+from ibpwf.data.image_file import read_image
+from ibpwf.data.layout import Column
+from ibpwf.data.opening import listed, quoted, spelled
+from ibpwf.data.table import read_table
 from ibpwf.plain_arrays import check_numbers
 from ibpwf.serving.faults import bad, too_large
 from ibpwf.serving.limits import Limits

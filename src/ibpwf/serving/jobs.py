@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError, StoreError
-from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import FULL, Refused, busy, is_disk_full
 from ibpwf.serving.lease import Lease
 from ibpwf.serving.limits import Limits

@@ -16,8 +16,8 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
+from ibpwf.data.opening import quoted
 from ibpwf.errors import StoreError
-from ibpwf.files.opening import quoted
 from ibpwf.serving.access import Caller, Role
 from ibpwf.serving.body_process import LARGE
 from ibpwf.serving.faults import FULL, Refused, bad, busy

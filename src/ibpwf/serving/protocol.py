@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ibpwf.files.opening import quoted
+from ibpwf.data.opening import quoted
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.tensors import (

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
+from ibpwf.data import Layout
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.files import Layout
 from ibpwf.own_data.answering import layout_of
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.passes import warm

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ibpwf import __version__
+from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError
-from ibpwf.files.opening import quoted
 from ibpwf.serving import inference_routes as ask
 from ibpwf.serving import learning_routes as learn
 from ibpwf.serving import page_routes as page

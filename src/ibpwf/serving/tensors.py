@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ibpwf.files.opening import quoted
+from ibpwf.data.opening import quoted
 from ibpwf.serving.faults import bad, too_large
 from ibpwf.serving.limits import Limits
 

@@ -13,12 +13,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from ibpwf.data import Layout
+from ibpwf.data.image_file import MOST_BYTES, SUFFIXES
+from ibpwf.data.image_folder import is_junk
+from ibpwf.data.labels import clean_label
+from ibpwf.data.opening import quoted
 from ibpwf.errors import DataError, IBPWFError
-from ibpwf.files import Layout
-from ibpwf.files.image_file import MOST_BYTES, SUFFIXES
-from ibpwf.files.image_folder import is_junk
-from ibpwf.files.labels import clean_label
-from ibpwf.files.opening import quoted
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.inputs import check_pixels, pixels_like
 from ibpwf.serving.limits import Limits

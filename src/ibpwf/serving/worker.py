@@ -172,7 +172,7 @@ def _forget(model: Path, task: str, kept: Any) -> dict[str, Any]:
 
 
 def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str) -> dict[str, Any]:
-    from ibpwf.files import ReadOptions
+    from ibpwf.data import ReadOptions
     from ibpwf.own_data.learning import LearnOptions, learn_file
     from ibpwf.own_data.more import learn_more
     from ibpwf.serving.inputs import in_query

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ibpwf.core.learned import FactorUse
 from ibpwf.errors import StoreError
+from ibpwf.factors.learned import FactorUse
 from ibpwf.storage.checkpoint_folder import task_in_progress
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ibpwf.core.learned import BLOCK, VECTORS
+from ibpwf.factors.learned import BLOCK, VECTORS
 from ibpwf.storage.tensor_checks import BOUNDED, Expected, NotWhole, buffer_rules
 
 if TYPE_CHECKING:

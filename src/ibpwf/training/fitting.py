@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ibpwf.core.packing import packing_of
 from ibpwf.errors import InputError
+from ibpwf.factors.packing import packing_of
 from ibpwf.training.method import Method
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibpwf.core.packing import Packing
 from ibpwf.errors import InputError
+from ibpwf.factors.packing import Packing
 from ibpwf.inputs import check_inputs, check_labels, check_word_pieces
 from ibpwf.training.rows import (
     ROWS_AT_ONCE,

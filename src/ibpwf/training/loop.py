@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.reference import accelerated
+from ibpwf.dispatch import accelerated
 from ibpwf.errors import TrainingError
 from ibpwf.storage.checkpoint_folder import CheckpointContent, Identity
 from ibpwf.training.augment import CropAndFlip, check_images

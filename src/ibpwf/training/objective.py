@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.reference import reference
+from ibpwf.dispatch import reference
 from ibpwf.distributed import ALONE, Group
 from ibpwf.training.phase import Phase, make_optimizer
 

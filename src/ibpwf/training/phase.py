@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ibpwf.core.reference import reference
+from ibpwf.dispatch import reference
 
 TIMES = "times"
 """Where an optimizer's group of parameters says how many times the phase's learning rate is theirs."""

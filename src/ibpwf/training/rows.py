@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ibpwf.core.packing import Packing
 from ibpwf.errors import InputError
+from ibpwf.factors.packing import Packing
 from ibpwf.inputs import check_inputs, check_labels
 from ibpwf.plain_arrays import numbers, plain
 from ibpwf.training.sources import (

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibpwf.core.packing import LABELS
 from ibpwf.errors import InputError
+from ibpwf.factors.packing import LABELS
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Generator, Tensor, nn
 
-from ibpwf.core.reference import reference
+from ibpwf.dispatch import reference
 from ibpwf.errors import InputError
 from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.batch_norm import by_all_rows, norms_of

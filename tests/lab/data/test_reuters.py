@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ibpwf.downloads.files import DataFile
 from ibpwf.errors import DataError
-from ibpwf.fetching.files import DataFile
 from ibpwf.lab.data import texts
 
 ARTICLES = [

@@ -109,7 +109,7 @@ try:
     load("mnist")
 except DataError as error:
     print(error)
-from ibpwf.fetching.files import DataFile
+from ibpwf.downloads.files import DataFile
 files = tuple(DataFile(*parts) for parts in {[(file.name, file.digest, file.size) for file in made.files]!r})
 catalog.DATA_SETS["tiny"] = catalog.Entry("tiny", "Tiny", (1, 4, 4), 20, 6, ("a", "b"), (0.5,), (0.25,), 255, files)
 os.environ["IBPWF_DATA"] = {str(folder.parent)!r}

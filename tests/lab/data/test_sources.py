@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tiny_set import CONTENT, NAME, Server, Shelf
 
+from ibpwf.downloads import sources
+from ibpwf.downloads.sources import LocalFiles, Mirror
 from ibpwf.errors import DataError
-from ibpwf.fetching import sources
-from ibpwf.fetching.sources import LocalFiles, Mirror
 from ibpwf.lab.data.fetching import fetch, verify
 
 IMAGES = "train-images-idx3-ubyte"

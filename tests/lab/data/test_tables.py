@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ibpwf.downloads import index
+from ibpwf.downloads.files import DataFile
+from ibpwf.downloads.index import IndexedArchive
 from ibpwf.errors import DataError, InputError
-from ibpwf.fetching import index
-from ibpwf.fetching.files import DataFile
-from ibpwf.fetching.index import IndexedArchive
 from ibpwf.lab.data import tables
 
 CSV = b"a,b,target\n1.5,2,0\n3,-4,1\n"

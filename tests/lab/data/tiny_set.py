@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ibpwf.fetching.files import DataFile, Progress
+from ibpwf.downloads.files import DataFile, Progress
 
 NAME = "tiny"
 

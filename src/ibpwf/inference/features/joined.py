@@ -14,8 +14,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
 from ibpwf.inference.base import Batch, Features, State
 from ibpwf.storage.tensor_checks import NotWhole
 

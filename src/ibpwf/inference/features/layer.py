@@ -16,8 +16,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError, unknown
+from ibpwf.factors.model import FactorModel
 from ibpwf.inference.base import Features, State
 
 FIRST, LAST = 1, -1  # where the channels are: N×C×…, or N×…×C

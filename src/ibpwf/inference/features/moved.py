@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.core.model import FactorModel
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
 from ibpwf.inference.base import Batch, Features, State
 from ibpwf.inference.features.images import as_images
 from ibpwf.storage.tensor_checks import NotWhole

@@ -1,6 +1,6 @@
 """φ(x) of a table: a fixed random layer on numbers on their column's scale, and on how they lie between quantiles.
 
-    φ(x) = ReLU(e(x) · W + b),   e as in `core.encoding`, fitted to the first task
+    φ(x) = ReLU(e(x) · W + b),   e as in `factors.encoding`, fitted to the first task
 
 Columns have their own scales, and what tells classes apart is often in which range a number lies. Gaussians
 on 500 such features tell forest covers (covertype, three tasks) apart better than on 2,000 of the bare numbers.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ibpwf.core.encoding import MOST_ROWS, TableEncoding, columns_of_many
+from ibpwf.factors.encoding import MOST_ROWS, TableEncoding, columns_of_many
 from ibpwf.inference.base import Batch, State
 from ibpwf.inference.features.random import RandomFeatures
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.core.factorize import factorize
+from ibpwf.factors.factorize import factorize
 from ibpwf.lab.bench.measure import Row, Setup, milliseconds, ratio, take_turns
 from ibpwf.lab.experiments.presets import preset
 from ibpwf.method import IBPWF

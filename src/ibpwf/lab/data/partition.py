@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ibpwf.downloads.files import Progress
 from ibpwf.errors import InputError
-from ibpwf.fetching.files import Progress
 from ibpwf.lab.data.examples import Pair, Rows, Split
 from ibpwf.lab.data.tasks import Task
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ibpwf import registry
+from ibpwf.downloads.files import Progress
 from ibpwf.errors import InputError
-from ibpwf.fetching.files import Progress
 from ibpwf.lab.data.catalog import DATA_SETS
 from ibpwf.lab.data.examples import Array, Rows, check_fit, checked_split
 from ibpwf.lab.data.partition import Cut, Options, class_names, partition

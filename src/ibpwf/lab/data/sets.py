@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ibpwf.downloads import cache
+from ibpwf.downloads.files import DigestError, Progress
 from ibpwf.errors import DataError
-from ibpwf.fetching import cache
-from ibpwf.fetching.files import DigestError, Progress
 from ibpwf.lab.data.catalog import Entry, entry
 from ibpwf.lab.data.fetching import fetch
 from ibpwf.lab.data.formats import Bytes8, parse_cifar, parse_idx

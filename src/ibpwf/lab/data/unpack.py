@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ibpwf.fetching.archives import FoundFiles, members
-from ibpwf.fetching.files import DataFile
+from ibpwf.downloads.archives import FoundFiles, members
+from ibpwf.downloads.files import DataFile
 from ibpwf.lab.data.formats import Bytes8, to_cifar, to_idx
 
 PILLOW = (("PIL", "Pillow"),)

@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.core.dictionary import Dictionary
-from ibpwf.core.factorize import factorize
+from ibpwf.factors.dictionary import Dictionary
+from ibpwf.factors.factorize import factorize
 from ibpwf.lab.methods.dense import DenseSettings, Problem, Widths, seeded
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp

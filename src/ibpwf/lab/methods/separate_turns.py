@@ -1,6 +1,6 @@
 """A network of its own for every task that also learns by how much an image was turned, and so what is not its own.
 
-What IBP-WF's experts learn with `turns=4` (`ibpwf.core.turns`), without factors: with the task given, the largest
+What IBP-WF's experts learn with `turns=4` (`ibpwf.views`), without factors: with the task given, the largest
 mean logit of its network answers; with the task inferred, the largest of all networks, raw as they are. With
 `turns=1` they are plain networks, which know nothing of what is not theirs.
 """
@@ -16,7 +16,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.core.turns import Views, class_logits, turned, turned_labels
 from ibpwf.errors import InputError
 from ibpwf.lab.methods.dense import DenseSettings
 from ibpwf.lab.methods.expansion import Separate
@@ -25,6 +24,7 @@ from ibpwf.settings import Count, Positive
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Loss, share_right
 from ibpwf.training.phase import Phase
+from ibpwf.views import Views, class_logits, turned, turned_labels
 
 IMAGES_AT_ONCE = 512
 SMALLEST_IMAGE = 8

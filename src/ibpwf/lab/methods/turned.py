@@ -1,7 +1,7 @@
 """Any method that also learns by how much an image was turned: `ewc+turns` is `ewc` on tasks of 4C classes.
 
 The method itself is as it was. It is given every image in all four quarter turns, class c turned k times being class
-kC + c of the task, and an answer is about the outputs that match, over all turns (`ibpwf.core.turns`):
+kC + c of the task, and an answer is about the outputs that match, over all turns (`ibpwf.views`):
 
     log p(c | x) = mean over k of log p(kC + c | turn_k(x)) + const
 
@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ibpwf.core.turns import Views, class_logits, turned, turned_labels
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.lab.methods.dense import Problem, class_prediction
@@ -25,6 +24,7 @@ from ibpwf.method import IBPWF
 from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase
 from ibpwf.training.rows import Rows
+from ibpwf.views import Views, class_logits, turned, turned_labels
 
 TURNS = 4
 SMALLEST = 1e-300
