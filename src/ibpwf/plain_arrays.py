@@ -159,7 +159,7 @@ def _check_exact(name: str, value: Any, array: Array, names: Names) -> None:
 
 def _integer_columns(value: Any) -> Iterator[tuple[int, Any]]:
     """The columns of integers of a table of pandas or Arrow, with their numbers; nothing of anything else."""
-    if hasattr(value, "iloc") and hasattr(value, "dtypes"):
+    if hasattr(value, "iloc") and hasattr(value, "columns"):  # a Series has one type and needs no such care
         kinds = [getattr(dtype, "kind", "") for dtype in value.dtypes]
         yield from ((place, value.iloc[:, place]) for place, kind in enumerate(kinds) if kind in ("i", "u"))
     elif hasattr(value, "column_names"):

@@ -284,6 +284,27 @@ def test_weights_that_are_no_numbers_are_rejected(
     rejected(lambda w: learner.learn(X, Y, weights=w), weights, words)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "Float64", "Int64", "bool"])
+def test_weights_may_be_a_series_of_any_numbers(dtype: str) -> None:
+    weights = pd.Series(np.ones(ROWS), dtype=dtype)
+    expected = ContinualClassifier(**QUICK).fit(X, Y, sample_weight=np.ones(ROWS)).predict_proba(X)
+    for fitted in (
+        ContinualClassifier(**QUICK).fit(X, Y, sample_weight=weights),
+        ContinualClassifier(**QUICK).learn(X, Y, sample_weight=weights),
+    ):
+        np.testing.assert_array_equal(fitted.predict_proba(X), expected)
+    made = Learner(net(), Settings(epochs=1, finetune_epochs=0))
+    made.learn(T, Y, name="a", weights=weights)
+    assert made.tasks[0].examples == ROWS
+
+
+def test_rows_that_come_as_a_series_are_rejected_by_their_shape(learned: ContinualClassifier) -> None:
+    column = pd.Series(X[:, 0])
+    for call in (lambda: learned.predict(column), lambda: ContinualClassifier(**QUICK).fit(column, Y)):
+        with pytest.raises(ValueError, match=r"DataFrame|1D|shape"):
+            call()
+
+
 def test_zero_and_minus_zero_are_one_label_and_come_back_as_zero(tmp_path: Path) -> None:
     y = np.where(Y == 0, np.where(np.arange(ROWS) % 4 == 0, -0.0, 0.0), 1.0)
     classifier = ContinualClassifier(**QUICK).fit(X, y)
