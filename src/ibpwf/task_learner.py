@@ -274,6 +274,12 @@ class TaskLearner:
         self._writer.run("noted", lambda: self._note_accuracy(task, float(accuracy)))
 
     def _note_accuracy(self, task: int | str, accuracy: float) -> None:
+        holder = self._writer.holder
+        if holder is not None and getattr(holder, "learner_", self) is not self:
+            raise InputError(
+                f"this learner is no longer the one inside its {self.owner}, which has changed since, so what is "
+                "noted here would be lost; use its present learner_, or go on with a copy: learner.fork()."
+            )
         known = self._learned
         found = known.info(task)
         measured = replace(found, accuracy=accuracy)
