@@ -213,7 +213,7 @@ class TaskLearner:
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         use, seconds = method.use(number), time.perf_counter() - started
         counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
-        guessing = 100 * float(counts.max() / counts.sum())
+        guessing = 100 * float(counts.max().float() / counts.sum())
         beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
         if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
             asked = method.fork()  # the weights that it composes to answer go with it
