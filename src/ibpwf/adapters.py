@@ -283,7 +283,7 @@ def _factors(adapter: Adapter, model: FactorModel, name: str, layer: LoraLayer) 
             f"'{adapter.path}' is a difference from another network: the trained weight of layer '{name}' has the "
             "same shape and other numbers. Give the base that the adapter was made on."
         )
-    return ReadyFactors(a.t(), b.t(), torch.full((rank,), layer.scaling))
+    return ReadyFactors(a.t(), b.t(), torch.full((rank,), layer.scaling, dtype=torch.float32))
 
 
 def _check_shape(adapter: Adapter, model: FactorModel, name: str, value: Tensor, like: Tensor, outputs: int) -> None:
@@ -301,7 +301,7 @@ def _difference(weight: Tensor, base: Tensor) -> ReadyFactors:
     """A weight that is held whole, J×M, as the factors of its difference from the base."""
     a, b = singular_factors(weight - base, min(base.shape))
     used = b.norm(dim=1) * a.norm(dim=0) > NEGLIGIBLE * float(base.norm() + weight.norm())
-    return ReadyFactors(a[:, used], b[used], torch.ones(int(used.sum())))
+    return ReadyFactors(a[:, used], b[used], torch.ones(int(used.sum()), dtype=torch.float32))
 
 
 def adapter_classes(

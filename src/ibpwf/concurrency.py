@@ -24,11 +24,21 @@ class SingleWriter:
 
     A change is a generator that reads the old state after the claim and assigns the new one before it ends. The claim
     ends with the generator: finished, closed or garbage-collected. Nothing has to be released, so no interrupt can
-    leave the object claimed. A copy starts unclaimed.
+    leave the object claimed. A copy starts unclaimed. Objects that change together share one writer, whose `holder`
+    is the one that the others are parts of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, holder: object | None = None) -> None:
         self._changes: list[weakref.ref[Generator[None, None, Any]]] = []
+        self.hold_for(holder)
+
+    @property
+    def holder(self) -> Any:
+        """What the changed objects are parts of; None where that is gone, unknown, or the object itself."""
+        return None if self._holder is None else self._holder()
+
+    def hold_for(self, holder: object | None) -> None:
+        self._holder = None if holder is None else weakref.ref(holder)
 
     def __reduce__(self) -> tuple[type[SingleWriter], tuple[()]]:
         return SingleWriter, ()

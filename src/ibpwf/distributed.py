@@ -154,7 +154,7 @@ class Group:
     def wait(self) -> None:
         """Until all are here."""
         if not self.alone:
-            self.add_up([torch.zeros(1)])
+            self.add_up([torch.zeros(1, dtype=torch.float32)])
 
     @contextlib.contextmanager
     def folder(self, path: Path) -> Iterator[Path]:

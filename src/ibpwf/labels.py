@@ -111,7 +111,7 @@ def _narrowed(labels: Labels, name: str) -> Labels:
 def before_scikit_learn(labels: Any) -> Any:
     """Labels whose type scikit-learn would change, as `label_array` has them; all others as they are."""
     labels = plain("y", labels)
-    if labels is None or (isinstance(labels, np.ndarray) and labels.dtype.kind != "T"):
+    if labels is None or (isinstance(labels, np.ndarray) and labels.dtype.kind not in "TSMmV"):
         return labels
     return label_array(labels)
 

@@ -187,7 +187,7 @@ class Learner(VersionedLearner):
         right = sum(int((answer == labels).sum()) for answer, labels in answers)
         task = TaskInfo(name, number, found, len(rows), training_accuracy=100 * right / len(rows))
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
-        guessing = 100 * float(counts.max() / counts.sum())
+        guessing = 100 * float(counts.max().float() / counts.sum())
         now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing)
         self._learned = now.numbered([*known.tasks, task, *known.older])
         return task

@@ -16,6 +16,7 @@ from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.errors import InputError, unknown
 from ibpwf.factors.packing import packing_of
 from ibpwf.inputs import check_inputs
+from ibpwf.plain_arrays import plain
 from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.training.linear import HeldOut
 from ibpwf.training.method import Method
@@ -137,6 +138,7 @@ class Learned:
         """The number of every row's task, on the host; None where tasks are to be inferred."""
         if task is None:
             return None
+        task = plain("task", task)
         given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray)) else task
         if isinstance(given, str) or not isinstance(given, Iterable):
             return torch.full((rows,), self.task_number(given))

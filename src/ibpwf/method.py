@@ -37,6 +37,7 @@ from ibpwf.inference.versions import Versions
 from ibpwf.method_keeping import KeepingMethod
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
+from ibpwf.torch_state import depends_on_default
 from ibpwf.training.linear import FEWEST_ROWS
 from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
 from ibpwf.training.objective import share_right
@@ -99,6 +100,7 @@ class IBPWF(KeepingMethod):
         self.sets_rate = self.parts.optimizer is None  # one of the user's own has its own rate
         self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
         given = self.parts
+        depends_on_default(given.features, given.inference, given.loss, given.optimizer)
         self.features = make_features(settings, model) if given.features is None else given.features
         self.inference = make_inference(settings) if given.inference is None else given.inference
         self._take(settings)

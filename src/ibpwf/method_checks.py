@@ -63,7 +63,7 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
         head = f"its head '{method.model.head}' has {wanted[1]} outputs"
         raise NotWhole(f"the network gives {list(given)} for one input, and {head}")
     for task in method.model.tasks:
-        check_square(torch.zeros(1, *shape), task.turns, method.image_shape)
+        check_square(torch.zeros(1, *shape, dtype=torch.float32), task.turns, method.image_shape)
     inference, width = method.inference, _width(method, method.features, shape)
     if isinstance(inference, RidgeRouter) and width not in (None, inference.width):
         raise NotWhole(f"the router is of {inference.width} features, and φ has {width}")
@@ -89,13 +89,13 @@ def _width(method: IBPWF, features: Features, shape: tuple[int, ...]) -> int | N
         outputs = _width(method, features.outputs, shape)
         return None if outputs is None else features.width(outputs)
     if isinstance(features, LayerFeatures):
-        net, one = method.model.net, torch.zeros(1, *shape, device=method.device)
+        net, one = method.model.net, torch.zeros(1, *shape, device=method.device, dtype=torch.float32)
         return layer_outputs(net, dict(net.state_dict()), features.layers, one).shape[1]
     if isinstance(features, BackboneFeatures):
-        features.check_shape(torch.zeros(1, *shape))
+        features.check_shape(torch.zeros(1, *shape, dtype=torch.float32))
         return features.width
     if isinstance(features, PatchFeatures):
-        return features(torch.zeros(1, *shape, device=method.device)).shape[1]
+        return features(torch.zeros(1, *shape, device=method.device, dtype=torch.float32)).shape[1]
     return None
 
 

@@ -53,10 +53,10 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
         check_layer(before, width, "mlp")
     before = inputs
     for index, width in enumerate(hidden, start=1):
-        layers[f"hidden{index}"] = nn.Linear(before, width)
+        layers[f"hidden{index}"] = nn.Linear(before, width, dtype=torch.float32)
         layers[f"{activation}{index}"] = ACTIVATIONS[activation]()
         before = width
-    layers["head"] = nn.Linear(before, outputs)
+    layers["head"] = nn.Linear(before, outputs, dtype=torch.float32)
     return nn.Sequential(layers)
 
 
@@ -85,11 +85,11 @@ def table_network(
     before = encode.outputs
     for index, width in enumerate(hidden, start=1):
         check_layer(before, width, "table_network")
-        layers[f"hidden{index}"] = nn.Linear(before, width)
+        layers[f"hidden{index}"] = nn.Linear(before, width, dtype=torch.float32)
         layers[f"relu{index}"] = nn.ReLU()
         layers[f"dropout{index}"] = nn.Dropout(dropout)
         before = width
-    layers["head"] = nn.Linear(before, outputs)
+    layers["head"] = nn.Linear(before, outputs, dtype=torch.float32)
     return nn.Sequential(layers)
 
 
@@ -98,10 +98,10 @@ class BasicBlock(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after)
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False, dtype=torch.float32)
+        self.norm1 = nn.BatchNorm2d(after, dtype=torch.float32)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False, dtype=torch.float32)
+        self.norm2 = nn.BatchNorm2d(after, dtype=torch.float32)
         self.stride = stride
         self.padding = after - before
 
@@ -120,8 +120,8 @@ class ResNet(nn.Module):
 
     def __init__(self, depth: int, width: int, classes: int, in_channels: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
+        self.stem = nn.Conv2d(in_channels, width, 3, padding=1, bias=False, dtype=torch.float32)
+        self.norm = nn.BatchNorm2d(width, dtype=torch.float32)
         stages = []
         before = width
         for stage in range(3):
@@ -132,7 +132,7 @@ class ResNet(nn.Module):
                 before = after
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(before, classes)
+        self.head = nn.Linear(before, classes, dtype=torch.float32)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -164,8 +164,8 @@ class ConvolutionUnit(nn.Module):
 
     def __init__(self, before: int, after: int, *, halve: bool = False) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(after)
+        self.conv = nn.Conv2d(before, after, 3, padding=1, bias=False, dtype=torch.float32)
+        self.norm = nn.BatchNorm2d(after, dtype=torch.float32)
         self.halve = halve
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class ResNet9(nn.Module):
         self.stage2 = ConvolutionUnit(2 * width, 4 * width, halve=True)
         self.stage3 = ConvolutionUnit(4 * width, 8 * width, halve=True)
         self.pair2 = nn.Sequential(ConvolutionUnit(8 * width, 8 * width), ConvolutionUnit(8 * width, 8 * width))
-        self.head = nn.Linear(8 * width, classes)
+        self.head = nn.Linear(8 * width, classes, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stage1(self.stem(x))
@@ -221,8 +221,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width, dtype=torch.float32)
+        self.out = nn.Linear(width, width, dtype=torch.float32)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"  # no weight shows it, and `describe` compares what is printed
@@ -241,11 +241,11 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width, dtype=torch.float32)
         self.attention = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
+        self.norm2 = nn.LayerNorm(width, dtype=torch.float32)
+        self.up = nn.Linear(width, 4 * width, dtype=torch.float32)
+        self.down = nn.Linear(4 * width, width, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -261,12 +261,12 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         self.image = image
-        self.stem = nn.Conv2d(in_channels, width, patch, stride=patch)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.positions = nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, width))
+        self.stem = nn.Conv2d(in_channels, width, patch, stride=patch, dtype=torch.float32)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width, dtype=torch.float32))
+        self.positions = nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, width, dtype=torch.float32))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes)
+        self.norm = nn.LayerNorm(width, dtype=torch.float32)
+        self.head = nn.Linear(width, classes, dtype=torch.float32)
         nn.init.trunc_normal_(self.class_token, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
 

@@ -8,7 +8,7 @@ or weights reads them through this module, so the same value is treated the same
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ Names = Sequence[str] | None
 _KINDS = {"U": "text", "T": "text", "S": "text", "O": "objects", "c": "complex numbers"}
 _KINDS |= {"M": "dates", "m": "time spans", "V": "records"}
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+_ARRAYS = (Tensor, np.ma.MaskedArray)
 _GIVE_NUMBERS = "give numbers (a tensor or a numpy array)"
 
 
@@ -48,12 +49,18 @@ def plain(name: str, value: Any) -> Any:
         return _plain_tensor(name, value)
     if isinstance(value, np.ma.MaskedArray):
         return _unmasked(name, value)
-    if isinstance(value, (list, tuple)) and any(isinstance(one, (Tensor, np.ma.MaskedArray)) for one in value):
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O" and value.ndim and _holds(value.flat, _ARRAYS):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)) and _holds(value, (*_ARRAYS, list, tuple, np.ndarray)):
         return [
-            as_array(f"{name}[{row}]", one) if isinstance(one, (Tensor, np.ma.MaskedArray)) else one
+            as_array(f"{name}[{row}]", one) if isinstance(one, _ARRAYS) else plain(f"{name}[{row}]", one)
             for row, one in enumerate(value)
         ]
     return value
+
+
+def _holds(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
+    return any(issubclass(kind, kinds) for kind in set(map(type, values)))
 
 
 def _plain_tensor(name: str, tensor: Tensor) -> Tensor:
@@ -68,6 +75,8 @@ def _plain_tensor(name: str, tensor: Tensor) -> Tensor:
         fault = f"is a sparse tensor ({tensor.layout}); give {name}.to_dense()"
     elif tensor.is_meta:
         fault = "is on the meta device and has no values; give a tensor with values"
+    elif hasattr(tensor, "fake_mode"):
+        fault = "is a FakeTensor, which has no values; give a tensor with values"
     if fault is not None:
         raise InputError(f"{name} {fault}.")
     return tensor.detach().resolve_neg()
@@ -159,7 +168,7 @@ def _check_exact(name: str, value: Any, array: Array, names: Names) -> None:
 
 def _integer_columns(value: Any) -> Iterator[tuple[int, Any]]:
     """The columns of integers of a table of pandas or Arrow, with their numbers; nothing of anything else."""
-    if hasattr(value, "iloc") and hasattr(value, "dtypes"):
+    if hasattr(value, "iloc") and hasattr(value, "columns"):  # a Series has one type and needs no such care
         kinds = [getattr(dtype, "kind", "") for dtype in value.dtypes]
         yield from ((place, value.iloc[:, place]) for place, kind in enumerate(kinds) if kind in ("i", "u"))
     elif hasattr(value, "column_names"):
@@ -198,6 +207,8 @@ def _check_objects(name: str, array: Array, names: Names, *, labels: bool = Fals
             fault = f"{value}, a missing value,"
         elif isinstance(value, _TIMES):
             fault = f"a date or time ({value})"
+        elif type(value).__module__.split(".")[0] == "pandas":
+            fault = f"a {type(value).__name__} of pandas ({value})"
         elif isinstance(value, (complex, np.complexfloating)):
             fault = f"a complex number ({value})"
         elif isinstance(value, (int, np.integer)) and not labels and not -EXACT < value < EXACT:

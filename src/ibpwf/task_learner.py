@@ -213,7 +213,7 @@ class TaskLearner:
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         use, seconds = method.use(number), time.perf_counter() - started
         counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
-        guessing = 100 * float(counts.max() / counts.sum())
+        guessing = 100 * float(counts.max().float() / counts.sum())
         beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
         if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
             asked = method.fork()  # the weights that it composes to answer go with it
@@ -274,6 +274,12 @@ class TaskLearner:
         self._writer.run("noted", lambda: self._note_accuracy(task, float(accuracy)))
 
     def _note_accuracy(self, task: int | str, accuracy: float) -> None:
+        holder = self._writer.holder
+        if holder is not None and getattr(holder, "learner_", self) is not self:
+            raise InputError(
+                f"this learner is no longer the one inside its {self.owner}, which has changed since, so what is "
+                "noted here would be lost; use its present learner_, or go on with a copy: learner.fork()."
+            )
         known = self._learned
         found = known.info(task)
         measured = replace(found, accuracy=accuracy)

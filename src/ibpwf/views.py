@@ -83,7 +83,7 @@ class Views:
 
 def class_logits(outputs_of: Callable[[Tensor], Tensor], x: Tensor, classes: int, views: Views) -> Tensor:
     """e_c(x): the mean of the outputs that match, over all turns and mirrorings, N×C."""
-    total, count = torch.zeros(()), 0
+    total, count = torch.zeros((), dtype=torch.float32), 0
     for turn, image in views(x):
         matching = outputs_of(image)[:, turn * classes : (turn + 1) * classes]
         total, count = (matching if not count else total + matching), count + 1

@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy import sparse
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ibpwf import ContinualClassifier, Learner, Settings
 from ibpwf.errors import InputError
@@ -38,6 +39,13 @@ def masked(x: np.ndarray = X) -> np.ma.MaskedArray[Any, Any]:
     return np.ma.array(x, mask=mask)
 
 
+def of_objects(rows: Any) -> np.ndarray:
+    """An array whose elements are rows."""
+    array = np.empty(len(rows), object)
+    array[:] = list(rows)
+    return array
+
+
 def frame(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], **columns})
 
@@ -57,6 +65,9 @@ DAYS = pd.date_range("2026-01-01", periods=ROWS)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a masked cell": (masked, IN_CELL),
     "masked rows in a list": (lambda: [masked(X)[row] for row in range(ROWS)], r"\[7\].* row 1"),
+    "masked rows in an array of objects": (lambda: of_objects(masked()), r"\[7\].* row 1"),
+    "masked rows of images in lists": (lambda: [[row, row] for row in masked()], r"\[7\]\[0\].* row 1"),
+    "a masked value in a list": (lambda: [[1.0, np.ma.masked, 2.0]] * ROWS, r"\[0\]\[1\].* row 0"),
     "text": (lambda: X.astype(str), "text"),
     "bytes": (lambda: X.astype("S"), "text"),
     "NumPy's new text": (lambda: X.astype(str).astype(np.dtypes.StringDType()), "text"),
@@ -84,6 +95,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a frame of zoned dates": (lambda: frame(b=DAYS.tz_localize("UTC")), "date.* row 0, column 'b'"),
     "a frame of spans": (lambda: frame(b=DAYS - DAYS[0]), "(date or )?time.* row 0, column 'b'"),
     "a frame of identifiers": (lambda: frame(b=[1] * 7 + [2**53 + 1] * 17), f"9007199254740993 in {IN_COLUMN}"),
+    "a frame with a period": (lambda: frame(b=DAYS.to_period("D")), "Period.* row 0, column 'b'"),
+    "a frame with an interval": (lambda: frame(b=pd.interval_range(0, ROWS)), "Interval.* row 0, column 'b'"),
     "a table of Arrow's with text": (lambda: pa.table({"a": X[:, 0], "b": ["5"] * ROWS, "c": X[:, 2]}), "column 'b'"),
     "a table of identifiers": (
         lambda: pa.table({"a": X[:, 0], "b": [1] * 7 + [2**53 + 1] * 17, "c": X[:, 2]}),
@@ -95,6 +108,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a sparse CSR tensor": (lambda: T.to_sparse_csr(), "sparse"),
     "a quantized tensor": (lambda: torch.quantize_per_tensor(T, 0.1, 0, torch.qint8), "quantized"),
     "a meta tensor": (lambda: T.to("meta"), "meta"),
+    "a fake tensor": (lambda: FakeTensorMode().from_tensor(T), "FakeTensor"),
     "a nested tensor": (
         lambda: torch.nested.nested_tensor(ragged()),
         "nested",
@@ -120,6 +134,7 @@ SAME: dict[str, Callable[[], Any]] = {
     "an array in another byte order": lambda: X.astype(">f4"),
     "an array with negative strides": lambda: X[::-1].copy()[::-1],
     "numbers as objects": lambda: X.astype(object),
+    "rows as objects": lambda: of_objects(np.ma.array(X)),
 }
 
 
@@ -265,6 +280,29 @@ def test_labels_that_are_masked_or_have_no_values_are_rejected(
         rejected(call, make(), words)
 
 
+TASKS = {**LABELS, "fake": (lambda: FakeTensorMode().from_tensor(torch.from_numpy(Y)), "FakeTensor")}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_tasks_that_are_masked_or_have_no_values_are_rejected(
+    kind: str, learned: ContinualClassifier, learner: Learner
+) -> None:
+    make, words = TASKS[kind]
+    calls: list[Callable[[Any], object]] = [
+        lambda task: learned.predict(X, task=task),
+        lambda task: learned.predict_proba(X, task=task),
+        lambda task: learned.score(X, Y, task=task),
+        lambda task: learner.predict(T, task=task),
+    ]
+    for call in calls:
+        rejected(call, make(), f"task.*{words}")
+
+
+@pytest.mark.parametrize("y", [Y.astype("S"), [b"0"] * ROWS, Y.astype("M8[D]")], ids=["bytes", "list", "dates"])
+def test_a_score_rejects_labels_of_a_kind_that_is_never_learned(y: Any, learned: ContinualClassifier) -> None:
+    rejected(lambda labels: learned.score(X, labels), y, "y holds (bytes|dates)")
+
+
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
@@ -282,6 +320,27 @@ def test_weights_that_are_no_numbers_are_rejected(
     rejected(lambda w: ContinualClassifier(**QUICK).fit(X, Y, sample_weight=w), weights, words)
     rejected(lambda w: learned.learn(X, Y, sample_weight=w), weights, words)
     rejected(lambda w: learner.learn(X, Y, weights=w), weights, words)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "Float64", "Int64", "bool"])
+def test_weights_may_be_a_series_of_any_numbers(dtype: str) -> None:
+    weights = pd.Series(np.ones(ROWS), dtype=dtype)
+    expected = ContinualClassifier(**QUICK).fit(X, Y, sample_weight=np.ones(ROWS)).predict_proba(X)
+    for fitted in (
+        ContinualClassifier(**QUICK).fit(X, Y, sample_weight=weights),
+        ContinualClassifier(**QUICK).learn(X, Y, sample_weight=weights),
+    ):
+        np.testing.assert_array_equal(fitted.predict_proba(X), expected)
+    made = Learner(net(), Settings(epochs=1, finetune_epochs=0))
+    made.learn(T, Y, name="a", weights=weights)
+    assert made.tasks[0].examples == ROWS
+
+
+def test_rows_that_come_as_a_series_are_rejected_by_their_shape(learned: ContinualClassifier) -> None:
+    column = pd.Series(X[:, 0])
+    for call in (lambda: learned.predict(column), lambda: ContinualClassifier(**QUICK).fit(column, Y)):
+        with pytest.raises(ValueError, match=r"DataFrame|1D|shape"):
+            call()
 
 
 def test_zero_and_minus_zero_are_one_label_and_come_back_as_zero(tmp_path: Path) -> None:

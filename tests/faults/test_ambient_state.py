@@ -42,6 +42,17 @@ def products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@contextlib.contextmanager
+def newer_products(owner: Any, precision: str = "bf16") -> Iterator[None]:
+    """By torch's interface of its own for each backend; the bits of a product must be those from before."""
+    owner.fp32_precision = precision
+    try:
+        yield
+    finally:
+        assert owner.fp32_precision == precision
+        owner.fp32_precision = "none"
+
+
 AMBIENT: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast to bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
     "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
@@ -50,10 +61,57 @@ AMBIENT: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "default device cpu": lambda: torch.device("cpu"),
     "default device meta": lambda: torch.device("meta"),
     "products in bfloat16": lambda: products("medium"),
+    "products of oneDNN in bfloat16": lambda: newer_products(torch.backends.mkldnn.matmul),
+    "all of oneDNN in bfloat16": lambda: newer_products(torch.backends.mkldnn),
+    "all in bfloat16": lambda: newer_products(torch.backends),
+    "products of CUDA in TF32": lambda: newer_products(torch.backends.cuda.matmul, "tf32"),
     "no_grad": torch.no_grad,
     "enable_grad": torch.enable_grad,
     "inference_mode": torch.inference_mode,
 }
+
+
+WIDE = {"products in bfloat16", "products of oneDNN in bfloat16", "all of oneDNN in bfloat16", "all in bfloat16"}
+
+
+@pytest.mark.parametrize("name", sorted(WIDE))
+def test_wide_products_have_the_same_bits_in_any_precision_and_so_have_those_that_follow(
+    name: str, tmp_path: Path
+) -> None:
+    """Of small matrices no product is rounded."""
+
+    def wide() -> Learner:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+        learner = Learner(net, Settings(epochs=1, finetune_epochs=1, alpha=3), device="cpu")
+        for task in range(2):
+            learner.learn(*ROWS[task], name=f"t{task}")
+        return learner
+
+    learner, a = wide(), torch.randn(256, 256)
+    learner.save(tmp_path / "model")
+    x, plain = ROWS[1][0].repeat(4, 1), a @ a
+    with AMBIENT[name]():
+        rounded = a @ a
+        loaded, other = Learner.load(tmp_path / "model", device="cpu"), wide()
+        inside = [loaded.logits(x, 0), other.logits(x, 0), loaded.predict(x).probabilities]
+    after = [loaded.logits(x, 0), other.logits(x, 0), loaded.predict(x).probabilities]
+    expected = [learner.logits(x, 0), learner.logits(x, 0), learner.predict(x).probabilities]
+    assert same(inside, expected)
+    assert same(after, expected)
+    assert torch.equal(a @ a, plain)
+    if torch.equal(rounded, plain):
+        pytest.skip("this processor rounds no products")
+
+
+def test_a_precision_that_is_changed_while_a_thread_answers_is_not_undone() -> None:
+    torch.set_float32_matmul_precision("medium")
+    with pinned():
+        torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    changed = torch.backends.mkldnn.matmul.fp32_precision
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert changed == "tf32"
 
 
 class Attention(nn.Module):
@@ -317,7 +375,6 @@ def test_a_precision_that_training_chose_is_not_taken_for_the_callers() -> None:
 def test_pinning_leaves_no_state_behind_after_an_error() -> None:
     @pinned(grad=True)
     def fails() -> None:
-        assert torch.get_default_dtype() == torch.float32
         assert not torch.is_autocast_enabled("cpu")
         assert torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()

@@ -22,6 +22,7 @@ from ibpwf import ContinualClassifier, Learner, Settings, models
 from ibpwf.exporting import writing
 from ibpwf.exporting.writing import SCRIPT, script
 from ibpwf.storage import whole_folder
+from ibpwf.storage.leftovers import hold
 from ibpwf.storage.model_folder import verify_model
 from peft_networks import taught
 
@@ -154,6 +155,33 @@ def test_an_export_killed_at_any_call_to_the_disk_is_old_or_new_or_named_as_mixe
     if to == "safetensors" and step == 1:
         assert mixed > 0
     tally("kills of an export", len(kills), lost=lost, unnamed=unnamed, misled=misled)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "peft"])
+def test_the_next_export_removes_what_killed_ones_left_and_nothing_else(
+    export: Callable[[str], Export], to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, target = export(to), tmp_path / f"m.{to}"
+    work("old", target)
+    clean = sorted(path.name for path in tmp_path.iterdir())
+    if to == "peft":
+        monkeypatch.setattr(whole_folder, "_exchanged", lambda one, other: False)
+    _, events = run_until(lambda: work("new", target), 0)
+    most = 0
+    for at in range(1, events + 1, events // 6):
+        assert run_until(lambda: work("new", target), at)[0] == -9
+        most = max(most, len(list(tmp_path.iterdir())) - len(clean))
+    assert most > 0
+    own = ["m.tmp-mine", f"other.{to}.tmp-0123456789abcdef", f"m.{to}.tmp-0123456789ABCDEF"]
+    for name in own:
+        (tmp_path / name).write_text("the user's")
+    held = tmp_path / f"m.{to}.tmp-0123456789abcdef"  # another program is writing it
+    with held.open("w") as file:
+        hold(file.fileno())
+        work("new", target)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*clean, *own, held.name])
+    work("old", target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*clean, *own])
 
 
 def test_weights_beside_notes_of_another_task_are_refused_by_predict_py(

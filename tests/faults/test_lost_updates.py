@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from ibpwf import ContinualClassifier, Learner, Settings, load
-from ibpwf.errors import BusyError
+from ibpwf.errors import BusyError, InputError
 from tallies import Tally
 
 TASKS = 6
@@ -201,6 +202,38 @@ def test_noting_an_accuracy_while_a_classifier_learns_is_rejected(classifier: Co
         pass
     model.learner_.note_accuracy("new", 50.0)
     assert model.learner_.info("new").accuracy == 50.0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_note_through_a_learner_that_was_replaced_is_rejected_instead_of_lost(
+    classifier: ContinualClassifier, copied: Callable[[Any], Any]
+) -> None:
+    model = copied(classifier)
+    changes: list[Callable[[], object]] = [
+        lambda: model.learn(*table(TASKS), task="new"),
+        lambda: model.more(*table(1), task="t1", keep="always"),
+        lambda: model.forget("t5"),
+    ]
+    for number, change in enumerate(changes):
+        handle = model.learner_
+        handle.note_accuracy("t0", float(number))
+        change()
+        with pytest.raises(InputError, match="learner_"):
+            handle.note_accuracy("t0", 50.0)
+        assert model.learner_.info("t0").accuracy == float(number)
+        fork = handle.fork()
+        fork.note_accuracy("t0", 50.0)
+        model.learner_.note_accuracy("t0", 60.0)
+        assert (fork.info("t0").accuracy, model.learner_.info("t0").accuracy) == (50.0, 60.0)
+
+
+def test_a_shallow_copy_of_a_classifier_goes_its_own_way(classifier: ContinualClassifier) -> None:
+    original = copy.deepcopy(classifier)
+    other = copy.copy(original)
+    other.forget("t5")
+    for model, accuracy in ((original, 30.0), (other, 70.0)):
+        model.learner_.note_accuracy("t0", accuracy)
+    assert [model.learner_.info("t0").accuracy for model in (original, other)] == [30.0, 70.0]
 
 
 def test_a_change_that_was_interrupted_stands_in_nobodys_way_though_its_traceback_is_kept(

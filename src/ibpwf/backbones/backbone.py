@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ibpwf.backbones.resizing import Resize, resized
 from ibpwf.errors import InputError
+from ibpwf.torch_state import depends_on_default
 
 PIXEL_LEVELS = 255.0
 
@@ -95,7 +96,12 @@ class Backbone(nn.Module):
         super().__init__()
         self.name, self.digest, self.net = name, digest, net
         self.input, self.widths = prepare, widths
+        depends_on_default(*net.modules())
         self.eval()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        depends_on_default(*self.net.modules())
 
     @property
     def width(self) -> int:
@@ -139,7 +145,7 @@ class Backbone(nn.Module):
         parts = [self.features(self.input(part).to(device), depths) for part in made]  # type: ignore[arg-type]
         wanted = checked_depths(self.name, len(self.widths), depths)
         width = sum(self.widths[depth - 1] for depth in wanted)
-        return torch.cat(parts) if parts else torch.empty(0, width, device=device)
+        return torch.cat(parts) if parts else torch.empty(0, width, device=device, dtype=torch.float32)
 
 
 def averaged(features: Tensor, grid: int) -> Tensor:

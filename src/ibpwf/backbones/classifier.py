@@ -34,8 +34,11 @@ class PixelInput(nn.Module):
     ) -> None:
         super().__init__()
         self.size, self.resize = size or takes.size, takes.resize
-        given_mean, given_std = (torch.tensor(values).expand(3) for values in (mean, std))
-        taken_mean, taken_std = torch.tensor(takes.mean), torch.tensor(takes.std)
+        given_mean, given_std = (torch.tensor(values, dtype=torch.float32).expand(3) for values in (mean, std))
+        taken_mean, taken_std = (
+            torch.tensor(takes.mean, dtype=torch.float32),
+            torch.tensor(takes.std, dtype=torch.float32),
+        )
         # No state: what they are is said when the network is built.
         self.register_buffer("scale", (PIXEL_LEVELS * given_std / taken_std).view(3, 1, 1), persistent=False)
         shift = (PIXEL_LEVELS * given_mean - taken_mean) / taken_std
@@ -62,7 +65,9 @@ def image_classifier(
     if not isinstance(backbone.input, ImageInput):
         raise InputError(f"backbone '{backbone.name}' reads texts; give one that reads images.")
     pixels = PixelInput(backbone.input, size, image_mean, image_std)
-    return nn.Sequential(OrderedDict(pixels=pixels, backbone=backbone, head=nn.Linear(backbone.width, classes)))
+    return nn.Sequential(
+        OrderedDict(pixels=pixels, backbone=backbone, head=nn.Linear(backbone.width, classes, dtype=torch.float32))
+    )
 
 
 class UnitSpread(nn.Module):
@@ -80,4 +85,6 @@ def text_classifier(encoder: Backbone, classes: int) -> nn.Sequential:
     """
     if not isinstance(encoder.input, TextInput):
         raise InputError(f"backbone '{encoder.name}' reads images; give one that reads texts.")
-    return nn.Sequential(OrderedDict(backbone=encoder, scale=UnitSpread(), head=nn.Linear(encoder.width, classes)))
+    return nn.Sequential(
+        OrderedDict(backbone=encoder, scale=UnitSpread(), head=nn.Linear(encoder.width, classes, dtype=torch.float32))
+    )

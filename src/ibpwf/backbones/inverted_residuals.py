@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -90,8 +91,10 @@ class ConvNorm(nn.Module):
         self.kernel, self.stride = kernel, stride  # a layer of peft's in the convolution's place does not know them
         padding = 0 if self.same_padding else kernel // 2
         groups = inputs if depthwise else 1
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
-        self.norm = nn.BatchNorm2d(outputs, eps=plan.epsilon)
+        self.conv = nn.Conv2d(
+            inputs, outputs, kernel, stride, padding, groups=groups, bias=False, dtype=torch.float32
+        )
+        self.norm = nn.BatchNorm2d(outputs, eps=plan.epsilon, dtype=torch.float32)
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ class ConvNorm(nn.Module):
 
     def __init__(self, plan: ResidualPlan, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2)
-        self.norm = nn.BatchNorm2d(outputs, eps=plan.epsilon)
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, dtype=torch.float32)
+        self.norm = nn.BatchNorm2d(outputs, eps=plan.epsilon, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(self.conv(x))

@@ -34,7 +34,7 @@ def shrinks(sides: tuple[int, int], size: int) -> bool:
 
 def resizing(old: int, new: int, resize: Resize, smooth: bool) -> Tensor:
     """The matrix that resizes one side, new×old."""
-    return _interpolated(torch.eye(old).view(1, 1, old, old), (new, old), resize, smooth)[0, 0]
+    return _interpolated(torch.eye(old, dtype=torch.float32).view(1, 1, old, old), (new, old), resize, smooth)[0, 0]
 
 
 def _interpolated(images: Tensor, sides: tuple[int, int], resize: Resize, smooth: bool) -> Tensor:

@@ -33,10 +33,15 @@ class EncoderLayer(nn.Module):
     def __init__(self, size: EncoderSize) -> None:
         super().__init__()
         self.heads = size.heads
-        self.query, self.key, self.value, self.attended = (nn.Linear(size.width, size.width) for _ in range(4))
-        self.attention_norm = nn.LayerNorm(size.width, eps=size.epsilon)
-        self.inner, self.outer = nn.Linear(size.width, size.inner), nn.Linear(size.inner, size.width)
-        self.output_norm = nn.LayerNorm(size.width, eps=size.epsilon)
+        self.query, self.key, self.value, self.attended = (
+            nn.Linear(size.width, size.width, dtype=torch.float32) for _ in range(4)
+        )
+        self.attention_norm = nn.LayerNorm(size.width, eps=size.epsilon, dtype=torch.float32)
+        self.inner, self.outer = (
+            nn.Linear(size.width, size.inner, dtype=torch.float32),
+            nn.Linear(size.inner, size.width, dtype=torch.float32),
+        )
+        self.output_norm = nn.LayerNorm(size.width, eps=size.epsilon, dtype=torch.float32)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         query, key, value = (
@@ -54,10 +59,10 @@ class SentenceEncoder(StagedNetwork):
     def __init__(self, size: EncoderSize = MINILM_L6) -> None:
         super().__init__()
         self.vocabulary = size.vocabulary
-        self.words = nn.Embedding(size.vocabulary, size.width)
-        self.positions = nn.Embedding(size.positions, size.width)
-        self.segments = nn.Embedding(2, size.width)
-        self.norm = nn.LayerNorm(size.width, eps=size.epsilon)
+        self.words = nn.Embedding(size.vocabulary, size.width, dtype=torch.float32)
+        self.positions = nn.Embedding(size.positions, size.width, dtype=torch.float32)
+        self.segments = nn.Embedding(2, size.width, dtype=torch.float32)
+        self.norm = nn.LayerNorm(size.width, eps=size.epsilon, dtype=torch.float32)
         self.layers = nn.ModuleList(EncoderLayer(size) for _ in range(size.layers))
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:

@@ -21,6 +21,7 @@ from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook, before_scikit_learn
 from ibpwf.learner import Learner
+from ibpwf.plain_arrays import plain
 from ibpwf.torch_state import pinned
 
 ROWS_AT_ONCE = 4096
@@ -216,4 +217,5 @@ def features_of(learner: Learner, x: Tensor) -> Iterator[Tensor]:
 
 def _plain(task: Any) -> Any:
     """A task, or one per row, without NumPy's and pandas' own types."""
+    task = plain("task", task)
     return task.tolist() if hasattr(task, "tolist") else task

@@ -217,14 +217,20 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         return self
 
     def _writes(self) -> SingleWriter:
-        writer: SingleWriter = self.__dict__.setdefault("_writer", SingleWriter())
+        writer: SingleWriter = self.__dict__.setdefault("_writer", SingleWriter(self))
         return writer
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        writer = vars(self).get("_writer")
+        if writer is not None and writer.holder is None:  # copied together with the learner, which shares it
+            writer.hold_for(self)
+        else:  # a shallow copy's original goes on with it
+            vars(self).pop("_writer", None)
 
     def _fork(self) -> Self:
         """A copy to change, which takes the place of the original by `_commit`, or stays apart."""
-        other = copy.copy(self)
-        other.__dict__.pop("_writer", None)
-        return other
+        return copy.copy(self)
 
     def _commit(self, other: Self, **own: Any) -> None:
         """Know what `other` knows, by one assignment: predictions under way keep the state they began with (see

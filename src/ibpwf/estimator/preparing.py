@@ -250,7 +250,10 @@ def smaller(image: Image) -> tuple[int, int]:
 def averaging(image: Image, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The matrices D and A with which D x Aᵀ is an image averaged down to `size`."""
     sides = zip(image[1:], size, strict=True)
-    down, across = (F.adaptive_avg_pool1d(torch.eye(old).unsqueeze(0), new)[0].T.contiguous() for old, new in sides)
+    down, across = (
+        F.adaptive_avg_pool1d(torch.eye(old, dtype=torch.float32).unsqueeze(0), new)[0].T.contiguous()
+        for old, new in sides
+    )
     return down, across
 
 

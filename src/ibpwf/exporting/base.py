@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ibpwf.backbones.backbone import Backbone
@@ -62,7 +63,9 @@ def _with_head(backbone: Backbone, about: Configuration) -> nn.Module:
     shapes = {name: shape for name, shape, _ in about.signature}
     if "1.weight" not in shapes:
         return backbone
-    return nn.Sequential(backbone, nn.Linear(backbone.width, shapes["1.weight"][0], bias="1.bias" in shapes))
+    return nn.Sequential(
+        backbone, nn.Linear(backbone.width, shapes["1.weight"][0], bias="1.bias" in shapes, dtype=torch.float32)
+    )
 
 
 def _of_transformers(folder: Path) -> nn.Module:

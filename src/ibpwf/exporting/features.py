@@ -69,7 +69,7 @@ class _PatchPhi(nn.Module):
     def _standardized(self, images: Tensor) -> Tensor:
         directions = F.conv2d(images, self.get_buffer("whitening")).flatten(2).transpose(1, 2)
         directions = directions / torch.linalg.vector_norm(directions, dim=2, keepdim=True).clamp(min=BLANK)
-        filters, total = self.get_buffer("filters"), torch.zeros(())
+        filters, total = self.get_buffer("filters"), torch.zeros((), dtype=torch.float32)
         for start in range(0, directions.shape[1], self.at_once):
             places = slice(start, start + self.at_once)
             pooling, response = self.get_buffer("pooling")[:, places], directions[:, places] @ filters

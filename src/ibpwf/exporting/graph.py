@@ -94,8 +94,8 @@ class _Seen(nn.Module):
             self.register_buffer(name, resizing(side, size, resize, shrinks(sides, size)))
         takes = self.net.input
         assert isinstance(takes, ImageInput)
-        self.register_buffer("mean", torch.tensor(takes.mean).view(3, 1, 1))
-        self.register_buffer("std", torch.tensor(takes.std).view(3, 1, 1))
+        self.register_buffer("mean", torch.tensor(takes.mean, dtype=torch.float32).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(takes.std, dtype=torch.float32).view(3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         pixels = x.float().reshape(-1, *self.image) * (PIXEL_LEVELS / self.levels)

@@ -15,6 +15,7 @@ from ibpwf.exporting.mlflow import write_mlflow
 from ibpwf.exporting.peft import adapter_files, peft_adapter, write_folder
 from ibpwf.exporting.source import Base, Model, Source
 from ibpwf.storage.files import encode_json, encode_tensors, plain_errors, read_bytes, write_bytes
+from ibpwf.storage.leftovers import remove_leftovers
 from ibpwf.torch_state import pinned
 
 Format = Literal["onnx", "pt2", "safetensors", "peft", "mlflow"]
@@ -98,6 +99,8 @@ def export(
                 )
     for file, content in (*beside.items(), (target, data)):
         write_bytes(file, content)
+    for file in (*beside, target):
+        remove_leftovers(file)
     return Exported((target, *beside), found, about)
 
 

@@ -75,7 +75,7 @@ class Dictionary:
         blocks = self.all_blocks
         blocks = blocks if tasks is None else blocks[: len(blocks) - len(self.blocks) + tasks]
         if not blocks:
-            empty = torch.empty(0)
+            empty = torch.empty(0, dtype=torch.float32)
             return FactorBlock(empty.new_empty(self.inputs, 0), empty.new_empty(0, self.outputs), empty.long())
         positions = torch.cat([block.positions for block in blocks])
         order = positions.argsort()

@@ -60,10 +60,12 @@ class TableEncoding(nn.Module):
     def __init__(self, inputs: int, columns: Sequence[int], bins: int) -> None:
         super().__init__()
         self.inputs, self.columns, self.bins = inputs, tuple(columns), bins
-        self.register_buffer("mean", torch.zeros(inputs))
-        self.register_buffer("scale", torch.ones(inputs))
-        self.register_buffer("low", torch.linspace(-2, 2, bins + 1)[:-1].expand(len(self.columns), -1).clone())
-        self.register_buffer("steepness", torch.full((len(self.columns), bins), bins / 4))
+        self.register_buffer("mean", torch.zeros(inputs, dtype=torch.float32))
+        self.register_buffer("scale", torch.ones(inputs, dtype=torch.float32))
+        self.register_buffer(
+            "low", torch.linspace(-2, 2, bins + 1, dtype=torch.float32)[:-1].expand(len(self.columns), -1).clone()
+        )
+        self.register_buffer("steepness", torch.full((len(self.columns), bins), bins / 4, dtype=torch.float32))
         self.register_buffer("places", torch.tensor(self.columns, dtype=torch.long), persistent=False)
 
     @property
@@ -87,7 +89,7 @@ class TableEncoding(nn.Module):
         self.scale.copy_(torch.where(spread > 1e-6, spread, 1.0))
         if self.columns:
             ordered = x[:, self.places.cpu()].sort(0).values
-            at = torch.linspace(0, len(ordered) - 1, self.bins + 1).round().long()
+            at = torch.linspace(0, len(ordered) - 1, self.bins + 1, dtype=torch.float32).round().long()
             edges = ordered[at].t()
             width = edges.diff(dim=1)
             self.low.copy_(edges[:, :-1])

@@ -24,8 +24,12 @@ from ibpwf.factors.weights import transposed_linear
 
 def xavier(inputs: int, outputs: int, count: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """`count` fresh factors of a dictionary of `width`, Xavier-uniform: |w_a| ≤ √(6/(J+F)), |w_b| ≤ √(6/(F+M))."""
-    a = (torch.rand(inputs, count, generator=generator) * 2 - 1) * math.sqrt(6.0 / (inputs + width))
-    b = (torch.rand(count, outputs, generator=generator) * 2 - 1) * math.sqrt(6.0 / (outputs + width))
+    a = (torch.rand(inputs, count, generator=generator, dtype=torch.float32) * 2 - 1) * math.sqrt(
+        6.0 / (inputs + width)
+    )
+    b = (torch.rand(count, outputs, generator=generator, dtype=torch.float32) * 2 - 1) * math.sqrt(
+        6.0 / (outputs + width)
+    )
     return a, b
 
 

@@ -36,7 +36,7 @@ from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.factors.weights import Weight, sharing
 from ibpwf.fast.mixed import MixedNetwork, mixed
-from ibpwf.torch_state import pinned
+from ibpwf.torch_state import depends_on_default, pinned
 from ibpwf.views import Views, class_logits
 
 TASKS, FORGOTTEN = "tasks", "reference"
@@ -89,6 +89,11 @@ class FactorModel(nn.Module):
         self._fitted: dict[str, tuple[Tensor, Tensor]] = {}
         self._shells: list[nn.Module] = []
         self._mixed: dict[tuple[int, ...], MixedNetwork | None] = {}
+        depends_on_default(*net.modules())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        depends_on_default(*self.net.modules())
 
     def __repr__(self) -> str:
         shown = [f"{name} {d.inputs}×{d.outputs} α={d.alpha:g}" for name, d in self.layers.items()]
@@ -408,7 +413,9 @@ class FactorModel(nn.Module):
         for name in self.layers:
             factors, strength = self.selected_factors(task, name)
             probability = learned.vectors[name].logit[factors.positions].sigmoid()
-            noise = torch.rand(draws, len(probability), generator=generator, device=probability.device)
+            noise = torch.rand(
+                draws, len(probability), generator=generator, device=probability.device, dtype=torch.float32
+            )
             scores = strength * (noise < probability)
             state[self.weights[name].parameter] = self._composed_weight(name, factors, scores)
         return state

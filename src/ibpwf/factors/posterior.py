@@ -59,11 +59,11 @@ def initial_vectors(
     Sticks beyond the previous task's continue the prior: v ~ Beta(α, 1), and π̄ at the mean of π there, which
     is the last known stick's mean times (α/(α+1))^j. For the first task that is (α/(α+1))^k.
     """
-    strength = torch.randn(width, generator=generator) * strength_std
+    strength = torch.randn(width, generator=generator, dtype=torch.float32) * strength_std
     known = 0 if previous is None else len(previous)
     extra = max(width - known, 0)
-    c = torch.full((extra,), float(alpha))
-    d = torch.ones(extra)
+    c = torch.full((extra,), float(alpha), dtype=torch.float32)
+    d = torch.ones(extra, dtype=torch.float32)
     log_mean = expected_probabilities(alpha, extra).log()
     if previous is None:
         return LayerVectors(strength, logit_from_log(log_mean), c, d)
@@ -106,13 +106,13 @@ class TaskPosterior(nn.Module):
         self.log_d = nn.Parameter(stacked([v.d.log() for v in start], 0.0))
         self.register_buffer("prior_c", stacked([v.c for v in prior], 1.0))
         self.register_buffer("prior_d", stacked([v.d for v in prior], 1.0))
-        self.register_buffer("mask", stacked([torch.ones(n) for n in self.widths], 0.0))
-        self.register_buffer("temperature", torch.tensor(float(temperature)))
+        self.register_buffer("mask", stacked([torch.ones(n, dtype=torch.float32) for n in self.widths], 0.0))
+        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float32))
         self._beta_prior = bool((self.prior_d == 1).all())
 
     def sample_scores(self, generator: torch.Generator | None = None) -> Tensor:
         """λ = r ⊙ b with b ~ BernoulliConcrete(π̄), one relaxed draw per layer and factor."""
-        uniform = torch.rand(self.logit.shape, generator=generator, device=self.logit.device)
+        uniform = torch.rand(self.logit.shape, generator=generator, device=self.logit.device, dtype=torch.float32)
         return sample_scores(self.strength, self.logit, self.temperature, uniform)
 
     def kl(self, generator: torch.Generator | None = None) -> Tensor:
@@ -120,7 +120,7 @@ class TaskPosterior(nn.Module):
         if self.log_c.is_cuda:
             noise = torch.empty_like(self.log_c).exponential_(generator=generator)
         else:  # of the same distribution, from which torch takes longer to draw there
-            uniform = torch.rand(self.log_c.shape, generator=generator)
+            uniform = torch.rand(self.log_c.shape, generator=generator, dtype=torch.float32)
             noise = uniform.clamp_(1e-7, 1 - 1e-7).log_().neg_()
         prior = StickPrior(self.prior_c, None if self._beta_prior else self.prior_d)
         return posterior_kl(Posterior(self.logit, self.log_c, self.log_d), prior, noise, self.mask, self.kl_terms)

@@ -66,7 +66,7 @@ def fitted_vectors(start: LayerVectors) -> LayerVectors:
 
 def uniform(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
     """A weight as torch draws one for a layer of so many inputs."""
-    return (torch.rand(inputs, outputs, generator=generator) * 2 - 1) / math.sqrt(inputs)
+    return (torch.rand(inputs, outputs, generator=generator, dtype=torch.float32) * 2 - 1) / math.sqrt(inputs)
 
 
 def anew_vectors(start: LayerVectors, fitted_at: Tensor) -> LayerVectors:
@@ -98,8 +98,8 @@ def fresh_beside_base(inputs: int, outputs: int, count: int, generator: torch.Ge
     """New factors beside a frozen base: W_b is 0, so that a task begins as the base itself. Their strength is 1 and
     |w_a| ≤ 1 / (2√J), small enough for a few steps to turn it to where the data point; from factors as large as
     those that make up a whole weight, a task would learn little more than W_b."""
-    a = (torch.rand(inputs, count, generator=generator) * 2 - 1) / (2 * math.sqrt(inputs))
-    return a, torch.zeros(count, outputs)
+    a = (torch.rand(inputs, count, generator=generator, dtype=torch.float32) * 2 - 1) / (2 * math.sqrt(inputs))
+    return a, torch.zeros(count, outputs, dtype=torch.float32)
 
 
 def beside_base(start: LayerVectors, locked_at: Tensor, free_at: Tensor, alpha: float) -> LayerVectors:

@@ -43,7 +43,11 @@ def add_ready_task(
     """Lock ready factors as those of a new task, on the first sticks that are free; layers without any read none."""
     vectors, selected, blocks = {}, {}, {}
     for name, dictionary in model.layers.items():
-        none = ReadyFactors(torch.empty(dictionary.inputs, 0), torch.empty(0, dictionary.outputs), torch.empty(0))
+        none = ReadyFactors(
+            torch.empty(dictionary.inputs, 0, dtype=torch.float32),
+            torch.empty(0, dictionary.outputs, dtype=torch.float32),
+            torch.empty(0, dtype=torch.float32),
+        )
         given = factors.get(name, none)
         positions = _free_sticks(name, dictionary, len(given.strength))
         previous = model.tasks[-1].vectors[name] if model.tasks else None
@@ -78,7 +82,7 @@ def _vectors(
     start = initial_vectors(dictionary.alpha, width, previous, 1.0, torch.Generator())
     chosen = torch.zeros(width, dtype=torch.bool)
     chosen[positions] = True
-    strengths = torch.zeros(width)
+    strengths = torch.zeros(width, dtype=torch.float32)
     strengths[positions] = strength.cpu().float()
     sure, unused = (math.log(p) - math.log1p(-p) for p in (CERTAINTY, UNUSED))
     logit = torch.where(chosen, start.logit.clamp(min=sure), start.logit.clamp(max=unused))

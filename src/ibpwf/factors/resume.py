@@ -67,7 +67,7 @@ def _plain(network: TaskNetwork) -> Iterator[tuple[str, Tensor]]:
 
 def _posterior(network: TaskNetwork, widths: list[int], there: Mapping[str, Tensor]) -> TaskPosterior:
     """A posterior as wide as the kept one, which may have grown; its values are then copied to the bit."""
-    shapes = [LayerVectors(*(torch.ones(width) for _ in range(4))) for width in widths]
+    shapes = [LayerVectors(*(torch.ones(width, dtype=torch.float32) for _ in range(4))) for width in widths]
     prior_c, prior_d = there["posterior/prior_c"].cpu(), there["posterior/prior_d"].cpu()
     prior = [
         LayerVectors(shape.strength, shape.logit, prior_c[row, : len(shape)], prior_d[row, : len(shape)])

@@ -257,15 +257,17 @@ class TaskNetwork(nn.Module):
                     torch.cat([layer.free_b.detach(), b.to(device)]),
                     torch.cat([layer.free_at, at.to(device)]),
                 )
-                added_strength = torch.ones(extra) if self._on_base else fresh.strength[len(vectors) :]
+                added_strength = (
+                    torch.ones(extra, dtype=torch.float32) if self._on_base else fresh.strength[len(vectors) :]
+                )
                 strength = torch.cat([vectors.strength, added_strength])
                 tail = LayerVectors(strength, fresh.logit, fresh.c, fresh.d)
-                alpha_c = torch.full((extra,), dictionary.alpha)
+                alpha_c = torch.full((extra,), dictionary.alpha, dtype=torch.float32)
                 prior_vectors = LayerVectors(
-                    torch.zeros(width),
-                    torch.zeros(width),
+                    torch.zeros(width, dtype=torch.float32),
+                    torch.zeros(width, dtype=torch.float32),
                     torch.cat([prior_vectors.c, alpha_c]),
-                    torch.cat([prior_vectors.d, torch.ones(extra)]),
+                    torch.cat([prior_vectors.d, torch.ones(extra, dtype=torch.float32)]),
                 )
                 vectors = tail
                 added += extra
@@ -341,5 +343,5 @@ def _dense_head(original: nn.Module, outputs: int, generator: torch.Generator) -
     bound = 1 / math.sqrt(math.prod(original.get_parameter("weight").shape[1:]))
     with torch.no_grad():
         for parameter in head.parameters():
-            parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * bound)
+            parameter.copy_((torch.rand(parameter.shape, generator=generator, dtype=torch.float32) * 2 - 1) * bound)
     return head

@@ -88,7 +88,7 @@ class ClippedAdam(torch.optim.Optimizer):
             for parameter in moving:
                 if not self.state[parameter]:
                     self.state[parameter] = {
-                        "step": torch.zeros((), device=parameter.device),
+                        "step": torch.zeros((), device=parameter.device, dtype=torch.float32),
                         "exp_avg": torch.zeros_like(parameter),
                         "exp_avg_sq": torch.zeros_like(parameter),
                     }

@@ -193,7 +193,7 @@ def kl_and_gradients(
     count, device = q.logit.numel(), q.logit.device
     values = torch.empty(count, dtype=torch.float64, device=device)
     sums = torch.empty(rows, dtype=torch.float64, device=device)
-    gradients = torch.empty(3, rows, width, device=device)
+    gradients = torch.empty(3, rows, width, device=device, dtype=torch.float32)
     _sticks_kernel[(triton.cdiv(count, STICKS),)](
         q.log_c, q.log_d, p.c, p.c if p.d is None else p.d, mask, values, gradients, count,
         BETA=p.d is None, TERMS=terms or 0, BLOCK=STICKS, num_warps=STICKS // 32,
@@ -240,7 +240,7 @@ def scores_from(strength: Tensor, logit: Tensor, temperature: Tensor, uniform: T
 
 def scores_gradients(strength: Tensor, b: Tensor, temperature: Tensor, grad: Tensor) -> Tensor:
     """What λ's gradient is to r and to logit π̄, stacked."""
-    gradients = torch.empty(2, *strength.shape, device=strength.device)
+    gradients = torch.empty(2, *strength.shape, device=strength.device, dtype=torch.float32)
     count = strength.numel()
     grid = (triton.cdiv(count, 256),)
     _scores_gradients_kernel[grid](strength, b, temperature, grad.contiguous(), gradients, count, BLOCK=256)
@@ -259,7 +259,7 @@ def _share_right_kernel(logits_at, y_at, share_at, rows, columns, stride, ROWS: 
 
 def share_right(logits: Tensor, y: Tensor) -> Tensor:
     """The share of rows whose largest output is their label's."""
-    share = torch.empty((), device=logits.device)
+    share = torch.empty((), device=logits.device, dtype=torch.float32)
     rows, columns = logits.shape
     sizes = {"ROWS": triton.next_power_of_2(rows), "COLUMNS": triton.next_power_of_2(columns)}
     _share_right_kernel[(1,)](logits, y, share, rows, columns, logits.stride(0), **sizes)

@@ -23,7 +23,11 @@ def _fusable(phase: Phase, parameters: Sequence[nn.Parameter]) -> bool:
 def fused_optimizer(phase: Phase, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     cuda = parameters[0].is_cuda
     # A captured graph reads the rate from a tensor; a number would be recorded once and for all.
-    rate = torch.tensor(phase.learning_rate, device=parameters[0].device) if cuda else phase.learning_rate
+    rate = (
+        torch.tensor(phase.learning_rate, device=parameters[0].device, dtype=torch.float32)
+        if cuda
+        else phase.learning_rate
+    )
     decay = phase.weight_decay
     if phase.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, fused=True)

@@ -36,7 +36,7 @@ class RecordedStep(Step):
         size = min(phase.batch_size, len(rows))
         self.order = torch.zeros(self.count, size, dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)  # of the next step
-        self.log = torch.zeros(self.count, 3, device=device)
+        self.log = torch.zeros(self.count, 3, device=device, dtype=torch.float32)
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def start_epoch(self, shuffle: Generator) -> None:

@@ -131,7 +131,7 @@ class Recordings:
     def _mend(self, device: torch.device) -> None:
         """After a recording that broke off torch's random numbers believe to be in one still; the next ends that."""
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self.stream, capture_error_mode="thread_local"):
-            torch.zeros(1, device=device)
+            torch.zeros(1, device=device, dtype=torch.float32)
 
 
 _recordings: WeakKeyDictionary[nn.Module, Recordings] = WeakKeyDictionary()

@@ -26,7 +26,7 @@ FLOOR = 1e-2
 def directions(width: int, device: torch.device = torch.device("cpu")) -> Tensor:  # noqa: B008
     """P, D×q, the same for ever. Up to 256 features are looked at as they are."""
     if width <= DIRECTIONS:
-        return torch.eye(width, device=device)
+        return torch.eye(width, device=device, dtype=torch.float32)
     found: Tensor = (random_signs(width, DIRECTIONS, seed=2021) / width**0.5).to(device)
     return found
 

@@ -117,8 +117,8 @@ class NormalEquations:
         torch.linalg.cholesky_ex(factor, out=(factor, failed))
         if bool(failed):
             return None
-        probes = torch.randint(2, (len(factor), PROBES), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
-        probes = probes.to(factor)
+        probes = torch.randint(2, (len(factor), PROBES), generator=torch.Generator().manual_seed(0))
+        probes = probes.to(factor) * 2.0 - 1
         both = torch.linalg.solve_triangular(factor, torch.cat([self.right.to(factor), probes], 1), upper=False)
         both = torch.linalg.solve_triangular(factor.mT, both, upper=True).double()  # and no copy of the factor
         weight, solved = both[:, :-PROBES], both[:, -PROBES:]

@@ -47,7 +47,10 @@ def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int, group:
 
 def pooled(first: list[Moments], second: list[Moments]) -> list[Moments]:
     """The moments of the rows of both together, class by class, each having one covariance for all its classes."""
-    counts, more = (torch.tensor([float(one.count) for one in part]).to(first[0].mean) for part in (first, second))
+    counts, more = (
+        torch.tensor([float(one.count) for one in part], dtype=torch.float32).to(first[0].mean)
+        for part in (first, second)
+    )
     means = torch.stack([one.mean for one in first])
     apart = torch.stack([one.mean for one in second]) - means
     share = (more / (counts + more)).unsqueeze(1)

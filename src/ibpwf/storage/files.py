@@ -11,7 +11,6 @@ import errno
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import StoreError
+from ibpwf.storage.leftovers import aside_of, hold
 
 StrPath = str | os.PathLike[str]
 
@@ -76,14 +76,14 @@ def replacing(path: StrPath) -> Iterator[BinaryIO]:
     """A file to write to that takes its place whole when the block ends, or not at all; an old file of that name
     stays until the new one is on disk."""
     target = Path(path)
-    # The start of the name only, so that a name which just fits does not fail because of the suffix.
-    aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
+    aside = aside_of(target)
     with plain_errors("write", target):
         if os.path.lexists(target) and not _may_be_replaced(os.lstat(target).st_mode):
             raise StoreError(f"cannot write {os.fspath(path)!r}: it is a pipe or a device. Give the path of a file.")
         try:
             handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
             with os.fdopen(handle, "wb") as file:
+                hold(handle)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

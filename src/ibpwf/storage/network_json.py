@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from ibpwf.errors import InputError, StoreError
 from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.torch_state import called_in_float32
 
 _LEAVES: dict[str, type[nn.Module]] = {
     leaf.__name__: leaf
@@ -251,7 +252,8 @@ def _build_leaf(name: object, arguments: object, where: str) -> nn.Module:
     if leaf is None:
         raise _refused(f"{where}.module", f"is {name!r}; known: {', '.join(_LEAVES)}")
     given = _checked_arguments(arguments, _leaf_parameters(leaf), where)
-    return _made(lambda: leaf(**{key: _tuples(value) for key, value in given.items()}), f"a {name}", where)
+    plain = {key: _tuples(value) for key, value in given.items()}
+    return _made(lambda: leaf(**plain).float(), f"a {name}", where)
 
 
 def _build_registered(name: object, arguments: object, where: str) -> nn.Module:
@@ -262,7 +264,8 @@ def _build_registered(name: object, arguments: object, where: str) -> nn.Module:
             "Import the module that registers it, then load again."
         )
     given = _checked_arguments(arguments, inspect.signature(function).parameters, where)
-    return _made(lambda: function(**given), f"a '{name}'", where)
+    with called_in_float32(function):
+        return _made(lambda: function(**given), f"a '{name}'", where)
 
 
 def _checked_arguments(arguments: object, allowed: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -336,8 +339,10 @@ def check_runs(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
         if not _usual(net, shape):
             with contextlib.suppress(NotImplementedError):  # a network of the user's own may not run there
                 meta = {name: tensor.to("meta") for name, tensor in net.state_dict(keep_vars=True).items()}
-                return tuple(functional_call(net, meta, (torch.empty(1, *shape, device="meta"),)).shape)
-        return tuple(net(torch.zeros(1, *shape, device=next(net.parameters()).device)).shape)
+                return tuple(
+                    functional_call(net, meta, (torch.empty(1, *shape, device="meta", dtype=torch.float32),)).shape
+                )
+        return tuple(net(torch.zeros(1, *shape, device=next(net.parameters()).device, dtype=torch.float32)).shape)
     except NotWhole:
         raise
     except Exception as error:  # a network's own code may raise anything

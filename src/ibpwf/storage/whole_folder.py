@@ -7,13 +7,13 @@ import contextlib
 import ctypes
 import errno
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ibpwf.storage.files import StrPath, plain_errors, sync_folder
+from ibpwf.storage.leftovers import aside_of, hold, remove_leftovers
 
 _HERE = -100  # AT_FDCWD: paths are relative to the working folder
 _SWAP = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
@@ -24,10 +24,14 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 def replacing_folder(path: StrPath) -> Iterator[Path]:
     """A new folder to fill, which takes the place of `path` when the block ends, or is removed if it fails."""
     target = Path(os.path.realpath(path))  # of a link, the folder that it leads to
-    aside = target.parent / f"{target.name[:40]}.tmp-{secrets.token_hex(8)}"
-    with plain_errors("write", path):
+    aside = aside_of(target)
+    with plain_errors("write", path), contextlib.ExitStack() as open_folder:
         try:
             os.mkdir(aside)
+            if os.name != "nt":
+                handle = os.open(aside, os.O_RDONLY)
+                open_folder.callback(os.close, handle)
+                hold(handle)
             yield aside
             sync_folder(aside)
             if target.is_dir():
@@ -38,6 +42,7 @@ def replacing_folder(path: StrPath) -> Iterator[Path]:
         finally:
             with contextlib.suppress(OSError):
                 shutil.rmtree(aside)  # after an exchange, the old one
+    remove_leftovers(target)
 
 
 def exchange(one: Path, other: Path) -> None:

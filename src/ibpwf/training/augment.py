@@ -26,7 +26,7 @@ class CropAndFlip:
     def __call__(self, x: Tensor) -> Tensor:
         count, _, height, width = x.shape
         move = torch.randint(0, 2 * PADDING + 1, (2, count, 1), generator=self.generator, device=x.device)
-        mirrored = torch.rand(count, 1, generator=self.generator, device=x.device) < 0.5
+        mirrored = torch.rand(count, 1, generator=self.generator, device=x.device, dtype=torch.float32) < 0.5
         rows = torch.arange(height, device=x.device) + move[0]
         columns = torch.arange(width, device=x.device)
         columns = torch.where(mirrored, width - 1 - columns, columns) + move[1]

@@ -104,7 +104,7 @@ def linear_accuracy(train: Rows, x: Tensor, y: Tensor, classes: int) -> float | 
     inputs, known = torch.cat(parts)[:MOST_ROWS], torch.cat(labels)[:MOST_ROWS]
     mean, spread = inputs.mean(0), inputs.std(0, correction=0).clamp(min=1e-6)
     inputs, asked = (inputs - mean) / spread, (x.flatten(1) - mean) / spread
-    weight = torch.zeros(inputs.shape[1] + 1, classes, device=x.device, requires_grad=True)
+    weight = torch.zeros(inputs.shape[1] + 1, classes, device=x.device, requires_grad=True, dtype=torch.float32)
     optimizer = torch.optim.LBFGS([weight], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:

@@ -142,7 +142,14 @@ class PatchFeatures(Features):
             raise InputError("features is 'patches', but the first task's images are blank; set features='random'.")
         chosen = usable[torch.randperm(len(usable), generator=generator)[:count]].to(images.device)
         filters = directions[chosen] / length[chosen].unsqueeze(1)
-        found = _Fitted(patch, self._cells(patch), whitening, filters, torch.zeros(()), torch.ones(()))
+        found = _Fitted(
+            patch,
+            self._cells(patch),
+            whitening,
+            filters,
+            torch.zeros((), dtype=torch.float32),
+            torch.ones((), dtype=torch.float32),
+        )
         return self._with_moments(found, images)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -274,7 +281,7 @@ class PatchFeatures(Features):
         return [filters // sizes + (number < filters % sizes) for number in range(sizes)]
 
     def _with_moments(self, fitted: _Fitted, images: Tensor) -> _Fitted:
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        count, total, squares = 0, torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float32)
         for rows in torch.split(images, 1024):
             for look in self._looks(rows):
                 phi = fitted.standardized(look, self.threshold)
@@ -333,6 +340,9 @@ def whitening_of(patches: Tensor, epsilon: float) -> Tensor:
 
 def pooling_matrix(height: int, width: int, cells: int) -> Tensor:
     """Means over the cells of a grid, g² × places, as torch's adaptive pooling divides them."""
-    down, across = (F.adaptive_avg_pool1d(torch.eye(size).unsqueeze(0), cells)[0].T for size in (height, width))
+    down, across = (
+        F.adaptive_avg_pool1d(torch.eye(size, dtype=torch.float32).unsqueeze(0), cells)[0].T
+        for size in (height, width)
+    )
     matrix: Tensor = torch.kron(down.contiguous(), across.contiguous())
     return matrix

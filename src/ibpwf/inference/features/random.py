@@ -40,12 +40,12 @@ class RandomFeatures(Features):
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
-        self.weight, self.bias = torch.empty(0, 0), torch.empty(0)
+        self.weight, self.bias = torch.empty(0, 0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         """Draw the layer for inputs like these; `generator` is one of the CPU's, so that it does not depend on the
         device."""
-        total, squares = torch.zeros(()), torch.zeros(())
+        total, squares = torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float32)
         for x, _ in batches:
             flat = x.flatten(1).double()
             total, squares = flat.sum(0) + total.to(flat), flat.square().sum() + squares.to(flat)

@@ -28,7 +28,7 @@ class Scale:
     @classmethod
     def of(cls, parts: Iterable[Tensor]) -> Scale:
         """Of all rows of some parts, N×D each."""
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        count, total, squares = 0, torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float32)
         for part in parts:
             raw = part.double()
             count += len(raw)

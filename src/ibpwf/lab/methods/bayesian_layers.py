@@ -41,7 +41,7 @@ class GaussianLinear(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, prior_std: float) -> None:
         super().__init__()
-        start = nn.Linear(inputs, outputs)
+        start = nn.Linear(inputs, outputs, dtype=torch.float32)
         self.means = nn.ParameterList([start.weight, start.bias])
         self.log_stds = nn.ParameterList(torch.full_like(mean, START_LOG_STD) for mean in self.means)
         self.first_log_std = math.log(prior_std)

@@ -130,7 +130,7 @@ class DenseMethod(Method):
                 f"network is {self.settings.network}, which method '{self.name}' does not train; "
                 f"it trains: {', '.join(self.networks)}."
             )
-        self._device = torch.empty(0, device=device).device
+        self._device = torch.empty(0, device=device, dtype=torch.float32).device
         with seeded(seed):
             self.net = self.build().to(device)
         self.classes: list[tuple[int, ...]] = []
@@ -238,7 +238,7 @@ class DenseMethod(Method):
 
     def penalty(self, x: Tensor, outputs: Tensor) -> Tensor:
         """What a child adds to the loss; `outputs` are the network's for the mini-batch `x`."""
-        return torch.zeros((), device=x.device)
+        return torch.zeros((), device=x.device, dtype=torch.float32)
 
     def end_task(self, data: TaskData) -> None:
         self.consolidate(data)

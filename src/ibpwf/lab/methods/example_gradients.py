@@ -62,7 +62,7 @@ def gradient_sum(
     count = sum(p.numel() for p in trainable(net).values())
     linear = only_linear(net)
     rows = ROWS_AT_ONCE if linear else max(1, NUMBERS_AT_ONCE["cuda" if x.is_cuda else "cpu"] // count)
-    total = torch.zeros(count, device=x.device)
+    total = torch.zeros(count, device=x.device, dtype=torch.float32)
     for batch in zip(*(torch.split(t, rows) for t in (x, *others)), strict=True):
         total += (_by_products if linear else _by_examples)(net, value, size, *batch)
     return total

@@ -83,11 +83,11 @@ class Column(nn.Module):
 
     def __init__(self, widths: Sequence[int], earlier: int, adapter: int) -> None:
         super().__init__()
-        self.own = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
+        self.own = nn.ModuleList(nn.Linear(before, after, dtype=torch.float32) for before, after in pairwise(widths))
         lateral = [(earlier * before, after) for before, after in pairwise(widths[1:])] if earlier else []
-        self.scale = nn.Parameter(torch.full((len(lateral),), 0.1))
-        self.down = nn.ModuleList(nn.Linear(before, adapter) for before, _ in lateral)
-        self.up = nn.ModuleList(nn.Linear(adapter, after, bias=False) for _, after in lateral)
+        self.scale = nn.Parameter(torch.full((len(lateral),), 0.1, dtype=torch.float32))
+        self.down = nn.ModuleList(nn.Linear(before, adapter, dtype=torch.float32) for before, _ in lateral)
+        self.up = nn.ModuleList(nn.Linear(adapter, after, bias=False, dtype=torch.float32) for _, after in lateral)
 
     def forward(self, x: Tensor, earlier: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """What every layer gives, the outputs last; `earlier` holds the same of the columns before."""
@@ -135,7 +135,7 @@ class Branch(nn.Module):
         super().__init__()
         whole = mlp(inputs, hidden, outputs)
         self.features, self.head = whole[:-1], whole[-1]
-        self.blend = nn.Parameter(torch.zeros(()))
+        self.blend = nn.Parameter(torch.zeros((), dtype=torch.float32))
 
     def forward(self, x: Tensor, base: nn.Module | None) -> Tensor:
         features = self.features(x)

@@ -56,7 +56,7 @@ class GEM(MemoryMethod):
         self._moving = dict(self.net.named_parameters())
         count = sum(p.numel() for p in self._moving.values())
         # One gradient a row, those of earlier tasks before the mini-batch's; filled up with zeros to whole pieces.
-        self._rows = torch.zeros(data.index + 1, -(-count // PIECE) * PIECE, device=self.device)
+        self._rows = torch.zeros(data.index + 1, -(-count // PIECE) * PIECE, device=self.device, dtype=torch.float32)
         self._gradients = self._rows[:, :count]
 
     def after_backward(self) -> None:
@@ -80,7 +80,9 @@ class GEM(MemoryMethod):
         """All stored examples go through the network together; G_k of a layer is then δᵀa over those of task k."""
         assert self.examples is not None
         counts = [len(y) for _, y, _ in self._stored]
-        share = torch.cat([torch.full((count,), 1 / count, device=self.device) for count in counts])
+        share = torch.cat(
+            [torch.full((count,), 1 / count, device=self.device, dtype=torch.float32) for count in counts]
+        )
         x, y, task = self.examples.x, self.examples.y, self.examples.task
         seen = gradients_and_inputs(
             self.net, x, lambda outputs: torch.dot(self.stored_losses(outputs, y, task), share)

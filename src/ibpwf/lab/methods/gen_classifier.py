@@ -42,8 +42,8 @@ class PerClass(nn.Module):
     def __init__(self, classes: int, inputs: int, outputs: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(inputs)
-        self.weight = nn.Parameter(torch.empty(classes, inputs, outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(classes, 1, outputs).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(classes, inputs, outputs, dtype=torch.float32).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(classes, 1, outputs, dtype=torch.float32).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias
@@ -109,7 +109,9 @@ class GenClassifier(Separate):
 
     def loss(self, x: Tensor, y: Tensor) -> Loss:
         """−ELBO of every row under its own class's VAE, one sample each."""
-        noise = torch.randn(len(x), 1, self.settings.latent, generator=self._noise, device=x.device)
+        noise = torch.randn(
+            len(x), 1, self.settings.latent, generator=self._noise, device=x.device, dtype=torch.float32
+        )
         elbo = self.vaes(self.task.index).log_weights(x, noise).squeeze(2)
         return Loss(-elbo.gather(0, y.unsqueeze(0)).mean(), accuracy=share_right(elbo.T, y))
 
@@ -117,7 +119,9 @@ class GenClassifier(Separate):
         """log p_c(x) for the classes of a task. All rows and classes share the S draws of noise, so an answer does
         not depend on what else is asked, and what the draws have in common cancels between classes."""
         s, vaes = self.settings, self.vaes(task)
-        noise = torch.randn(s.samples, s.latent, generator=torch.Generator().manual_seed(self.seed)).to(x.device)
+        noise = torch.randn(
+            s.samples, s.latent, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32
+        ).to(x.device)
         values = s.samples * self.problem.inputs * len(self.known[task])
         rows = max(1, VALUES_AT_ONCE.get(x.device.type, 1 << 20) // values)
         parts = [vaes.log_weights(part, noise).logsumexp(2).T for part in torch.split(x, rows)]

@@ -68,7 +68,7 @@ class FeedbackNetwork(nn.Module):
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, latent: int) -> None:
         super().__init__()
         self.vae = VAE(inputs, hidden, latent)
-        self.head = nn.Linear(hidden[-1], outputs)
+        self.head = nn.Linear(hidden[-1], outputs, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.vae.encoder(x.flatten(1)))

@@ -51,8 +51,8 @@ class UnitSelection(nn.Module):
         super().__init__()
         self.alpha, self.temperature = alpha, temperature
         self.logit = nn.Parameter(logit_from_log(expected_probabilities(alpha, units).log()))
-        self.log_c = nn.Parameter(torch.full((units,), math.log(alpha)))
-        self.log_d = nn.Parameter(torch.zeros(units))
+        self.log_c = nn.Parameter(torch.full((units,), math.log(alpha), dtype=torch.float32))
+        self.log_d = nn.Parameter(torch.zeros(units, dtype=torch.float32))
         self.take_prior(0)
 
     def forward(self, rows: int, noise: Generator) -> Tensor:

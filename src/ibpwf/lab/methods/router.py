@@ -74,7 +74,7 @@ class Router(Method):
     ) -> None:
         self.problem, self.seed = problem, seed
         self.settings = settings or RouterSettings()
-        self._device = torch.empty(0, device=device).device
+        self._device = torch.empty(0, device=device, dtype=torch.float32).device
         self.features = self._make_features()
         self.router = RidgeRouter(self.settings.router_ridge, precision=self.settings.router_precision)
         self.classes: list[tuple[int, ...]] = []
@@ -105,7 +105,7 @@ class Router(Method):
     @property
     def template(self) -> nn.Module:
         """Products are of a thousand features and more: all threads are of use."""
-        return nn.Linear(1024, 1024, device="meta")
+        return nn.Linear(1024, 1024, device="meta", dtype=torch.float32)
 
     def fork(self) -> Self:
         """Nothing that it knows is ever written to."""
@@ -190,7 +190,9 @@ class Router(Method):
             raise NotWhole(f"{len(tasks)} tasks are stored, and the classes of {len(self.classes)}")
         if not tasks:
             return
-        width = self.features(torch.zeros(1, *self.problem.input_shape, device=self.device)).shape[1]
+        width = self.features(
+            torch.zeros(1, *self.problem.input_shape, device=self.device, dtype=torch.float32)
+        ).shape[1]
         for task, (known, tensors) in enumerate(tasks):
             wanted = (len(self.classes[task]), width)
             if tuple(tensors["means"].shape) != wanted or len(known["counts"]) != wanted[0]:

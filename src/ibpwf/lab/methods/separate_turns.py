@@ -61,7 +61,7 @@ class SeparateTurns(Separate):
     settings: SeparateTurnsSettings
 
     def build(self) -> nn.ModuleList:
-        self.images(torch.empty(0, *self.problem.input_shape))
+        self.images(torch.empty(0, *self.problem.input_shape, dtype=torch.float32))
         return super().build()
 
     def images(self, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class SeparateTurns(Separate):
     @property
     def template(self) -> nn.Module:
         """A convolution: all threads are of use, whatever its size."""
-        return nn.Conv2d(1, 1, 3, device="meta")
+        return nn.Conv2d(1, 1, 3, device="meta", dtype=torch.float32)
 
     def module(self, task: int, outputs: int) -> nn.Module:
         s, shape = self.settings, self.problem.image_shape

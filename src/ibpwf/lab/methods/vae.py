@@ -32,11 +32,11 @@ class VAE(nn.Module):
         super().__init__()
         self.latent = latent
         self.encoder = mlp(inputs, hidden, 1)[:-1]
-        self.mean = nn.Linear(hidden[-1], latent)
-        self.log_variance = nn.Linear(hidden[-1], latent)
+        self.mean = nn.Linear(hidden[-1], latent, dtype=torch.float32)
+        self.log_variance = nn.Linear(hidden[-1], latent, dtype=torch.float32)
         self.decoder = mlp(latent, tuple(reversed(hidden)), inputs)
-        self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("span", torch.ones(()))
+        self.register_buffer("low", torch.zeros((), dtype=torch.float32))
+        self.register_buffer("span", torch.ones((), dtype=torch.float32))
 
     def set_range(self, x: Tensor) -> None:
         """Take the range of values from data."""
@@ -61,7 +61,7 @@ class VAE(nn.Module):
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """`count` new examples, flat."""
-        z = torch.randn(count, self.latent, generator=generator, device=self.low.device)
+        z = torch.randn(count, self.latent, generator=generator, device=self.low.device, dtype=torch.float32)
         return self.low + self.span * torch.sigmoid(self.decoder(z))
 
 
@@ -86,4 +86,4 @@ def log_likelihood(vae: VAE, x: Tensor, samples: int, generator: torch.Generator
         # log N(z; 0, I) − log q(z|x); the constants of the two normal densities cancel.
         ratio = (noise.square() + log_variance - z.square()).sum(1) / 2
         weights.append(vae.log_conditional(x, z) + ratio)
-    return torch.stack(weights).logsumexp(0) - torch.tensor(float(samples)).log()
+    return torch.stack(weights).logsumexp(0) - torch.tensor(float(samples), dtype=torch.float32).log()
