@@ -100,7 +100,7 @@ class Backbone(nn.Module):
         self.eval()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         depends_on_default(*self.net.modules())
 
     @property

@@ -222,11 +222,11 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        writer = vars(self).get("_writer")
+        writer = self.__dict__.get("_writer")
         if writer is not None and writer.holder is None:  # copied together with the learner, which shares it
             writer.hold_for(self)
         else:  # a shallow copy's original goes on with it
-            vars(self).pop("_writer", None)
+            self.__dict__.pop("_writer", None)
 
     def _fork(self) -> Self:
         """A copy to change, which takes the place of the original by `_commit`, or stays apart."""

@@ -92,7 +92,7 @@ class FactorModel(nn.Module):
         depends_on_default(*net.modules())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         depends_on_default(*self.net.modules())
 
     def __repr__(self) -> str:
