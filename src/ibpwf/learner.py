@@ -129,7 +129,7 @@ class Learner(VersionedLearner):
         known = self._learned
         self._learned = replace(known, method=self.method.with_settings(settings))
 
-    def learn_steps(self, *arguments: Any, **options: Any) -> Generator[None, None, None]:
+    def learn_steps(self, *arguments: Any, **options: Any) -> Generator[None, None, Learned]:
         self._check_parts()
         return super().learn_steps(*arguments, **options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -133,6 +134,13 @@ class Learned:
     def as_learned(self) -> list[TaskInfo]:
         """Tasks and older versions in the order in which they were learned."""
         return sorted((*self.tasks, *self.older), key=lambda one: self.method.serial(one.number))
+
+    def warn_if_hardly_learned(self) -> None:
+        """Say so where the last task was learned hardly better than guessing."""
+        frozen = getattr(getattr(self.method, "model", None), "base", None) == "frozen"
+        doubt = doubt_of(self.tasks[-1], self.guessing, self.beside_linear, frozen=frozen)
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=3)
 
     def task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
         """The number of every row's task, on the host; None where tasks are to be inferred."""

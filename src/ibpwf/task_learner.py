@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import time
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.factors.packing import Packing, packing_of
 from ibpwf.inference.prediction import Prediction
-from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo, doubt_of
+from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo
 from ibpwf.settings import FrozenSettings
 from ibpwf.storage.checkpoint_folder import (
     Identity,
@@ -141,18 +140,9 @@ class TaskLearner:
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        finish(self.learn_steps(x, y, name, weights=weights, callbacks=callbacks))
-        self.warn_if_hardly_learned()
-        return self.tasks[-1]
-
-    def warn_if_hardly_learned(self) -> None:
-        """Say so where the last task was learned hardly better than guessing."""
-        frozen = getattr(getattr(self.method, "model", None), "base", None) == "frozen"
-        known = self._learned
-        task = known.tasks[-1]
-        doubt = doubt_of(task, known.guessing, known.beside_linear, frozen=frozen)
-        if doubt is not None:
-            warnings.warn(doubt, stacklevel=3)
+        known = finish(self.learn_steps(x, y, name, weights=weights, callbacks=callbacks))
+        known.warn_if_hardly_learned()
+        return known.tasks[-1]
 
     def learn_steps(
         self,
@@ -162,10 +152,11 @@ class TaskLearner:
         *,
         weights: Data | None = None,
         callbacks: Sequence[Callback] = (),
-    ) -> Generator[None, None, None]:
+    ) -> Generator[None, None, Learned]:
         """`learn`, pausing after every optimization step; the task counts once the last step is done. Until then, and
         if it is broken off, the learner is as before; it answers whoever asks, in other threads too, and takes on no
-        second task."""
+        second task. The result is what is known with the task, which is its last; another thread may have changed
+        the learner since."""
         self._check_owner("learned")
         steps = pinned_steps(self._steps(x, y, name, weights, callbacks))
         self._writer.claim(steps, "learned")
@@ -178,7 +169,7 @@ class TaskLearner:
         name: str | None,
         weights: Data | None,
         callbacks: Sequence[Callback],
-    ) -> Generator[None, None, None]:
+    ) -> Generator[None, None, Learned]:
         started = time.perf_counter()
         known = self._learned
         name = self._task_name(name)
@@ -219,8 +210,9 @@ class TaskLearner:
             asked = method.fork()  # the weights that it composes to answer go with it
             beside = compared_on_own_rows(rows, lambda x: asked.logits(x, number), data.generator("linear"))
         now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
-        self._learned = now.numbered([*known.tasks, task, *known.older])
+        self._learned = learned = now.numbered([*known.tasks, task, *known.older])
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
+        return learned
 
     def more(self, *rows: Any, **options: Any) -> Any:
         """More rows of a task that is known; only of IBP-WF (see `Learner.more`)."""

@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import nn
 
-from ibpwf import ContinualClassifier, Learner, Settings, load
+from ibpwf import ContinualClassifier, Learner, Settings, load, task_learner
 from ibpwf.errors import BusyError, InputError
+from ibpwf.estimator import classifier as estimator
 from tallies import Tally
 
 TASKS = 6
@@ -271,3 +272,96 @@ def test_forks_saved_to_two_folders_at_once_are_both_whole(learner: Learner, tmp
         for place in places:
             wrong += not torch.equal(load(place, device="cpu").predict(rows(0)[0]).probabilities, expected)
     tally("forks saved to two folders at once", 60, wrong=wrong)
+
+
+def test_a_first_task_is_not_dropped_by_one_that_was_asked_for_before_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other thread's task is learned between the call and the claim of its change."""
+    x, y = table(1)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "learn": lambda model: model.learn(x, y, task="second"),
+        "partial_fit": lambda model: model.partial_fit(x, y),
+    }
+    writes = ContinualClassifier._writes
+    for call in calls.values():
+        model, others = ContinualClassifier(**SMALL), ["first"]
+
+        def after_another(self: Any, others: list[str] = others) -> Any:
+            if others:
+                self.learn(*table(0), task=others.pop())
+            return writes(self)
+
+        monkeypatch.setattr(ContinualClassifier, "_writes", after_another)
+        call(model)
+        monkeypatch.undo()
+        assert len(model.tasks_) == 2
+        assert model.tasks_[0] == "first"
+
+
+@pytest.mark.parametrize("change", ["forget", "learn"])
+def test_learning_tells_of_its_own_task_though_another_thread_has_changed_the_learner_since(
+    change: str, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = Learner(net, learner.settings, device="cpu")
+    finish = task_learner.finish
+
+    def and_then_another(steps: Any) -> Any:
+        found = finish(steps)
+        monkeypatch.undo()
+        model.forget("own") if change == "forget" else model.learn(*rows(1), name="other")
+        return found
+
+    monkeypatch.setattr(task_learner, "finish", and_then_another)
+    task = model.learn(*rows(0), name="own")
+    assert task.name == "own"
+    assert names(model) == ([] if change == "forget" else ["own", "other"])
+
+
+@pytest.mark.parametrize("change", [forgets("t2"), learns("new"), updates("t3")])
+def test_attributes_set_while_a_change_is_committed_stay(
+    change: Change, classifier: ContinualClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, marks = copy.deepcopy(classifier), list[str]()
+
+    class Meanwhile(tuple[str, ...]):
+        """Another thread sets an attribute whenever a name is looked up."""
+
+        def __contains__(self, name: object) -> bool:
+            if not marks or hasattr(model, marks[-1]):
+                marks.append(f"mark_{len(marks)}")
+                setattr(model, marks[-1], len(marks))
+            return super().__contains__(name)
+
+    monkeypatch.setattr(estimator, "LEARNED", Meanwhile(estimator.LEARNED))
+    change[0](model)
+    monkeypatch.undo()
+    assert len(marks) > 10
+    assert all(hasattr(model, mark) for mark in marks)
+
+
+@pytest.mark.parametrize("kind", ["forget", "undo"])
+def test_what_the_user_keeps_beside_a_classifier_is_not_overwritten_by_a_change(
+    kind: str, classifier: ContinualClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "undo":
+        model = ContinualClassifier(**SMALL, stream=True)
+        for task in range(2):
+            model.partial_fit(*table(task)).finish()
+    else:
+        model = copy.deepcopy(classifier)
+    fork = ContinualClassifier._fork
+
+    def meanwhile(self: Any) -> Any:
+        if self is model:
+            found = fork(self)
+            model.extra_ = {"mine": 1}
+            return found
+        return fork(self)
+
+    monkeypatch.setattr(ContinualClassifier, "_fork", meanwhile)
+    model.undo() if kind == "undo" else model.forget("t2")
+    monkeypatch.undo()
+    assert model.extra_ == {"mine": 1}

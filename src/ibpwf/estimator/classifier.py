@@ -31,6 +31,7 @@ from ibpwf.estimator.task_rows import first_task, task_rows
 from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook, label_array
 from ibpwf.learner import Learner
+from ibpwf.learner_state import Learned
 from ibpwf.limits import check_rate
 from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
 from ibpwf.settings import Settings
@@ -138,7 +139,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         Without y, X may be rows that need not fit into memory: the path of a table or of a folder of images, a list
         or a folder of a table's shards, a DataLoader or a Dataset. They are read once, into a scratch file."""
         how = {"sample_weight": sample_weight, "callbacks": callbacks}
-        return self._learn(X, y, task, anew=not self._has_tasks(), **how)
+        return self._learn(X, y, task, **how)
 
     def more(
         self,
@@ -208,7 +209,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             self._writes().run("learned", lambda: self._take(X, y, classes))
             return self
         how = {"classes": classes, "sample_weight": sample_weight}
-        return self._learn(X, y, None, anew=not self._has_tasks(), **how)
+        return self._learn(X, y, None, **how)
 
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
         steps = pinned_steps(self._learn_steps(X, y, task, **how))
@@ -242,9 +243,9 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         users = {name: value for name, value in dict(old).items() if name not in LEARNED}
         new = {**users, **learned, **own}
         self.__dict__ = new
-        for name, value in users.items():  # a thread may have set a parameter since it was copied
-            if name not in own and old[name] is not value:
-                new[name] = old[name]
+        for name, value in dict(old).items():  # a thread may have set an attribute since it was copied
+            if name not in LEARNED and name not in own and (name not in users or users[name] is not value):
+                new[name] = value
 
     def _learn_steps(
         self,
@@ -252,12 +253,13 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         y: Any,
         task: str | None,
         *,
-        anew: bool,
+        anew: bool = False,
         classes: Any = None,
         known: LabelBook | None = None,
         sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
-    ) -> Generator[None, None, Learner]:
+    ) -> Generator[None, None, Learned]:
+        anew = anew or not self._has_tasks()  # after the claim: another thread may have learned the first task
         other = self._fork()  # scikit-learn writes to it what columns there are, before anything is learned
         rows = task_rows(other, X, y, anew=anew)
         plan = Plan.choose(self.recipe, rows.first) if anew else self._plan
@@ -275,7 +277,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             learner = self._new_learner(plan, settings, tuple(x.shape[1:]), len(rows.present))
         told_by_router(learner)
         weights = rows.weights(self.class_weight, sample_weight)
-        yield from learner.learn_steps(x, numbers, name=task, weights=weights, callbacks=callbacks)
+        learned = yield from learner.learn_steps(x, numbers, name=task, weights=weights, callbacks=callbacks)
         novelty = None
         if not told_by_router(learner):
             old = None if anew else self._novelty
@@ -284,7 +286,7 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         other._know(learner, standardizer, labels, novelty)
         other._plan = plan
         self._commit(other)
-        return learner
+        return learned
 
     def _know(self, learner: Learner, standardizer: Preparation, labels: LabelBook, novelty: Novelty | None) -> None:
         """Take these up, in a copy that nobody else reads yet."""
@@ -387,16 +389,16 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         if novelty is not None:
             limits = [limit for place, limit in enumerate(novelty.limits) if place != number]
             novelty = Novelty(gaussians(learner), novelty.rate, limits)
-        kept = getattr(self, "extra_", {})
-        if ROWS in kept:
+        kept, own = getattr(self, "extra_", {}), {}
+        if ROWS in kept:  # otherwise it stays the user's, who may set it meanwhile
             left = learner.names()
-            kept = {**kept, ROWS: {one: digest for one, digest in kept[ROWS].items() if one in left}}
+            own["extra_"] = {**kept, ROWS: {one: digest for one, digest in kept[ROWS].items() if one in left}}
         other = self._fork()
         other._know(learner, self._standardizer, labels, novelty)
         other._parameters = self._parameters
         if self.stream_rows_:
             other._stream = self._stream.without(lost)
-        self._commit(other, extra_=kept)
+        self._commit(other, **own)
         return forgotten
 
     # Storing

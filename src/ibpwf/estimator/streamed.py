@@ -168,7 +168,7 @@ class Streamed(Answering, ABC):
             return
         with warnings.catch_warnings():  # a hard task is no news in a stream; its accuracy is in the log
             warnings.simplefilter("ignore", UserWarning)
-            self._learn(segment.x, self._names(segment.y), None, anew=not self._has_tasks(), known=self._labels)
+            self._learn(segment.x, self._names(segment.y), None, known=self._labels)
         self._stream = stream
         why = "" if shown else "no task has all their labels; " if len(self.tasks_) > 1 else "there was no task yet; "
         reason = f"{segment.why}; {why}{beside}"
@@ -233,6 +233,7 @@ class Streamed(Answering, ABC):
     @pinned()
     def _undo(self) -> None:
         other, last = self._fork(), self.last_decision()
+        kept = vars(other).get("extra_")
         other._stream = stream = self._streamed().fork()
         name = last["task"]
         if last["decision"] == "new task" and self._has_tasks() and name in self.tasks_:
@@ -246,7 +247,7 @@ class Streamed(Answering, ABC):
             stream.dropped[name] = max(0, stream.dropped[name] - last["rows"])
         stream.note("undo", f"asked to undo decision {last['number']}", task=name, undone=last["number"])
         other._stream = stream
-        self._commit(other, **{name: vars(other)[name] for name in ("extra_",) if name in vars(other)})
+        self._commit(other, **({} if vars(other).get("extra_") is kept else {"extra_": vars(other)["extra_"]}))
 
     @abstractmethod
     def forget(self, task: str | int) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 import torch
 
 
-def take_turns(steps: Sequence[Generator[None, None, None]], device: torch.device) -> None:
+def take_turns(steps: Sequence[Generator[None, None, object]], device: torch.device) -> None:
     """Run all generators to their end; one that fails stops them all."""
     if device.type != "cuda":
         for generator in steps:

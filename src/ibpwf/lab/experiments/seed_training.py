@@ -141,7 +141,7 @@ class SeedTraining(Callback):
         """Let go of what was learned, once its rows are all that is asked for."""
         self.learner = new_learner(self.config, self.seed, self.stream, self.answers)
 
-    def begin(self, number: int) -> Generator[None, None, None]:
+    def begin(self, number: int) -> Generator[None, None, object]:
         """The steps in which task `number` is learned."""
         task = self.stream[number]
         self.samples = self.epochs = 0
