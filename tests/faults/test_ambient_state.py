@@ -393,3 +393,16 @@ def test_a_copy_of_a_learner_used_in_autocast_still_answers() -> None:
         copied = copy.deepcopy(learner)
         copied.predict(ROWS[0][0])
     assert torch.equal(copied.logits(ROWS[0][0], 0), learner.logits(ROWS[0][0], 0))
+
+
+@pytest.mark.parametrize("name", AMBIENT)
+def test_a_state_dict_taken_and_given_in_any_state_holds_the_tasks(name: str) -> None:
+    learner = taught("gaussian")
+    expected = learner.model.state_dict()
+    other = factorize(mlp(), **fresh("gaussian").settings.factorization)
+    with AMBIENT[name]():
+        taken = learner.model.state_dict()
+        other.load_state_dict(taken)
+    assert [*taken] == [*expected]
+    assert all(torch.equal(taken[key], expected[key]) for key in expected)
+    assert torch.equal(other.logits(ROWS[0][0], 0), learner.logits(ROWS[0][0], 0))

@@ -122,6 +122,7 @@ class FactorModel(nn.Module):
             x = self.packing.pack(x).to(self.device)
         return self.logits(x, task)
 
+    @pinned()
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for number, task in enumerate(self.tasks):
@@ -133,6 +134,7 @@ class FactorModel(nn.Module):
             for name, tensor in reference_tensors(self.reference, kept).items():
                 destination[f"{prefix}{FORGOTTEN}.{name}"] = tensor
 
+    @pinned()
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         tasks, forgotten = f"{prefix}{TASKS}.", f"{prefix}{FORGOTTEN}."
         rest = {key: value for key, value in state_dict.items() if not key.startswith((tasks, forgotten))}
