@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 from pathlib import Path
 
 import httpx
 import numpy as np
 from served import TASKS, Watcher, archive, blobs, pixels, png, read_audit, request, task_table
+from test_serving_http import wait_for
 
 from ibpwf import ContinualClassifier
 from ibpwf.serving.learning_routes import EXPORTS
@@ -17,6 +17,7 @@ from ibpwf.serving.registry import ServedModel
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.workshop import Worker
+from ibpwf.storage.folder import lock_folder
 
 X = blobs(range(6), each=3, seed=9)[0]
 
@@ -30,11 +31,12 @@ def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, mo
     watcher = Watcher(server, (1, 2, 3), X)
     watcher.start()
     file = task_table(models.parent, 3)
-    answered = server.learn(file, "colors", validate="0.2")
-    assert answered.status_code == 202
-    job = answered.json()["id"]
-    refused = server.learn(file, "again", queue="false")
+    with lock_folder(models / "things"):  # as another program that writes it: the job waits
+        answered = server.learn(file, "colors", validate="0.2")
+        assert answered.status_code == 202
+        refused = server.learn(file, "again", queue="false")
     assert refused.status_code == 409
+    job = answered.json()["id"]
     kinds = []
     with server.http.stream("GET", f"/v2/jobs/{job}/events") as events:
         for line in events.iter_lines():
@@ -74,15 +76,17 @@ def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, mo
 def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, models):
     server = start("--limit", "jobs=2")
     file = task_table(models.parent, 3, each=400)
-    first = server.learn(file, "slow").json()
-    waiting = server.learn(models.parent / "test.csv", "waits").json()
-    third = server.http.post("/v2/models/things/tasks?task=bad", content=b"kind,f0\na,1\nb,2\n").json()
-    full = server.learn(file, "too many")
-    assert full.status_code == 429
-    assert full.headers["retry-after"]
-    assert server.http.delete(f"/v2/jobs/{waiting['id']}").json()["state"] == "cancelled"
-    assert read_audit(models / "things")[-1]["what"] == "cancelled"
-    time.sleep(0.5)
+    with lock_folder(models / "things"):  # the first waits for it, the others for the first
+        first = server.learn(file, "slow").json()
+        waiting = server.learn(models.parent / "test.csv", "waits").json()
+        third = server.http.post("/v2/models/things/tasks?task=bad", content=b"kind,f0\na,1\nb,2\n").json()
+        full = server.learn(file, "too many")
+        assert full.status_code == 429
+        assert full.headers["retry-after"]
+        assert server.http.delete(f"/v2/jobs/{waiting['id']}").json()["state"] == "cancelled"
+        assert read_audit(models / "things")[-1]["what"] == "cancelled"
+    progress = models / "things" / ".serving" / "jobs" / first["id"] / "progress.jsonl"
+    assert wait_for(progress.exists)
     asked = server.http.delete(f"/v2/jobs/{first['id']}")
     ended = server.wait(first["id"]) if asked.status_code == 409 else asked.json()  # 409: it was done before
     assert ended["state"] in ("cancelled", "done")
