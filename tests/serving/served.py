@@ -76,7 +76,7 @@ class Server:
         if descriptors is not None:
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
         self.address = f"{'https' if verify else 'http'}://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.address, timeout=60, verify=verify or True)
+        self.http = httpx.Client(base_url=self.address, timeout=240, verify=verify or True)
         assert self._process.wait_until(self._answers), self._process.finish().err
 
     @property
@@ -115,7 +115,7 @@ class Server:
         found: list[str] = self.http.get(f"/v2/models/{model}").json()["versions"]
         return found
 
-    def wait(self, job: str, seconds: float = 90) -> dict[str, Any]:
+    def wait(self, job: str, seconds: float = 240) -> dict[str, Any]:
         """A job once it has ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -215,7 +215,7 @@ class Watcher(threading.Thread):
     def __init__(self, server: Server, versions: tuple[int, ...], x: np.ndarray, pause: float = 0) -> None:
         super().__init__(daemon=True)
         self.pause = pause
-        self.http = httpx.Client(base_url=server.address, timeout=60)
+        self.http = httpx.Client(base_url=server.address, timeout=240)
         self.versions, self.content, self.ended = versions, json.dumps(request(x)), threading.Event()
         self.first = {number: self.ask(number) for number in versions}
         self.asked, self.other = 0, list[str]()

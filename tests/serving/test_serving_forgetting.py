@@ -60,7 +60,7 @@ class Asking(threading.Thread):
 
     def __init__(self, server: Server, address: str) -> None:
         super().__init__(daemon=True)
-        self.http, self.address = httpx.Client(base_url=server.address, timeout=60), address
+        self.http, self.address = httpx.Client(base_url=server.address, timeout=240), address
         self.seen: Counter[int] = Counter()
         self.texts: dict[int, str] = {}
         self.ended = threading.Event()

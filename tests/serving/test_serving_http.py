@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from served import Server
 from starlette.testclient import TestClient
 from wires import exchange
 
+from ibpwf.serving import access
 from ibpwf.serving.access import add_token
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import AccessLog, RateLimitedLog
@@ -77,7 +79,7 @@ def test_thousands_of_ambiguous_heads_never_hide_a_second_request(server: Server
             continue
         tried += 1
         text = GET + b"\r\n".join(lines) + b"\r\n\r\n0\r\n\r\n" + INNER
-        answered = exchange(server.port, text, 2.0)
+        answered = exchange(server.port, text, 5.0)
         found["hidden requests answered"] += len(answered.statuses) > 1
         found["left open"] += not answered.closed
     tally("requests of ambiguous length sent to a server", tried, seed=seed, **found)
@@ -133,11 +135,13 @@ def test_no_get_changes_anything_or_starts_an_export(models):
 # Health, IDs and logs
 
 
-def test_health_checks_have_no_rate_limit(made_models):
+def test_health_checks_have_no_rate_limit(made_models, monkeypatch):
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: 0.0))  # or a slow machine asks too slowly
     with client_of(made_models, limits=Limits(rate=2)) as client:
         addresses = ("/v2/health/live", "/v2/health/ready", "/v2/models/things/ready")
         assert {client.get(address).status_code for _ in range(10) for address in addresses} == {200}
-        assert {client.get("/v2").status_code for _ in range(10)} == {200, 429}  # they did not use it up either
+        found = [client.get("/v2").status_code for _ in range(10)]
+    assert found == [200] * 2 + [429] * 8  # they did not use it up either
 
 
 def test_a_request_has_an_id_which_comes_back_and_is_in_the_access_log(start, tmp_path):
@@ -183,7 +187,8 @@ def test_the_access_log_follows_rotation_and_survives_a_full_disk(tmp_path, capl
     assert sum("/dev/full" in record.message for record in caplog.records) == 1
 
 
-def wait_for(condition: Any, seconds: float = 10.0) -> bool:
+def wait_for(condition: Any, seconds: float = 120.0) -> bool:
+    """Whether a condition holds in the end. The time only ends what hangs: machines that run tests may be slow."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

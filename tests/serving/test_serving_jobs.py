@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from functools import partial
 from pathlib import Path
 
+import httpx
 import numpy as np
 from served import TASKS, Watcher, archive, blobs, pixels, png, read_audit, request, task_table
+from test_serving_http import wait_for
 
 from ibpwf import ContinualClassifier
+from ibpwf.serving.learning_routes import EXPORTS
+from ibpwf.serving.registry import ServedModel
+from ibpwf.serving.routes import make_app
+from ibpwf.serving.service import ServeOptions, Service
+from ibpwf.serving.workshop import Worker
+from ibpwf.storage.folder import lock_folder
 
 X = blobs(range(6), each=3, seed=9)[0]
 
@@ -23,11 +31,12 @@ def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, mo
     watcher = Watcher(server, (1, 2, 3), X)
     watcher.start()
     file = task_table(models.parent, 3)
-    answered = server.learn(file, "colors", validate="0.2")
-    assert answered.status_code == 202
-    job = answered.json()["id"]
-    refused = server.learn(file, "again", queue="false")
+    with lock_folder(models / "things"):  # as another program that writes it: the job waits
+        answered = server.learn(file, "colors", validate="0.2")
+        assert answered.status_code == 202
+        refused = server.learn(file, "again", queue="false")
     assert refused.status_code == 409
+    job = answered.json()["id"]
     kinds = []
     with server.http.stream("GET", f"/v2/jobs/{job}/events") as events:
         for line in events.iter_lines():
@@ -67,15 +76,17 @@ def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, mo
 def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, models):
     server = start("--limit", "jobs=2")
     file = task_table(models.parent, 3, each=400)
-    first = server.learn(file, "slow").json()
-    waiting = server.learn(models.parent / "test.csv", "waits").json()
-    third = server.http.post("/v2/models/things/tasks?task=bad", content=b"kind,f0\na,1\nb,2\n").json()
-    full = server.learn(file, "too many")
-    assert full.status_code == 429
-    assert full.headers["retry-after"]
-    assert server.http.delete(f"/v2/jobs/{waiting['id']}").json()["state"] == "cancelled"
-    assert read_audit(models / "things")[-1]["what"] == "cancelled"
-    time.sleep(0.5)
+    with lock_folder(models / "things"):  # the first waits for it, the others for the first
+        first = server.learn(file, "slow").json()
+        waiting = server.learn(models.parent / "test.csv", "waits").json()
+        third = server.http.post("/v2/models/things/tasks?task=bad", content=b"kind,f0\na,1\nb,2\n").json()
+        full = server.learn(file, "too many")
+        assert full.status_code == 429
+        assert full.headers["retry-after"]
+        assert server.http.delete(f"/v2/jobs/{waiting['id']}").json()["state"] == "cancelled"
+        assert read_audit(models / "things")[-1]["what"] == "cancelled"
+    progress = models / "things" / ".serving" / "jobs" / first["id"] / "progress.jsonl"
+    assert wait_for(progress.exists)
     asked = server.http.delete(f"/v2/jobs/{first['id']}")
     ended = server.wait(first["id"]) if asked.status_code == 409 else asked.json()  # 409: it was done before
     assert ended["state"] in ("cancelled", "done")
@@ -106,10 +117,42 @@ def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, model
     exported = server.http.post("/v2/models/pictures/export?to=folder")
     assert exported.headers["content-type"] == "application/zip"
     assert b"manifest.json" in exported.content
-    with ThreadPoolExecutor(6) as pool:
-        many = list(pool.map(lambda _: server.http.post("/v2/models/pictures/export?to=folder"), range(6)))
-    assert {one.status_code for one in many} == {200, 429}
-    assert all(one.headers["retry-after"] == "10" for one in many if one.status_code == 429)
+
+
+def test_exports_that_arrive_together_share_the_places_that_there_are(models, monkeypatch):
+    """Their processes are held until every other request has its answer, however slow the machine is."""
+    service = Service(ServeOptions(models, poll=3600))
+    app, begun, start_worker = make_app(service), list[Path](), service.jobs.start_worker
+
+    async def ask() -> tuple[list[httpx.Response], httpx.Response]:
+        free = asyncio.Event()
+
+        async def held(model: ServedModel, folder: Path) -> Worker:
+            begun.append(folder)
+            await free.wait()
+            return await start_worker(model, folder)
+
+        monkeypatch.setattr(service.jobs, "start_worker", held)
+        transport = httpx.ASGITransport(app)
+        async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            export = partial(http.post, "/v2/models/pictures/export?to=folder")
+            asked = [asyncio.create_task(export()) for _ in range(6)]
+            async with asyncio.timeout(60):
+                while len(begun) + sum(one.done() for one in asked) < len(asked):
+                    await asyncio.sleep(0.01)
+            assert len(begun) == service.exporting == EXPORTS
+            free.set()
+            return [await one for one in asked], await export()
+
+    together, later = asyncio.run(ask())
+    rejected = [one for one in together if one.status_code == 429]
+    assert len(rejected) == 6 - EXPORTS
+    assert {one.headers["retry-after"] for one in rejected} == {"10"}
+    answered = [one for one in together if one not in rejected]
+    assert {one.status_code for one in (*answered, later)} == {200}
+    assert all(b"manifest.json" in one.content for one in (*answered, later))
+    assert service.exporting == 0
+    assert not any(folder.exists() for folder in begun)
 
 
 def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path):

@@ -119,7 +119,7 @@ def test_a_task_is_taught_and_its_curve_is_seen(start, page, models):
     page.fill("#teach-task", "colors")
     page.set_input_files("#teach-file", task_table(models.parent, 3))
     page.get_by_role("button", name="Learn", exact=True).click()
-    page.wait_for_selector(".state.done", timeout=90_000)
+    page.wait_for_selector(".state.done", timeout=240_000)
     assert page.locator(".job .accuracy").get_attribute("points").count(",") == 6
     page.get_by_role("link", name="Look at it").click()
     assert page.get_by_role("heading", level=1).inner_text() == "things version 4"

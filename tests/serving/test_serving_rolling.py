@@ -21,6 +21,7 @@ from test_serving_http import wait_for
 from test_serving_uploads import Upload, closing, left
 
 from ibpwf.serving.lease import Lease
+from ibpwf.storage.folder import lock_folder
 
 X = blobs(range(6), each=2, seed=4)[0]
 
@@ -45,7 +46,7 @@ def refused(server: Server, job: str, file: Path) -> dict[str, httpx.Response]:
 
 def stopped_worker(model: Path) -> int:
     """The process that does a job, held in the midst of it."""
-    assert wait_for(lambda: workers(model) != [], 60)
+    assert wait_for(lambda: workers(model) != [])
     (worker,) = workers(model)
     os.kill(worker, signal.SIGSTOP)
     return worker
@@ -81,7 +82,7 @@ def test_a_second_server_answers_and_takes_over_what_the_first_was_promised(star
     assert promised.statuses == [202]
     other = json.loads(promised.data.partition(b"\r\n\r\n")[2])["id"]
     first.stop()
-    assert wait_for(lambda: is_writer(second), 20)
+    assert wait_for(lambda: is_writer(second))
     assert second.wait(job)["state"] == second.wait(other)["state"] == "done"
     assert second.versions() == ["1", "2", "3", "4", "5"]
     assert answers(second) == before
@@ -102,10 +103,10 @@ def test_the_worker_of_a_killed_server_ends_before_the_next_one_makes_changes(st
         job = first.learn(task_table(models.parent, 3, each=3000), "colors").json()["id"]
         worker = stopped_worker(models / "things")
         first.kill()
-        assert wait_for(lambda: is_writer(third, "pictures"), 30)
+        assert wait_for(lambda: is_writer(third, "pictures"))
         assert not wait_for(lambda: is_writer(second), 2)  # the worker lives, and may write any moment
         os.kill(worker, signal.SIGCONT)
-        assert wait_for(lambda: is_writer(second), 30)
+        assert wait_for(lambda: is_writer(second))
         assert worker not in workers(models / "things")
         assert second.wait(job)["state"] == "done"
         again: Server = start()
@@ -142,9 +143,10 @@ def test_a_lease_is_not_that_of_a_forked_process_nor_of_a_folder_that_was_replac
 
 def test_a_job_of_another_version_of_the_server_is_done_and_one_that_cannot_be_read_stays(start, models):
     first: Server = start()
-    job = first.learn(task_table(models.parent, 3, each=1000), "colors").json()["id"]
-    first.kill()
-    assert wait_for(lambda: workers(models / "things") == [], 30)
+    with lock_folder(models / "things"):  # so that it is not done before the server is killed
+        job = first.learn(task_table(models.parent, 3), "colors").json()["id"]
+        first.kill()
+        assert wait_for(lambda: workers(models / "things") == [])
     folder = models / "things" / ".serving" / "jobs"
     stored = json.loads((folder / job / "job.json").read_text())
     (folder / job / "job.json").write_text(json.dumps({**stored, "added later": 1}))

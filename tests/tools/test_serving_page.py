@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from ibpwf.errors import InputError
+from ibpwf.serving.limits import Limits
 from ibpwf.storage.files import read_json, write_json
 from tools import serving_page
 
@@ -34,6 +37,20 @@ def test_new_measurements_replace_what_was_written_before(tmp_path: Path) -> Non
     for told in ("answered 12.3 times", "took 18 ms", "11 ms before", "was 400 MB before", "512 MB after"):
         assert told in text
     assert text.count(serving_page.BEGIN) == 1
+
+
+def test_the_table_of_limits_has_every_limit_with_its_default() -> None:
+    text = (
+        (DOCS / "serving.md").read_text(encoding="utf-8").split("| limit | default | |\n", 1)[1].split("\n\n", 1)[0]
+    )
+    found: dict[str, float] = {}
+    units = {"": 1, " MiB": 1 << 20, " GiB": 1 << 30}
+    for line in text.splitlines()[1:]:
+        _, names, values, *_ = (cell.strip() for cell in line.split("|"))
+        for name, value in zip(names.split(", "), re.split(", (?! )", values), strict=True):
+            number, unit = re.fullmatch(r"([0-9,]+|2²⁴)( MiB| GiB|)", value).groups()  # type: ignore[union-attr]
+            found[name.strip("`")] = (1 << 24 if number == "2²⁴" else int(number.replace(",", ""))) * units[unit]
+    assert found == asdict(Limits())
 
 
 def test_a_page_without_marks_is_refused() -> None:

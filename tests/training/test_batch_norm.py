@@ -29,9 +29,9 @@ class Threads(Group):
     def gathered(self, tensor: Tensor) -> Tensor:
         self.sums += 1
         self.place[self.rank] = tensor
-        self.barrier.wait(20)
+        self.barrier.wait(120)
         rows = torch.stack([self.place[rank] for rank in range(SIZE)])
-        self.barrier.wait(20)
+        self.barrier.wait(120)
         return rows
 
 

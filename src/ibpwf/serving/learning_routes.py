@@ -154,7 +154,14 @@ async def forget(service: Service, request: Request, caller: Caller) -> Response
 async def verify(service: Service, request: Request, caller: Caller) -> Response:
     """Every file of a model folder against its digest."""
     model = service.model(request)
-    checked = await asyncio.to_thread(verify_model, model.path)
+    try:
+        checked = await asyncio.to_thread(verify_model, model.path)
+    except StoreError as error:  # there is no such folder any more
+        raise Refused(
+            503,
+            f"model '{model.name}' cannot be verified: {error}".replace(str(model.path), model.name),
+            retry_after=10,
+        ) from None
     problems = [
         {"file": one.file, "message": one.message.replace(str(model.path), model.name)} for one in checked.problems
     ]

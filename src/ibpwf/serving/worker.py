@@ -26,7 +26,7 @@ from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.training.callbacks import Callback, EpochEnd, TaskEnd, TaskStart
 
 DONE, FAILED, LOCKED, DISK_FULL, STOPPED = 0, 2, 3, 4, 130
-"""Exit codes. LOCKED: another process writes to the model; to be tried again."""
+"""Exit codes. LOCKED: another process writes to the model, or its folder is gone; to be tried again."""
 
 CHECKPOINT_MINUTES = 0.5
 """At most between two checkpoints, however long writing one takes."""
@@ -85,7 +85,10 @@ def run(model: str, folder: str, held: Connection, lease: int, device: str) -> N
     os.setsid()  # an interrupt from a terminal is for the server, which lets this one end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so is the end of a service, which is sent to all its processes
     os.nice(NICE)
-    os.chdir(folder)  # so that messages name a file as `data.csv`
+    try:
+        os.chdir(folder)  # so that messages name a file as `data.csv`
+    except OSError:  # it is gone, with its model: the server, which looks before it tries again, says so
+        sys.exit(LOCKED)
     stop = threading.Event()
     threading.Thread(target=_wait_for_end, args=(held, stop), daemon=True).start()
     sys.exit(_do(Path(model), stop, device))

@@ -179,10 +179,10 @@ def test_no_worker_outlives_the_run_whatever_ends_it(tmp_path: Path, number: int
     wait_for(lambda: numbers.exists() and len(numbers.read_text().split()) == 2, 120)
     assert process.pid is not None
     os.kill(process.pid, number)
-    process.join(20)
+    process.join(120)
     assert process.exitcode is not None
     workers = [int(word) for word in numbers.read_text().split()]
-    wait_for(lambda: all(map(is_gone, workers)), 20)
+    wait_for(lambda: all(map(is_gone, workers)), 120)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
