@@ -119,7 +119,7 @@ def numbers(name: str, value: Any, remedy: str = _GIVE_NUMBERS, *, labels: bool 
     if array.dtype.kind == "O":
         _check_objects(name, array, names, labels=labels)
         array = np.array(array.tolist())
-    _check_kind(name, array, remedy)
+    _check_kind(name, array.dtype, remedy)
     if not labels:
         _check_exact(name, value, array, names)
     return array
@@ -130,6 +130,7 @@ def check_numbers(name: str, value: Any) -> None:
 
     Objects that are neither text, times nor missing are left to scikit-learn."""
     if hasattr(value, "tocsr"):
+        _check_kind_as_scikit_learn(name, value.dtype)
         if value.dtype.kind in "iu":
             entries = value.tocoo()
             _check_integers(name, entries.data, None, (entries.row, entries.col))
@@ -138,14 +139,19 @@ def check_numbers(name: str, value: Any) -> None:
     if array.dtype.kind == "O":
         _check_objects(name, array, names)
         return
-    is_complex = array.dtype.kind == "c"  # for which scikit-learn demands these words
-    _check_kind(name, array, "Complex data not supported; give real numbers" if is_complex else _GIVE_NUMBERS)
+    _check_kind_as_scikit_learn(name, array.dtype)
     _check_exact(name, value, array, names)
 
 
-def _check_kind(name: str, array: Array, remedy: str) -> None:
-    if array.dtype.kind not in "biuf":
-        raise InputError(f"{name} holds {_KINDS.get(array.dtype.kind, array.dtype)}; {remedy}.")
+def _check_kind_as_scikit_learn(name: str, dtype: np.dtype[Any]) -> None:
+    """Of complex numbers in the words that scikit-learn demands."""
+    remedy = "Complex data not supported; give real numbers" if dtype.kind == "c" else _GIVE_NUMBERS
+    _check_kind(name, dtype, remedy)
+
+
+def _check_kind(name: str, dtype: np.dtype[Any], remedy: str) -> None:
+    if dtype.kind not in "biuf":
+        raise InputError(f"{name} holds {_KINDS.get(dtype.kind, dtype)}; {remedy}.")
 
 
 def column_names(value: Any) -> Names:
@@ -201,7 +207,7 @@ def _check_objects(name: str, array: Array, names: Names, *, labels: bool = Fals
     for place, value in enumerate(array.flat):
         if isinstance(value, float):
             continue
-        if isinstance(value, (str, bytes)):
+        if isinstance(value, (str, bytes, bytearray, memoryview)):
             fault = f"text ({str(value)[:40]!r})"
         elif value is None or str(value) in ("<NA>", "NaT"):
             fault = f"{value}, a missing value,"

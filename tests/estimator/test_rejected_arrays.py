@@ -72,6 +72,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "bytes": (lambda: X.astype("S"), "text"),
     "NumPy's new text": (lambda: X.astype(str).astype(np.dtypes.StringDType()), "text"),
     "lists of text": (lambda: X.astype(str).tolist(), "text"),
+    "bytes among objects": (lambda: with_cell(bytearray(b"1"), object), f"text.* {IN_CELL}"),
     "text among objects": (lambda: with_cell("1_05", object), f"1_05.* {IN_CELL}"),
     "None among objects": (lambda: with_cell(None, object), f"None.* {IN_CELL}"),
     "dates": (lambda: X.astype("datetime64[s]"), "dates"),
@@ -246,6 +247,8 @@ def test_a_sparse_matrix_is_read_by_a_classifier_and_its_bad_cells_are_named(
         for words, x in bad.items():
             rejected(learned.predict, make(x), words)
             rejected(lambda x: learned.learn(x, Y), make(x), words)
+    for make in (sparse.csr_matrix, sparse.coo_array, sparse.dok_array):
+        rejected(learned.predict, make(X.astype(np.complex64)), "complex")
     rejected(learner.predict, sparse.csr_matrix(X), "sparse")
     rejected(lambda x: learner.learn(x, Y), sparse.csr_matrix(X), "sparse")
 
@@ -278,6 +281,37 @@ def test_labels_that_are_masked_or_have_no_values_are_rejected(
     ]
     for call in calls:
         rejected(call, make(), words)
+
+
+class Items(torch.utils.data.Dataset[Any]):
+    """A Dataset of these rows, as they come out of `x` and `y`."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, place: int) -> tuple[Any, Any]:
+        return self.x[place], self.y[place]
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (masked(), Y),
+        ([[1.0, np.ma.masked, 2.0]] * ROWS, Y),
+        ([[row, row] for row in masked()], Y),
+        (X, masked(Y)),
+        (X, masked(np.arange(ROWS) * 1.0)),
+    ],
+    ids=["rows", "lists", "nested", "labels", "float labels"],
+)
+def test_masked_items_of_a_dataset_are_rejected(
+    x: Any, y: Any, learned: ContinualClassifier, learner: Learner
+) -> None:
+    rejected(learner.learn, Items(x, y), "masked")
+    rejected(learned.learn, Items(x, y), "masked")
 
 
 TASKS = {**LABELS, "fake": (lambda: FakeTensorMode().from_tensor(torch.from_numpy(Y)), "FakeTensor")}
@@ -319,6 +353,7 @@ def test_weights_that_are_no_numbers_are_rejected(
 ) -> None:
     rejected(lambda w: ContinualClassifier(**QUICK).fit(X, Y, sample_weight=w), weights, words)
     rejected(lambda w: learned.learn(X, Y, sample_weight=w), weights, words)
+    rejected(lambda w: learned.score(X, Y, sample_weight=w), weights, words)
     rejected(lambda w: learner.learn(X, Y, weights=w), weights, words)
 
 

@@ -16,9 +16,9 @@ ABSENT = ("nan", "-nan", "+nan", "null")
 """What stands for a missing value, in any case."""
 
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
-_DASHES = dict.fromkeys(map(ord, "−‒–—﹣－"), "-")
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011−‒–—﹣－"), "-")
 _UNITS = re.compile(r"(?P<sign>[+-]?)\s*(?P<digits>[^%‰]*?)\s*[%‰]?", re.ASCII)
-_HEX = re.compile(r"[+-]?0x[0-9a-f]+", re.IGNORECASE | re.ASCII)
+_BASED = re.compile(r"[+-]?0(x[0-9a-f]+|o[0-7]+|b[01]+)", re.IGNORECASE | re.ASCII)
 _GROUPS = re.compile(r"\d{1,3}([ ,]\d{3})+(\.\d*)?|\d+([_'’]\d+)+(\.\d*)?", re.ASCII)
 _CONTINENTAL = re.compile(r"(\d+|\d{1,3}([. ]\d{3})+),\d+", re.ASCII)
 
@@ -31,9 +31,9 @@ def is_number(text: str) -> bool:
 def plain_number(text: str) -> str | None:
     """A number that is written for people as programs read it; None for what is no number, or is one already.
 
-    Percent and currency signs, separators of thousands, decimal commas, hexadecimal digits, digits of other scripts
-    and other minus signs than the hyphen are understood. Such cells are reported and never read as numbers: what
-    5 % stands for, or 1,234, is for the user to say.
+    Percent and currency signs, separators of thousands, decimal commas, hexadecimal, octal and binary digits, digits
+    of other scripts, and typographic hyphens and minus signs are understood. Such cells are reported and never read
+    as numbers: what 5 % stands for, or 1,234, is for the user to say.
 
     Examples
     --------
@@ -46,8 +46,8 @@ def plain_number(text: str) -> str | None:
     digits = "".join(_plain_character(character) for character in folded).strip()
     if digits.startswith("(") and digits.endswith(")"):  # as accountants write what is below zero
         digits = f"-{digits[1:-1].strip()}"
-    if _HEX.fullmatch(digits):
-        return str(int(digits, 16))
+    if _BASED.fullmatch(digits):
+        return str(int(digits, 0))
     found = _UNITS.fullmatch(digits)
     if found is None:
         return None

@@ -21,7 +21,7 @@ from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook, before_scikit_learn
 from ibpwf.learner import Learner
-from ibpwf.plain_arrays import plain
+from ibpwf.plain_arrays import numbers, plain
 from ibpwf.torch_state import pinned
 
 ROWS_AT_ONCE = 4096
@@ -169,7 +169,8 @@ class Answering:
     @asks
     def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
         """Accuracy, with the task given or inferred."""
-        return float(accuracy_score(before_scikit_learn(y), self.predict(X, task), sample_weight=sample_weight))
+        weights = None if sample_weight is None else numbers("sample_weight", sample_weight)
+        return float(accuracy_score(before_scikit_learn(y), self.predict(X, task), sample_weight=weights))
 
     @asks
     def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ibpwf.errors import InputError
 from ibpwf.factors.packing import LABELS
+from ibpwf.plain_arrays import plain
 
 T = TypeVar("T")
 
@@ -146,6 +147,9 @@ def _collated(rows: Sequence[Any]) -> Any:
             raise InputError(
                 f"item {number} of the Dataset is not an (example, label) pair; give such pairs, or dicts."
             )
+        for part, value in zip(("x", "y"), row, strict=True):
+            if not isinstance(value, Tensor):  # of which the batch is checked; of arrays it would lose the mask
+                plain(f"{part} of item {number}", value)
     try:
         return torch.utils.data.default_collate([tuple(row) for row in rows])
     except (RuntimeError, TypeError, ValueError) as error:
