@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -217,12 +218,19 @@ def _check_objects(name: str, array: Array, names: Names, *, labels: bool = Fals
             fault = f"a {type(value).__name__} of pandas ({value})"
         elif isinstance(value, (complex, np.complexfloating)):
             fault = f"a complex number ({value})"
-        elif isinstance(value, (int, np.integer)) and not labels and not -EXACT < value < EXACT:
+        elif not labels and _is_inexact(value):
             fault = f"{value}, which has more digits than a number keeps,"
         else:
             continue
         at = _place(np.unravel_index(place, array.shape), names)
         raise InputError(f"{name} holds {fault} in {at}; give numbers.")
+
+
+def _is_inexact(value: object) -> bool:
+    """Whether a number has more digits than a float keeps."""
+    if isinstance(value, Decimal):
+        return value.is_finite() and not -EXACT < value < EXACT
+    return isinstance(value, (int, np.integer)) and not -EXACT < value < EXACT
 
 
 def _check_integers(name: str, array: Array, names: Names, places: tuple[Array, Array] | None = None) -> None:

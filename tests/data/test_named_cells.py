@@ -178,7 +178,7 @@ def test_a_column_of_what_looks_like_numbers_is_reported_when_it_is_learned(
 
 
 def test_categories_that_are_no_numbers_are_not_reported(tmp_path: Path) -> None:
-    words = ["red", "4x4", "A4", "5G", "1st", "10-20", "5kg", "3.1.2", "<5", "12:30x", "N/A", "5XL", "-", "%"]
+    words = ["red", "4x4", "A4", "5G", "1st", "10-20", "5kg", "3.1.2", "<5", "12:30x", "N/A", "5XL", "-", "%", "5²"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_examples(table(tmp_path, [(word, "1", "u") for word in words]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "an integer that no float keeps": (lambda: with_cell(2**53 + 1, np.int64), f"9007199254740993 in {IN_CELL}"),
     "an unsigned one": (lambda: with_cell(2**63, np.uint64), f"9223372036854775808 in {IN_CELL}"),
     "one among objects": (lambda: with_cell(-(2**53) - 1, object), f"-9007199254740993.* {IN_CELL}"),
+    "a decimal one": (lambda: with_cell(Decimal(2**53 + 1), object), f"9007199254740993.* {IN_CELL}"),
+    "a decimal that is no number": (lambda: with_cell(Decimal("nan"), object), f"objects|{IN_CELL}"),
     "a frame with missing cells": (lambda: frame(b=pd.array([1] * 7 + [None] * 17, "Int64")), IN_COLUMN),
     "a frame with missing floats": (lambda: frame(b=pd.array([1.5] * 7 + [None] * 17, "Float64")), "row 7"),
     "a frame with missing truths": (lambda: frame(b=pd.array([True] * 7 + [None] * 17, "boolean")), IN_COLUMN),

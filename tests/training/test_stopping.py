@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.models import mlp
 from ibpwf.training.callbacks import Callback, EpochEnd, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
-from ibpwf.training.linear import HeldOut, linear_accuracy
+from ibpwf.training.linear import HeldOut, compared_on_own_rows, linear_accuracy
 from ibpwf.training.phase import Phase
 from ibpwf.training.rows import TensorRows
 from ibpwf.training.stopping import Stopping, tempered_loss
@@ -148,6 +149,29 @@ def test_the_linear_model_beside_a_task_is_scikit_learns() -> None:
     ours = linear_accuracy(TensorRows(x[:600], y[:600]), held, known, 2)
     theirs = LogisticRegression().fit(x[:600].numpy(), y[:600].numpy()).score(held.numpy(), known.numpy())
     assert ours == pytest.approx(100 * theirs, abs=1.0)
+
+
+@pytest.mark.parametrize("count", [29, 40, 140, 170])
+def test_few_own_rows_are_compared_by_cross_validation_with_scikit_learns_regression(count: int) -> None:
+    x, y = rows(count, noise=0.1)
+    wrong = torch.nn.functional.one_hot(1 - y, 2).float()  # of a task that learned the opposite
+
+    def logits(asked: torch.Tensor) -> torch.Tensor:
+        return wrong[[int((x == row).all(1).nonzero()[0]) for row in asked]]
+
+    found = compared_on_own_rows(TensorRows(x, y), logits, torch.Generator().manual_seed(0))
+    if count < 30:
+        assert found is None
+        return
+    assert found is not None
+    assert found.rows == count if count < 150 else found.rows in (33, 34)
+    assert found.accuracy == 0
+    assert found.is_poor
+    assert found.linear is not None
+    if count < 150:
+        theirs = cross_val_score(LogisticRegression(), x.numpy(), y.numpy(), cv=5).mean()
+        assert found.linear == pytest.approx(100 * theirs, abs=8)
+        assert found.majority == pytest.approx(100 * max(float(y.float().mean()), 1 - float(y.float().mean())))
 
 
 def test_a_task_says_how_good_it_is_beside_simple_ways_and_keeps_it(tmp_path: Path) -> None:

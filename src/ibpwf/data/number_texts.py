@@ -40,7 +40,7 @@ def plain_number(text: str) -> str | None:
     >>> plain_number("$1,234.50"), plain_number("5%"), plain_number("0x12"), plain_number("5"), plain_number("red")
     ('1234.50', '5', '18', None, None)
     """
-    if is_number(text) or len(text) > 64:
+    if is_number(text) or len(text) > 64 or any(unicodedata.category(one) == "No" for one in text):  # no 5²
         return None
     folded = unicodedata.normalize("NFKC", text.translate(_DASHES)).translate(_DASHES).strip()
     digits = "".join(_plain_character(character) for character in folded).strip()

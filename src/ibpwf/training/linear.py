@@ -21,6 +21,9 @@ MOST_OWN_ROWS = 2_500
 FEWEST_ROWS = 30
 """Fewer rows say nothing of how well a model does."""
 
+FOLDS = 5
+"""A fifth of a task's own rows is for judging a regression on the others."""
+
 CLEARLY = 2.0
 """Points of accuracy by which a linear model must at least be better to be worth a warning."""
 
@@ -63,22 +66,42 @@ def compared(train: Rows, held: Rows, logits: Tensor) -> HeldOut:
 
 
 def compared_on_own_rows(rows: Rows, logits: Callable[[Tensor], Tensor], draw: torch.Generator) -> HeldOut | None:
-    """The same by some of the rows that a task has learned from, a fifth of which the logistic regression has not;
-    None where there are too few."""
+    """The same by some of the rows that a task has learned from; None where there are too few. The regression is
+    judged by rows that it has not learned from: a fifth of them, or of few rows all, by cross-validation."""
     parts = list[tuple[Tensor, Tensor]]()
     for part in rows.sample(MOST_OWN_ROWS, draw):
         if not _comparable(part[0]):
             return None
         parts.append(part)
     x, y = (torch.cat(column) for column in zip(*parts, strict=True))
-    apart = TensorRows(x, y).apart(0.2, len(y), draw)
-    if apart is None or len(apart[1]) < FEWEST_ROWS:
+    apart = TensorRows(x, y).apart(1 / FOLDS, len(y), draw)
+    if apart is not None and len(apart[1]) >= FEWEST_ROWS:
+        train, asked = apart
+    elif len(y) >= FEWEST_ROWS:
+        train = asked = TensorRows(x, y)
+    else:
         return None
-    train, asked = apart
     own, known = logits(asked.tensors()[0]), asked.tensors()[1]
     if _share(own.argmax(1) == known) > 100 - CLEARLY:  # no regression could be clearly better
         return None
-    return compared(train, asked, own)
+    return compared(train, asked, own) if train is not asked else _cross_validated(x, y, own, draw)
+
+
+def _cross_validated(x: Tensor, y: Tensor, own: Tensor, draw: torch.Generator) -> HeldOut:
+    """All rows beside the logistic regressions that have not learned from them."""
+    right = 0.0
+    for fold in torch.randperm(len(y), generator=draw).to(y.device).tensor_split(FOLDS):
+        others = torch.ones(len(y), dtype=torch.bool, device=y.device)
+        others[fold] = False
+        linear = linear_accuracy(TensorRows(x[others], y[others]), x[fold], y[fold], own.shape[1])
+        if linear is None:
+            return HeldOut(len(y), _share(own.argmax(1) == y), _majority(y), None)
+        right += linear * len(fold)
+    return HeldOut(len(y), _share(own.argmax(1) == y), _majority(y), right / len(y))
+
+
+def _majority(y: Tensor) -> float:
+    return _share(y == torch.bincount(y).argmax())
 
 
 def _comparable(x: Tensor) -> bool:
