@@ -40,15 +40,23 @@ _rounding = False  # inside `tf32_products`, for the thread that holds the lock
 @contextlib.contextmanager
 def pinned(*, grad: bool = False) -> Iterator[None]:
     """Run in torch's default state, with gradients or without; also a decorator. Costs about 4 µs where it changes
-    nothing."""
-    changes = list(_changes(grad))
-    if not changes:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        for change in changes:
-            stack.enter_context(change)
-        yield
+    nothing.
+
+    The caller's state comes back even if an interrupt hits just before it would; gradient mode also where one hits
+    inside, while a context of torch's own ends.
+    """
+    before, changes = torch.is_grad_enabled(), contextlib.ExitStack()
+    try:
+        try:
+            for change in _changes(grad):
+                changes.enter_context(change)
+            yield
+        finally:
+            changes.close()
+            _set_grad_enabled(before)
+    finally:
+        changes.close()
+        _set_grad_enabled(before)
 
 
 def _changes(grad: bool) -> Iterator[AbstractContextManager[Any]]:
@@ -148,6 +156,7 @@ def float32_by_default() -> Iterator[None]:
                 torch.set_default_dtype(_default)
 
 
+_set_grad_enabled = torch._C._set_grad_enabled
 _precision, _set_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
 
 

@@ -61,6 +61,7 @@ def torch_as_before() -> Iterator[None]:
     the tests that follow must not find it so."""
     threads = torch.get_num_threads()
     yield
+    torch.set_grad_enabled(True)
     while _get_current_function_mode_stack():
         _pop_mode()
     torch.set_num_threads(threads)
@@ -155,7 +156,7 @@ def test_interrupted_at_any_line_it_is_done_or_not_done(case: str, long: bool, t
         do(undisturbed)
     after = known(undisturbed)
     assert before != after
-    tried = lost = wrong = quiet = 0
+    tried = lost = wrong = quiet = left = 0
     for stop in chosen(lines.places, points if long else 25, SEED):
         one = make()
         try:
@@ -164,12 +165,14 @@ def test_interrupted_at_any_line_it_is_done_or_not_done(case: str, long: bool, t
             quiet += run.raised  # and swallowed
         except KeyboardInterrupt:
             tried += 1
+        left += not torch.is_grad_enabled()
         now = known(one)
         lost += now not in (before, after)
         if now == before:
             do(one)  # nothing stands in the way of trying again
             wrong += known(one) != after
-    tally(f"interrupts of {case}", tried, seed=SEED, lost=lost, wrong=wrong, swallowed=quiet)
+    found = {"lost": lost, "wrong": wrong, "swallowed": quiet, "without gradients": left}
+    tally(f"interrupts of {case}", tried, seed=SEED, **found)
 
 
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.faults)])
