@@ -17,6 +17,9 @@ import processes
 import zoos
 from ibpwf import Learner, Settings, models
 from ibpwf.lab.data.tasks import Scenario
+from tallies import tally
+
+__all__ = ["tally"]
 
 # One thread per process: tests run beside others, and threads that wait for each other cost most of the time.
 torch.set_num_threads(1)

@@ -218,7 +218,7 @@ class Learner(VersionedLearner):
         """A learner that knows the same and answers faster, a little less well: a router asks the experts of likely
         tasks alone, and each looks at an image once, as it is. docs/class-incremental.md says what that costs."""
         other = self.fork()
-        other.settings = self.settings.replace(**FAST)
+        other.settings = other.settings.replace(**FAST)
         return other
 
     @pinned()

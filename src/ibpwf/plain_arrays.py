@@ -8,6 +8,7 @@ or weights reads them through this module, so the same value is treated the same
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -28,6 +29,8 @@ _KINDS = {"U": "text", "T": "text", "S": "text", "O": "objects", "c": "complex n
 _KINDS |= {"M": "dates", "m": "time spans", "V": "records"}
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
 _ARRAYS = (Tensor, np.ma.MaskedArray)
+_PACKED = re.compile(r"torch\.(u?int[1-7]|bits\w+|float4\w+)")
+"""Types of less than a byte, which torch stores and does not convert."""
 _GIVE_NUMBERS = "give numbers (a tensor or a numpy array)"
 
 
@@ -72,6 +75,8 @@ def _plain_tensor(name: str, tensor: Tensor) -> Tensor:
         fault = f"is a nested tensor, with rows of different lengths; give torch.nested.to_padded_tensor({name}, 0.0)"
     elif tensor.is_quantized:
         fault = f"is quantized ({tensor.dtype}); give {name}.dequantize()"
+    elif _PACKED.fullmatch(str(tensor.dtype)):
+        fault = f"holds {tensor.dtype}, of which torch makes no other numbers; give integers or floats"
     elif tensor.layout is not torch.strided:
         fault = f"is a sparse tensor ({tensor.layout}); give {name}.to_dense()"
     elif tensor.is_meta:
@@ -103,12 +108,15 @@ def as_array(name: str, value: Any) -> Array:
         except TypeError:  # bfloat16, for instance, which NumPy lacks
             return value.float().numpy(force=True)
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
     except ValueError as error:
         if "inhomogeneous" in str(error):
             how = ", as a tokenizer makes them with padding=True" if name.startswith("x[") else ""
             raise InputError(f"{name} has rows of different lengths; give rows of equal length{how}.") from None
         raise InputError(f"{name} cannot be made an array ({error}); give rows of equal length.") from None
+    if isinstance(value, (list, tuple)) and array.dtype.kind == "f":
+        _check_listed(name, value, array)
+    return array
 
 
 def numbers(name: str, value: Any, remedy: str = _GIVE_NUMBERS, *, labels: bool = False) -> Array:
@@ -212,6 +220,8 @@ def _check_objects(name: str, array: Array, names: Names, *, labels: bool = Fals
             fault = f"text ({str(value)[:40]!r})"
         elif value is None or str(value) in ("<NA>", "NaT"):
             fault = f"{value}, a missing value,"
+        elif isinstance(value, np.ma.MaskedArray):
+            fault = "a masked value"
         elif isinstance(value, _TIMES):
             fault = f"a date or time ({value})"
         elif type(value).__module__.split(".")[0] == "pandas":
@@ -242,8 +252,22 @@ def _check_integers(name: str, array: Array, names: Names, places: tuple[Array, 
         return
     at = np.argwhere((array >= EXACT) | (array <= -EXACT))[0]
     place = _place(at if places is None else [one[at[0]] for one in places], names)
-    raise InputError(
-        f"{name} holds {array[tuple(at)]} in {place}, which has more digits than a number keeps, so it looks like an "
+    raise _too_long(name, array[tuple(at)], place)
+
+
+def _check_listed(name: str, value: Any, array: Array) -> None:
+    """The same of integers in lists, which NumPy made floats beside others."""
+    for at in np.argwhere(np.abs(array) >= EXACT):
+        cell = value
+        for place in at:
+            cell = cell[place]
+        if isinstance(cell, (int, np.integer)):
+            raise _too_long(name, cell, _place(at))
+
+
+def _too_long(name: str, value: Any, place: str) -> InputError:
+    return InputError(
+        f"{name} holds {value} in {place}, which has more digits than a number keeps, so it looks like an "
         "identifier; leave the column out, or scale it."
     )
 

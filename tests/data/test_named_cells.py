@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import random
 import re
 import subprocess
 import sys
@@ -27,7 +28,9 @@ from ibpwf.data.stored import read_stored
 from ibpwf.errors import DataError, InputError
 from ibpwf.serving.inputs import examples_of
 from ibpwf.serving.limits import Limits
+from tallies import Tally
 
+SEED = 35
 Read = Callable[[Path], object]
 READERS: dict[str, Read] = {"in memory": read_examples, "on disk": read_stored}
 
@@ -109,7 +112,7 @@ def test_the_line_that_is_named_is_the_one_on_which_the_row_starts(data: st.Data
 
 
 @pytest.mark.faults
-def test_the_line_that_is_named_is_the_one_on_which_the_row_starts_many_times(tally: Callable[..., None]) -> None:
+def test_the_line_that_is_named_is_the_one_on_which_the_row_starts_many_times(tally: Tally) -> None:
     tried = 0
 
     @settings(max_examples=5_000, deadline=None, derandomize=True)
@@ -192,6 +195,50 @@ def test_what_is_written_for_people_is_a_number_for_programs_or_none(text: str) 
     assert plain is None or (is_number(plain) and not is_number(text))
 
 
+STYLES: dict[str, Callable[[int], str]] = {
+    "percent": lambda n: f"{n}%",
+    "per mille": lambda n: f"{n} ‰",
+    "dollars": lambda n: f"${n:,}",
+    "euros": lambda n: f"{n} €",
+    "underscores": lambda n: f"{n + 1000:_}",
+    "apostrophes": lambda n: f"{n + 1000:,}".replace(",", "'"),
+    "spaces": lambda n: f"{n + 1000:,}".replace(",", "\u202f"),
+    "thousands": lambda n: f"{n + 1_000_000:,}",
+    "hexadecimal": hex,
+    "octal": oct,
+    "binary": bin,
+    "minus": lambda n: f"\N{MINUS SIGN}{n}",
+    "full width": lambda n: str(n).translate({ord(str(d)): chr(0xFF10 + d) for d in range(10)}),
+    "Arabic": lambda n: str(n).translate({ord(str(d)): chr(0x660 + d) for d in range(10)}),
+    "accounting": lambda n: f"({n})",
+}
+ADDED = {"underscores": 1000, "apostrophes": 1000, "spaces": 1000, "thousands": 1_000_000}
+"""What is added so that there is a separator."""
+
+
+@pytest.mark.parametrize("times", [20, pytest.param(2_000, marks=pytest.mark.faults)])
+def test_columns_of_numbers_written_for_people_are_reported_with_their_value(
+    times: int, tmp_path: Path, tally: Tally
+) -> None:
+    chance = random.Random(SEED)
+    silent = wrong = 0
+    for _ in range(times):
+        style, size = chance.choice([*STYLES]), chance.choice([10, 1000, 10**6])
+        numbers = [chance.randrange(1, size) for _ in range(6)]
+        cells = [STYLES[style](number) for number in numbers]
+        sign = -1 if style in ("minus", "accounting") else 1
+        plain = [plain_number(cell) for cell in cells]
+        expected = [sign * (number + ADDED.get(style, 0)) for number in numbers]
+        wrong += [None if text is None else float(text) for text in plain] != expected
+        path = table(tmp_path, [(cell, str(at), "uv"[at % 2]) for at, cell in enumerate(cells)])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            READERS[chance.choice([*READERS])](path)
+        said = re.compile(rf"line 2, column 'd': .*Write {re.escape(str(plain[0]))} if")
+        silent += not any(said.search(str(one.message)) for one in told)
+    tally("columns of numbers that are written for people", times, seed=SEED, silent=silent, wrong=wrong)
+
+
 def test_near_numbers_beside_numbers_are_named_with_the_number_to_write(tmp_path: Path) -> None:
     rows = [(cell, "1", "u") for cell in ("5", "6", "7", "$1,200")]
     with pytest.raises(DataError, match=r"line 5, column 'd': '\$1,200' .* write 1200"):
@@ -246,6 +293,37 @@ def test_a_number_is_taken_or_rejected_alike_in_every_format(kind: str, tmp_path
                 continue
             with pytest.raises(DataError, match=rf"{path.name}, {place}: '?{said}'?"):
                 read(path)
+
+
+@pytest.mark.parametrize("times", [20, pytest.param(2_000, marks=pytest.mark.faults)])
+def test_any_number_is_taken_or_rejected_alike_in_every_format(times: int, tmp_path: Path, tally: Tally) -> None:
+    chance = random.Random(SEED)
+    apart = named_otherwise = 0
+    for _ in range(times):
+        whole, at = chance.random() < 0.5, chance.randrange(4)
+        near = 2 ** chance.choice([52, 53, 53, 54, 62]) + chance.randrange(-2, 3)
+        value = chance.choice([1, -1]) * (near if whole else chance.choice([1, 3.4e38, 3.5e38, 1e39, 1e300]))
+        column: list[Any] = [1, 2, 3, 4] if whole else [1.0, 2.0, 3.0, 4.0]
+        column[at] = value if whole else float(value)
+        rows = [(str(cell), "1.5", "uv"[row % 2]) for row, cell in enumerate(column)]
+        parquet.write_table(pa.table({"d": column, "b": [1.5] * 4, "y": list("uvuv")}), tmp_path / "a.parquet")
+        np.savez(tmp_path / "a.npz", x=np.array([[1, cell] for cell in column]), y=np.array(list("uvuv")))
+        places = {
+            table(tmp_path, rows): f"line {at + 2}, column 'd'",
+            table(tmp_path, rows, name="a.tsv"): f"line {at + 2}, column 'd'",
+            tmp_path / "a.parquet": f"row {at + 1}, column 'd'",
+            tmp_path / "a.npz": f"example {at}, column 1",
+        }
+        taken = set()
+        for path, place in places.items():
+            try:
+                READERS[chance.choice([*READERS])](path)
+                taken.add(True)
+            except DataError as error:
+                taken.add(False)
+                named_otherwise += place not in str(error)
+        apart += len(taken) > 1
+    tally("numbers in four formats", 4 * times, seed=SEED, apart=apart, named_otherwise=named_otherwise)
 
 
 LABELS: dict[str, tuple[list[str], list[str] | None]] = {

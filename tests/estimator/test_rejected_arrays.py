@@ -3,6 +3,8 @@ or the type is named; what only comes in an unusual form is read as the numbers 
 
 from __future__ import annotations
 
+import random
+import re
 import warnings
 from collections.abc import Callable
 from decimal import Decimal
@@ -21,8 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ibpwf import ContinualClassifier, Learner, Settings
 from ibpwf.errors import InputError
+from tallies import Tally
 
 ROWS, COLUMNS, CELL = 24, 3, (7, 1)
+SEED = 35
 X = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
 Y = np.arange(ROWS) % 2
 QUICK: dict[str, Any] = {"hidden": (8,), "epochs": 1, "settings": {"random_features": 16}, "device": "cpu"}
@@ -45,6 +49,12 @@ def of_objects(rows: Any) -> np.ndarray:
     array = np.empty(len(rows), object)
     array[:] = list(rows)
     return array
+
+
+def with_masked_object() -> np.ndarray:
+    column = X[:, 1].astype(object)
+    column[7] = np.ma.masked
+    return column
 
 
 def frame(**columns: Any) -> pd.DataFrame:
@@ -122,8 +132,13 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         "nested",
     ),
     "a masked tensor": (lambda: torch.masked.masked_tensor(T, T > 0), "masked"),
+    "a tensor of four bits": (lambda: torch.empty(ROWS, COLUMNS, dtype=torch.uint4), "uint4"),
+    "a tensor of bits": (lambda: torch.empty(ROWS, COLUMNS, dtype=torch.bits8), "bits8"),
     "a complex tensor": (lambda: T.to(torch.complex64), "complex"),
     "a long tensor": (lambda: torch.from_numpy(with_cell(2**53 + 1, np.int64)), f"9007199254740993 in {IN_CELL}"),
+    "one in a list beside floats": (lambda: [[1.5, 2**53 + 1, 0.5]] * ROWS, "9007199254740993 in row 0, column 1"),
+    "a masked value among objects": (lambda: with_cell(np.ma.masked, object), "masked"),
+    "a frame with a masked value": (lambda: frame(b=with_masked_object()), f"masked value in {IN_COLUMN}"),
     "rows of different lengths": (lambda: [[1.0, 2.0, 3.0], [1.0]] * 12, "different lengths"),
 }
 
@@ -397,3 +412,72 @@ def test_more_images_of_a_task_come_as_images_as_its_first_did() -> None:
     classifier = ContinualClassifier(**{**QUICK, "recipe": "plain"}).learn(images, y, task="a")
     assert classifier.more(images, y, "a", keep="always").kept
     rejected(lambda x: classifier.more(x, y, "a"), images[:, :9], "1×9×12")
+
+
+WRONG_CELLS: list[Any] = [
+    *(np.ma.masked, "5", b"5", None, pd.NA, pd.NaT, np.datetime64("2026-01-31")),
+    *(pd.Timestamp("2026-01-31"), pd.Timedelta("1D"), 1j, np.nan, np.inf, -np.inf, 2**53 + 1, -(2**60)),
+]
+
+
+def in_lists(rows: list[list[Any]]) -> Any:
+    return rows
+
+
+def in_tuples(rows: list[list[Any]]) -> Any:
+    return tuple(map(tuple, rows))
+
+
+def in_masked_rows(rows: list[list[Any]]) -> Any:
+    """Arrays in a list: those with a masked cell are masked, the others hold what there is."""
+    hidden = [[cell is np.ma.masked for cell in row] for row in rows]
+    plain = [[0.0 if cell is np.ma.masked else cell for cell in row] for row in rows]
+    return [
+        np.ma.array(row, mask=mask) if any(mask) else np.array(row, object)
+        for row, mask in zip(plain, hidden, strict=True)
+    ]
+
+
+def in_objects(rows: list[list[Any]]) -> Any:
+    found = np.empty((len(rows), len(rows[0])), object)
+    for place in np.ndindex(found.shape):
+        found[place] = rows[place[0]][place[1]]
+    return found
+
+
+def in_a_frame(rows: list[list[Any]]) -> Any:
+    return pd.DataFrame(in_objects(rows), columns=list("abc"))
+
+
+@pytest.mark.parametrize("times", [60, pytest.param(3_000, marks=pytest.mark.faults)])
+def test_a_wrong_cell_anywhere_and_in_any_container_is_rejected_and_its_row_named(
+    times: int, learned: ContinualClassifier, learner: Learner, tally: Tally
+) -> None:
+    chance = random.Random(SEED)
+    calls = [
+        *(partial(call, learned) for call in TAKES_X.values()),
+        *(partial(call, learner) for call in TAKES_ROWS.values()),
+    ]
+    accepted = tracebacks = misnamed = 0
+    for _ in range(times):
+        rows, at, column = X.tolist(), chance.randrange(ROWS), chance.randrange(COLUMNS)
+        rows[at][column] = chance.choice(WRONG_CELLS)
+        container = chance.choice([in_lists, in_tuples, in_masked_rows, in_objects, in_a_frame])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                chance.choice(calls)(container(rows))
+            accepted += 1
+        except InputError as error:
+            misnamed += not re.search(rf"row {at}\b|\[{at}\]|NaN or infinite|holds (text|complex)", str(error))
+        except Exception:
+            tracebacks += 1
+    assert (learned.tasks_, [task.name for task in learner.tasks]) == (["a"], ["a"])
+    tally(
+        "wrong cells in rows that are given in Python",
+        times,
+        seed=SEED,
+        accepted=accepted,
+        tracebacks=tracebacks,
+        misnamed=misnamed,
+    )

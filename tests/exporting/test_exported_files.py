@@ -19,6 +19,7 @@ from torch import nn
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, Settings, models
+from ibpwf.data import read_examples
 from ibpwf.data.layout import Column, Layout
 from ibpwf.exporting.source import Source
 from ibpwf.exporting.writing import script
@@ -161,6 +162,22 @@ def test_columns_of_words_are_read_as_the_model_learnt_them(tmp_path: Path) -> N
     close(told, made.predict_proba(x[:2], task=0).max(1))
     (tmp_path / "rows.csv").write_text("size,new,colour\n1,false,green\n")
     assert "'green' in column 'colour' was never learnt" in run_script(tmp_path, "m.onnx", "rows.csv").stderr
+
+
+def test_zero_with_a_sign_is_the_category_zero(tmp_path: Path) -> None:
+    cells = ["0", "-0.0", "1", "2", "0.0", "-0", "+0", "1.0"]
+    rows = [f"{cell},{place},{'uv'[place % 2]}" for place, cell in enumerate(cells)]
+    (tmp_path / "rows.csv").write_text("\n".join(["kind,b,y", *rows]) + "\n")
+    examples = read_examples(tmp_path / "rows.csv", categories=["kind"])
+    assert examples.layout.columns[0].categories == ("0", "1", "2")
+    made = ContinualClassifier(hidden=(4,), epochs=2, settings={"random_features": 10}, device="cpu")
+    made.learn(examples.x, np.array(examples.y))
+    made.save(tmp_path / "model", extra={"layout": examples.layout.to_json()})
+    ibpwf.export(tmp_path / "model", "task-1", "onnx", tmp_path / "m.onnx")
+    done = run_script(tmp_path, "m.onnx", "rows.csv")
+    assert done.returncode == 0, done.stderr
+    told = [float(line.split(",")[1]) for line in done.stdout.splitlines()]
+    close(told, made.predict_proba(examples.x, task=0).max(1))
 
 
 # The other formats

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from scipy import sparse
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, models
@@ -68,6 +69,27 @@ def test_what_is_far_from_everything_is_told_as_predict_tells_it(model):
     assert set(told) == {1e6}
     found = Answering(classifier).predict(pandas.read_csv(table).drop(columns="label"))
     assert found["novelty"].tolist() == told
+
+
+def test_arrays_that_hold_no_plain_numbers_are_rejected_and_others_answered():
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    classifier = ContinualClassifier(hidden=(8,), epochs=1, settings={"random_features": 16}, device="cpu")
+    answering = Answering(classifier.learn(x, np.arange(24) % 2))
+    mask = np.zeros(x.shape, bool)
+    mask[7, 1] = True
+    bad = {
+        "row 7, column 1": np.ma.array(x, mask=mask),
+        "text": x.astype(str),
+        "dates": x.astype("datetime64[s]"),
+        "text.*column 'b'": pandas.DataFrame(x.astype(str), columns=list("abc")).astype({"a": float}),
+        "9007199254740993": np.full((2, 3), 2**53 + 1),
+    }
+    for words, rows in bad.items():
+        with pytest.raises(InputError, match=words):
+            answering.predict(rows)
+    expected = classifier.answers(x).probability
+    for rows in (x, x.astype(np.float64), x.tolist(), pandas.DataFrame(x), sparse.csr_matrix(x)):
+        np.testing.assert_array_equal(answering.predict(rows)["probability"], expected)
 
 
 def test_mlflow_serves_it_with_the_same_answers(model, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from ibpwf import ContinualClassifier, Learner, Settings, factorize, load
 from ibpwf.torch_state import pinned, tf32_products
 from tallies import Tally
+
+SEED = 35
 
 
 @contextlib.contextmanager
@@ -112,6 +115,11 @@ def test_a_precision_that_is_changed_while_a_thread_answers_is_not_undone() -> N
     torch.set_float32_matmul_precision("highest")
     torch.backends.mkldnn.matmul.fp32_precision = "none"
     assert changed == "tf32"
+
+
+OF_A_THREAD = [name for name in AMBIENT if name.startswith(("autocast", "default device"))]
+OF_A_THREAD += ["no_grad", "enable_grad", "inference_mode"]
+"""States of a thread's own; the others belong to the process."""
 
 
 class Attention(nn.Module):
@@ -370,6 +378,48 @@ def test_a_precision_that_training_chose_is_not_taken_for_the_callers() -> None:
     assert seen == ["high", "highest"]
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(250, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_threads_in_different_states_that_ask_a_loaded_model_first_get_the_same_bits(
+    kind: str, times: int, tmp_path: Path, tally: Tally
+) -> None:
+    """What one of them composes and caches is what the others and all later calls compute with."""
+    learner = taught(kind)
+    torch.manual_seed(0)
+    base = {"net": LEARNERS[kind][0]()} if kind in ("frozen", "random") else {}
+    learner.save(tmp_path / "model")
+    expected, chance = answers(learner), random.Random(SEED)
+    tried = wrong = 0
+    raised: list[BaseException] = []
+    for _ in range(times):
+        model = Learner.load(tmp_path / "model", device="cpu", **base)
+        states = chance.sample(OF_A_THREAD, 3)
+        barrier, found = threading.Barrier(len(states)), list[list[Tensor]]()
+
+        def ask(name: str, model: Learner = model, barrier: Any = barrier, found: Any = found) -> None:
+            with AMBIENT[name]():
+                barrier.wait()
+                try:
+                    found.append(answers(model))
+                except BaseException as error:
+                    raised.append(error)
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in states]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found.append(answers(model))
+        tried, wrong = tried + len(states) + 1, wrong + sum(not same(one, expected) for one in found)
+    tally(
+        "first answers of a loaded model, in threads in different states of torch",
+        tried,
+        seed=SEED,
+        wrong=wrong,
+        tracebacks=len(raised),
+    )
 
 
 def test_pinning_leaves_no_state_behind_after_an_error() -> None:

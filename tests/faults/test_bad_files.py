@@ -34,7 +34,7 @@ def wrong_with(told: dict[str, Any]) -> str:
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.faults)])
 def test_every_bad_file_is_refused_in_one_sentence_by_the_command(every: int, tally: Tally) -> None:
     tests = WORKER.parent.parent
-    found = os.pathsep.join([str(tests / "files"), str(tests), os.environ.get("PYTHONPATH", "")])
+    found = os.pathsep.join([str(tests / "data"), str(tests), os.environ.get("PYTHONPATH", "")])
     words = [sys.executable, str(WORKER), str(every)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": found})
     assert done.returncode == 0, done.stderr[-3000:]

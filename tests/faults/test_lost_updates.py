@@ -365,3 +365,27 @@ def test_what_the_user_keeps_beside_a_classifier_is_not_overwritten_by_a_change(
     model.undo() if kind == "undo" else model.forget("t2")
     monkeypatch.undo()
     assert model.extra_ == {"mine": 1}
+
+
+@pytest.mark.parametrize("change", ["learn", "forget"])
+@pytest.mark.parametrize("made", ["fast", "first tasks"])
+def test_a_classifier_made_of_another_that_changes_meanwhile_is_of_one_state(
+    made: str, change: str, classifier: ContinualClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, fork, changed = copy.deepcopy(classifier), ContinualClassifier._fork, list[str]()
+
+    def meanwhile(self: Any) -> Any:
+        found = fork(self)
+        if not changed:
+            changed.append(change)
+            model.learn(*table(TASKS), task="new") if change == "learn" else model.forget("t1")
+        return found
+
+    monkeypatch.setattr(ContinualClassifier, "_fork", meanwhile)
+    other = model.fast() if made == "fast" else model.first_tasks(3)
+    monkeypatch.undo()
+    expected = classifier.fast() if made == "fast" else classifier.first_tasks(3)
+    x, _ = table(1)
+    assert other.tasks_ == [task.name for task in other.learner_.tasks] == expected.tasks_
+    assert np.array_equal(other.predict_proba(x), expected.predict_proba(x))
+    assert np.array_equal(other.novelty(x), expected.novelty(x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import time
@@ -20,8 +21,10 @@ from ibpwf.errors import InputError
 from ibpwf.own_data.watching import Watched, WatchOptions, undo_last, watch_folder
 from ibpwf.storage.checkpoint_folder import CheckpointContent, has_checkpoint, save_checkpoint
 from ibpwf.storage.files import read_jsonl
+from tallies import Tally
 
 PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
+SEED = 35
 SMALL = {"buffer": 100, "least": 50, "window": 50}
 
 
@@ -222,6 +225,35 @@ def test_a_file_dated_in_the_future_is_learned_and_logged_as_such(place: Path, a
     said = {line["file"]: line.get("seconds_ahead", 0) for line in log_of(place, "learned")}
     assert said["1.csv"] == 0
     assert said["2.csv"] == pytest.approx(ahead, abs=300)
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(100, marks=pytest.mark.faults)])
+def test_files_dated_by_any_clock_are_each_learned_and_logged_once(place: Path, times: int, tally: Tally) -> None:
+    chance, names = random.Random(SEED), [f"{number}.csv" for number in range(4)]
+    waiting = lost = 0
+    for number in range(times):
+        shutil.rmtree(place / "in")
+        (place / "in").mkdir()
+        for seed, name in enumerate(names):
+            ahead = chance.choice([1, -1]) * 10 ** chance.uniform(0, 9.3)  # seconds, up to 60 years
+            arrive(place / "in", name, (0, 1), seed, age=max(-ahead, ahead - time.time()))
+        log, looks = place / f"log-{number}", list[int]()
+
+        def in_vain(looks: list[int] = looks) -> bool:
+            looks.append(1)
+            return len(looks) > 5000
+
+        found = watch_folder(
+            place / f"model-{number}",
+            place / "in",
+            WatchOptions(
+                ReadOptions(label="kind"), PARAMETERS, SMALL, device="cpu", once=True, log=log, stop=in_vain
+            ),
+        )
+        waiting += found.waiting + (len(looks) > 5000)
+        said = [line["file"] for line in read_jsonl(log / "log.jsonl") if line["event"] == "learned"]
+        lost += found.learned != len(names) or sorted(said) != names
+    tally("files dated by clocks that are wrong", times * len(names), seed=SEED, lost=lost, waiting=waiting)
 
 
 def test_without_once_a_file_dated_in_the_future_does_not_wait(place: Path) -> None:

@@ -13,10 +13,6 @@ for needed in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
 
 from served import Server, fresh_folder, make_models  # noqa: E402
 
-from tallies import tally  # noqa: E402
-
-__all__ = ["tally"]
-
 
 @pytest.fixture(scope="session")
 def made_models(tmp_path_factory: pytest.TempPathFactory) -> Path:

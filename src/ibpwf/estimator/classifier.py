@@ -340,7 +340,8 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
 
     def labels_of(self, task: str | int) -> list[Any]:
         """The labels of a task, in the order of its network's outputs."""
-        return [self._labels.names[number] for number in self.learner_.info(task).classes]
+        now = moment_of(self)
+        return [now._labels.names[number] for number in now.learner_.info(task).classes]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "learner_") or "_stream" in vars(self)
@@ -348,23 +349,25 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     def fast(self) -> Self:
         """A classifier that knows the same and answers faster, a little less well, where a router tells tasks (see
         `Learner.fast`)."""
-        self._check_tasks("made faster")
-        other = self._fork()
-        other.learner_ = self.learner_.fast()
+        now = moment_of(self)
+        now._check_tasks("made faster")
+        other = now._fork()
+        other.learner_ = now.learner_.fast()
         other.learner_.owned_by(type(self).__name__, other._writes())
         return other
 
     def first_tasks(self, count: int) -> Self:
         """The classifier as it was after its first `count` tasks, to the bit, as long as none of them has had more
         rows since. They share every tensor. A router that keeps one sum for all tasks cannot look back."""
-        self._check_tasks("looked back at")
-        if not 1 <= count <= len(self.tasks_):
-            raise InputError(f"count is {count!r}; {len(self.tasks_)} tasks have been learnt, give 1 to that many.")
-        other = self._fork()
-        for name in reversed(self.tasks_[count:]):
+        now = moment_of(self)
+        now._check_tasks("looked back at")
+        if not 1 <= count <= len(now.tasks_):
+            raise InputError(f"count is {count!r}; {len(now.tasks_)} tasks have been learnt, give 1 to that many.")
+        other = now._fork()
+        for name in reversed(now.tasks_[count:]):
             other.forget(name)
-        if self._novelty is not None:  # what was prepared of the tasks that both have need not be made again
-            other._novelty = self._novelty.fork(gaussians(other.learner_), self._novelty.rate)
+        if now._novelty is not None:  # what was prepared of the tasks that both have need not be made again
+            other._novelty = now._novelty.fork(gaussians(other.learner_), now._novelty.rate)
             other._novelty.limits = other._novelty.limits[:count]
         return other
 

@@ -24,6 +24,7 @@ from ibpwf.data.table import read_table
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.exporting.source import Source
+from ibpwf.plain_arrays import numbers
 from ibpwf.storage.files import write_json, write_text
 from ibpwf.storage.whole_folder import replacing_folder
 
@@ -122,8 +123,10 @@ class Answering:
 
         if self.layout is not None and self.layout.kind == "table" and hasattr(model_input, "columns"):
             x = read_table(FrameTable(model_input), ReadOptions(like=self.layout, with_labels=False)).x
+        elif hasattr(model_input, "tocsr"):
+            x = model_input
         else:
-            x = np.asarray(model_input, dtype=np.float32)
+            x = numbers("model_input", model_input).astype(np.float32)
         found = self.classifier.answers(x)
         return pandas.DataFrame(
             {

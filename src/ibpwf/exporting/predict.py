@@ -28,6 +28,7 @@ def table(path: str, about: dict[str, Any]) -> Any:
 
 def number(text: str, column: dict[str, Any]) -> float:
     word = re.sub(r"^([+-]?\d+)\.0*$", r"\1", unicodedata.normalize("NFC", text.strip()))
+    word = "0" if word in ("-0", "+0") else word
     if word.lower() in column.get("missing", ()):
         return np.nan
     if "equals" not in column:
