@@ -147,8 +147,9 @@ def test_without_tokens_pages_of_other_sites_cannot_ask(made_models):
     with TestClient(make_app(service), base_url="http://127.0.0.1:8000") as client:
         assert client.get("/v2").status_code == 200
         assert client.get("/v2", headers={"Host": "evil.example:8000"}).status_code == 403
-        crossing = {"Origin": "http://evil.example"}
-        assert client.post("/v2/models/things/verify", headers=crossing).status_code == 403
+        for origin in ("http://evil.example", "null", "", "http://[", "http://[::1", "http://127.0.0.1:8000:8000"):
+            crossing = {"Origin": origin}
+            assert client.post("/v2/models/things/verify", headers=crossing).status_code == 403, origin
         own = {"Origin": "http://127.0.0.1:8000"}
         assert client.post("/v2/models/things/verify", headers=own).status_code == 200
 

@@ -17,7 +17,7 @@ import pytest
 from served import NAMES, Server, blobs, outputs, pixels, png, request
 
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.protocol import HEADER, read_request
+from ibpwf.serving.protocol import HEADER, IGNORED, PARAMETERS, read_request
 from ibpwf.serving.tensors import from_bytes, from_json
 
 triton = pytest.importorskip("tritonclient.http")
@@ -118,6 +118,12 @@ def test_optional_inputs_are_in_the_metadata(server: Server):
     assert pictures["image"]["parameters"]["content_type"] == "base64"
     assert pictures["x"]["shape"] == [-1, 1, 4, 4]
     assert pictures["task"]["parameters"]["optional"]
+
+
+def test_the_openapi_schema_has_every_parameter_that_is_taken(server: Server):
+    schema = server.http.get("/openapi.json").json()["paths"]["/v2/models/{model}/infer"]["post"]["requestBody"]
+    known = schema["content"]["application/json"]["schema"]["properties"]["parameters"]["properties"]
+    assert {*known} == {*PARAMETERS, *IGNORED}
 
 
 # MLServer and KServe

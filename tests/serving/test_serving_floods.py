@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
+import io
 import json
 import multiprocessing
 import os
@@ -12,19 +14,25 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from served import Server, blobs, columns, outputs, request
+from served import NAMES, Server, blobs, columns, outputs, pixels, png, request
+from starlette.testclient import TestClient
 
+from ibpwf.own_data.answering import layout_of, load_classifier
+from ibpwf.serving import inputs
 from ibpwf.serving.body_process import LARGE, unpack
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.protocol import HEADER, PARSED, check_json, read_json
+from ibpwf.serving.routes import make_app
+from ibpwf.serving.service import ServeOptions, Service
 
 X = blobs(range(6), each=1, seed=2)[0]
 INFER = "/v2/models/things/infer"
@@ -73,6 +81,39 @@ def bombs(size: int) -> dict[str, tuple[bytes, dict[str, str]]]:
     }
 
 
+def files(size: int) -> dict[str, tuple[bytes, dict[str, str], str]]:
+    """By kind: a file that is small to send, or of about `size` bytes, and where it is sent to."""
+    import pyarrow
+    import pyarrow.parquet
+
+    def parquet(rows: int, label: str) -> bytes:
+        columns = {name: np.zeros(rows) for name in NAMES} | {"kind": pyarrow.array([label]).take([0] * rows)}
+        out = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table(columns), out, compression="gzip")
+        return out.getvalue()
+
+    def npz(kind: Any) -> bytes:
+        out = io.BytesIO()
+        np.savez_compressed(out, x=np.zeros((9 << 20, 8), kind))
+        return out.getvalue()
+
+    image = png(np.zeros((4000, 4000), np.uint8))
+    coded = base64.b64encode(image).decode()
+    images = {"name": "image", "shape": [20], "datatype": "BYTES", "data": [coded] * 20}
+    header = ",".join(NAMES).encode() + b"\n"
+    answer = "/v2/models/{}/answer".format
+    return {
+        "long labels that are all the same": (parquet(4000, "a" * 250_000), {}, answer("things")),
+        "many rows that are all the same": (parquet(1_000_000, "apple"), {}, answer("things")),
+        "zeros, packed": (npz(np.uint8), {}, answer("pictures")),
+        "zeros, packed, for a table": (npz(np.float32), {}, answer("things")),
+        "one line": (header + b"1," * (size // 2), {}, answer("things")),
+        "one column": (b"\n".join([b"f0"] * (size // 3)), {}, answer("things")),
+        "an image of one color": (image, {}, answer("pictures")),
+        "images of one color": (json.dumps({"inputs": [images]}).encode(), {}, "/v2/models/pictures/infer"),
+    }
+
+
 def resident(process: int) -> int:
     """Bytes that a process and those it has started hold."""
     found, waiting = 0, [process]
@@ -113,17 +154,20 @@ class Observer(threading.Thread):
         self.join()
 
 
-def attack(address: str, size: int, rounds: int, clients: int) -> list[tuple[str, int, str]]:
+Make = Callable[[int], Mapping[str, Sequence[Any]]]
+
+
+def attack(address: str, make: Make, size: int, rounds: int, clients: int) -> list[tuple[str, int, str]]:
     """Send bombs from several clients at once. For each: its kind, the answer's status, the beginning of its text."""
     os.nice(19)  # for attackers have machines of their own
-    sent, answers = bombs(size), list[tuple[str, int, str]]()
+    sent, answers = make(size), list[tuple[str, int, str]]()
 
     def send(number: int) -> None:
         with httpx.Client(base_url=address, timeout=240) as http:
             names = list(sent)[number:] + list(sent)[:number]
             for name in names * rounds:
-                body, headers = sent[name]
-                answer = http.post(INFER, content=body, headers=headers)
+                body, headers, *path = sent[name]
+                answer = http.post(*path or [INFER], content=body, headers=headers)
                 answers.append((name, answer.status_code, answer.text[:200]))
 
     with ThreadPoolExecutor(clients) as threads:
@@ -131,7 +175,7 @@ def attack(address: str, size: int, rounds: int, clients: int) -> list[tuple[str
     return answers
 
 
-def flood(server: Server, size: int, rounds: int, clients: int, share: float) -> dict[str, int]:
+def flood(server: Server, make: Make, size: int, rounds: int, clients: int, share: float) -> dict[str, int]:
     """Attack from another process; how many of the answers were none that a client should get, and whether it cost
     another client more than it may: `share` of its requests are looked at."""
     watcher = Observer(server)
@@ -140,13 +184,13 @@ def flood(server: Server, size: int, rounds: int, clients: int, share: float) ->
     idle = np.quantile([watcher.ask() for _ in range(100)], share)
     baseline = resident(server.pid)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as elsewhere:
-        attacking = elsewhere.submit(attack, server.address, size, rounds, clients)
+        attacking = elsewhere.submit(attack, server.address, make, size, rounds, clients)
         watcher.start()
         try:
             answers = attacking.result()
         finally:
             watcher.finish()
-    assert len(answers) == clients * rounds * len(bombs(1000))
+    assert len(answers) == clients * rounds * len(make(1000))
     delay, memory = np.quantile(watcher.times, share) - idle, watcher.peak - baseline
     print(f"{len(watcher.times)} requests beside: {delay * 1000:.0f} ms and {memory / MB:.0f} MB more")
     wrong = [one for one in answers if not 400 <= one[1] < 500]
@@ -158,10 +202,11 @@ def flood(server: Server, size: int, rounds: int, clients: int, share: float) ->
     }
 
 
-def test_a_flood_of_bodies_that_are_large_to_read_costs_others_little(start):
+@pytest.mark.parametrize("make", [bombs, files])
+def test_a_flood_of_bodies_that_are_large_to_read_costs_others_little(start, make):
     server: Server = start()
     for _ in range(3):  # other programs on a busy machine may delay anybody, but hardly three times
-        found = flood(server, 12 * MB, 1, 3, 0.5)
+        found = flood(server, make, 12 * MB, 1, 3, 0.5)
         if not found["delays beyond 100 ms"]:
             break
     assert not any(found.values()), found
@@ -169,11 +214,13 @@ def test_a_flood_of_bodies_that_are_large_to_read_costs_others_little(start):
 
 
 @pytest.mark.faults
-def test_a_long_flood_of_bodies_that_are_large_to_read_costs_others_little(start, tally):
+@pytest.mark.parametrize("make", [bombs, files])
+def test_a_long_flood_of_bodies_that_are_large_to_read_costs_others_little(start, make, tally):
     server: Server = start()
-    clients, rounds, size = 5, 4, 60 * MB
-    found = flood(server, size, rounds, clients, 0.99)
-    tally("bodies sent to a server that are large to read", clients * rounds * len(bombs(1000)), seed=0, **found)
+    clients, rounds, size = 5, 4, {bombs: 60, files: 12}[make] * MB
+    found = flood(server, make, size, rounds, clients, 0.99)
+    what = {bombs: "bodies", files: "files"}[make]
+    tally(f"{what} sent to a server that are large to read", clients * rounds * len(make(1000)), seed=0, **found)
     assert "Traceback" not in server.stop()
 
 
@@ -275,6 +322,46 @@ def ratios() -> Iterator[tuple[bytes, int | None]]:
     yield np.random.default_rng(0).bytes(3 * MB), None
     yield bytes(3 * MB), 413
     yield bytes(70 * MB), 413
+
+
+def test_rows_have_no_more_numbers_together_than_a_tensor_may_have(made_models):
+    service = Service(ServeOptions(made_models, limits=Limits(numbers=64), read_only=True, poll=3600))
+    rows = [dict(zip(NAMES, row, strict=True)) for row in X.tolist()]
+    file = "\n".join([",".join(NAMES), *(",".join(map(str, row.values())) for row in rows)]).encode()
+    image = base64.b64encode(png(pixels(X)[0])).decode()
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as http:
+        for count, status in ((4, 200), (5, 413)):
+            assert http.post(INFER, json=request(X[:count])).status_code == status
+            some = b"\n".join(file.split(b"\n")[: count + 1])
+            assert http.post("/v2/models/things/answer", content=some).status_code == status
+            images = {"name": "image", "shape": [count], "datatype": "BYTES", "data": [image] * count}
+            assert http.post("/v2/models/pictures/infer", json={"inputs": [images]}).status_code == status
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch):
+    running, most = [], 0
+
+    def decode(number: int) -> None:
+        nonlocal most
+        with inputs.decoding(image, "image", Limits()):
+            running.append(number)
+            most = max(most, len(running))
+            time.sleep(0.01)
+            running.remove(number)
+
+    image = png(np.zeros((1100, 1100), np.uint8))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(decode, range(8)))
+    assert most == 1
+
+
+def test_images_that_take_too_long_to_read_are_rejected(made_models):
+    layout = layout_of(load_classifier(made_models / "pictures", "cpu"))
+    given = np.array([png(pixels(X)[0])] * 3, dtype=object)
+    assert len(inputs._images(given, layout, Limits())) == 3
+    with pytest.raises(Refused) as told:
+        inputs._images(given, layout, Limits(seconds=1e-9))
+    assert told.value.status == 413
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

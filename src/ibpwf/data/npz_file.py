@@ -68,7 +68,7 @@ def _names(names: list[str], file: str, options: ReadOptions) -> tuple[str, str 
 
 def _array(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, path: Path) -> Array:
     with bundle.open(entry) as stream:
-        shape, dtype, length = _header(stream, name, shown(path))
+        shape, dtype, length = header_of(stream, name, shown(path))
     check_room(path, shape if dtype.itemsize <= 8 else (*shape, dtype.itemsize // 8), max(4, min(dtype.itemsize, 8)))
     if entry.file_size != length + math.prod(shape) * dtype.itemsize:
         raise DataError(
@@ -80,7 +80,7 @@ def _array(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, path: Pat
     return array
 
 
-def _header(stream: IO[bytes], name: str, file: str) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
+def header_of(stream: IO[bytes], name: str, file: str) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
     """Shape, type and length of the header, from the header alone, which must be of a sane length itself."""
     start = stream.read(12)
     length = int.from_bytes(start[8:10] if start[6:7] == b"\1" else start[8:12], "little")

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,11 @@ from ibpwf.serving.uploads import receive
 IDLE_SECONDS = 60.0
 """After which the process that reads large bodies is ended."""
 PART = 1 << 20
+QUIET = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS", "MALLOC_ARENA_MAX"), "1"),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+"""Variables that keep libraries from reserving memory that they do not use."""
 
 
 @dataclass
@@ -58,7 +63,7 @@ class Bodies:
                         raise busy("other large requests are being received; send this one later.")
                     self._hold(body, len(body.data))
             if body.held:
-                await self._take_place(body)
+                await self.take_place(body)
             yield body
         finally:
             self._hold(body, 0)
@@ -69,7 +74,8 @@ class Bodies:
         self._held += size - body.held
         body.held = size
 
-    async def _take_place(self, body: Received) -> None:
+    async def take_place(self, body: Received) -> None:
+        """Wait for one of the places for large bodies, if it has none."""
         if body.has_place:
             return
         try:
@@ -92,10 +98,22 @@ class Bodies:
         return data, header
 
     async def _read_large(self, body: Received, coding: str, header: str | None) -> tuple[Bytes, str | None]:
-        await self._take_place(body)
+        await self.take_place(body)
         found = await self._reader.read(body.data, coding, header)
         self._hold(body, len(found[0]))  # which takes the place of what was received
         return found
+
+    async def check_file(self, body: Received, name: str, ignored: Sequence[str]) -> None:
+        """Reject a table that would take too much to be read; what it takes counts as a large body's bytes do."""
+        await self.take_place(body)
+        size = await self._reader.check_file(body.data, name, ignored)
+        self.count(body, size)
+
+    def count(self, body: Received, size: int) -> None:
+        """Count what a body unpacks to, if that is more than the body, or reject it."""
+        if self._held - body.held + size > self.limits.body:
+            raise busy("other large requests are being answered; send this one later.")
+        self._hold(body, max(body.held, size))
 
     async def close(self) -> None:
         await self._reader.end()
@@ -111,12 +129,21 @@ class BodyReader:
         self._ending: asyncio.TimerHandle | None = None
 
     async def read(self, body: bytearray, coding: str, header: str | None) -> tuple[Bytes, str | None]:
+        told, found = await self._ask({"coding": coding, "header": header}, body)
+        return found, told["header"]
+
+    async def check_file(self, body: bytearray, name: str, ignored: Sequence[str]) -> int:
+        """The bytes to which a table unpacks, if those are not too many."""
+        told, _ = await self._ask({"file": name, "ignored": list(ignored)}, body)
+        return int(told["size"])
+
+    async def _ask(self, how: dict[str, Any], body: bytearray) -> tuple[dict[str, Any], bytearray]:
         limits = self.limits
-        how = {"coding": coding, "header": header, "limits": {name: getattr(limits, name) for name in READ_LIMITS}}
+        how = {**how, "limits": {name: getattr(limits, name) for name in READ_LIMITS}}
         async with self._turn:
             try:
                 async with asyncio.timeout(limits.seconds):
-                    told, found = await self._exchange(json.dumps(how).encode(), body)
+                    told, found = await self._exchange(json.dumps(how).encode(), body, keep="file" in how)
             except TimeoutError:
                 await self.end()
                 raise busy(f"the body could not be read within {limits.seconds:g} s; send a smaller one.") from None
@@ -130,9 +157,9 @@ class BodyReader:
             self._ending = loop.call_later(IDLE_SECONDS, lambda: loop.create_task(self._end_idle()))
         if "status" in told:
             raise Refused(told["status"], told["problem"])
-        return found, told["header"]
+        return told, found
 
-    async def _exchange(self, how: bytes, body: bytearray) -> tuple[dict[str, Any], bytearray]:
+    async def _exchange(self, how: bytes, body: bytearray, *, keep: bool) -> tuple[dict[str, Any], bytearray]:
         process = await self._running()
         to, back = process.stdin, process.stdout
         assert to is not None
@@ -143,7 +170,8 @@ class BodyReader:
             to.write(bytes(view[start : start + PART]))
             await to.drain()
         view.release()
-        body.clear()
+        if not keep:
+            body.clear()  # it is in memory there
         first, second = FRAME.unpack(await back.readexactly(FRAME.size))
         told: dict[str, Any] = json.loads(await back.readexactly(first))
         found = bytearray()
@@ -163,7 +191,7 @@ class BodyReader:
                 *(sys.executable, "-m", "ibpwf.serving.body_process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, **QUIET},
             )
         return self._process
 

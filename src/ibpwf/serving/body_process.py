@@ -1,7 +1,8 @@
 """The process that unpacks and parses large bodies: `python -m ibpwf.serving.body_process`, asked through its input.
 
 It is given a body and gives back the same request in the protocol's binary form, in which tensors are bytes after a
-short JSON text. It imports little, so that it starts quickly and has room.
+short JSON text. It imports little, so that it starts quickly and has room. Of a table in a file it says whether the
+table is small enough to be read by the server: a few kilobytes of Parquet may hold gigabytes of text.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import struct
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +20,7 @@ from typing import Any, BinaryIO
 from ibpwf.data.opening import quoted
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.protocol import Bytes, InferRequest, json_length, read_json, request_of
+from ibpwf.serving.protocol import Bytes, InferRequest, in_query, json_length, read_json, request_of
 from ibpwf.serving.tensors import kind_of, to_bytes
 
 LARGE = 256 << 10
@@ -31,6 +33,10 @@ READ_LIMITS = ("body", "ratio", "rows", "numbers", "tensors")
 """Limits that matter to that process."""
 ROOM = 208 << 20
 """Bytes that the process may take beside what it has when it starts."""
+TABLE_ROOM = 128 << 20
+"""The same once it reads tables, too, which takes more to begin with."""
+ROWS_AT_ONCE = 64
+"""Rows of a table that are read at a time: each may be large."""
 
 
 def unpack(body: Bytes, coding: str, limits: Limits, most: int | None = None) -> bytes | None:
@@ -92,18 +98,64 @@ def _without_data(content: dict[str, Any], request: InferRequest, parts: list[by
     return {**{name: content[name] for name in ("id", "parameters", "outputs") if name in content}, "inputs": inputs}
 
 
+def check_table(path: Path, ignored: list[str], limits: Limits) -> int:
+    """Read a table once, without keeping it; the bytes to which it unpacks. One that has too many rows or bytes, or
+    cannot be read, is rejected."""
+    from ibpwf.data.options import ReadOptions
+    from ibpwf.data.reading import table_in
+    from ibpwf.errors import IBPWFError
+
+    rows = size = 0
+    try:
+        table = table_in(path, ReadOptions(ignore=tuple(ignored), naming=in_query))
+        assert table is not None
+        wanted = [place for place, name in enumerate(table.names) if name not in ignored]
+        for part in table.parts(wanted, ROWS_AT_ONCE):
+            rows, size = rows + part.num_rows, size + part.nbytes
+            if rows > limits.rows:
+                raise too_large(
+                    f"the file has more than {limits.rows:,} rows, which is the limit; send fewer at once."
+                )
+            if path.suffix == ".parquet" and size > limits.body:  # text is as large as it came
+                raise too_large(
+                    f"the file unpacks to more than {limits.body:,} bytes, which is the limit; send less."
+                )
+    except Refused:
+        raise
+    except IBPWFError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise MemoryError from None
+        raise bad(str(error).replace(f"{path.parent}/", "")) from None
+    return size if path.suffix == ".parquet" else 0
+
+
+def _check_file(body: bytearray, how: dict[str, Any], limits: Limits) -> int:
+    """The same of a body, which is emptied."""
+    with tempfile.TemporaryDirectory(prefix="ibpwf-") as folder:
+        path = Path(folder) / how["file"]
+        path.write_bytes(body)
+        body.clear()
+        return check_table(path, how["ignored"], limits)
+
+
 def _answer(ask: BinaryIO, reply: BinaryIO) -> bool:
     """Read one body; whether there was one."""
     frame = ask.read(FRAME.size)
     if len(frame) < FRAME.size:
         return False
     first, second = FRAME.unpack(frame)
-    how, body, parts = json.loads(ask.read(first)), bytearray(second), list[bytes]()
+    how = json.loads(ask.read(first))
+    if "file" in how:
+        _prepare_tables()
+    body, parts = bytearray(second), list[bytes]()
     ask.readinto(body)  # type: ignore[attr-defined]
     told: dict[str, Any]
     try:
-        parts, header = binary_form(body, how["coding"], how["header"], Limits(**how["limits"]))
-        told = {"header": header}
+        if "file" in how:
+            told = {"size": _check_file(body, how, Limits(**how["limits"]))}
+        else:
+            parts, header = binary_form(body, how["coding"], how["header"], Limits(**how["limits"]))
+            told = {"header": header}
     except Refused as error:
         told = {"status": error.status, "problem": str(error)}
     except MemoryError:
@@ -116,20 +168,33 @@ def _answer(ask: BinaryIO, reply: BinaryIO) -> bool:
     return True
 
 
-def _limit_memory() -> None:
-    """Let no body take more than it may, whatever was not thought of."""
+def _limit_memory(room: int | None) -> None:
+    """Let no body take more than so many bytes beside what is there now, whatever was not thought of; None: any."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
         import resource
 
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + ROOM
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        most = hard if room is None else pages * resource.getpagesize() + room
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _prepare_tables() -> None:
+    """Import what reads tables, when the first one comes: it takes memory of its own."""
+    if "pyarrow" in sys.modules:
+        return
+    _limit_memory(None)
+    import pyarrow.compute
+    import pyarrow.csv
+    import pyarrow.parquet  # noqa: F401
+
+    _limit_memory(TABLE_ROOM)
 
 
 def main() -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.nice(5)
-    _limit_memory()
+    _limit_memory(ROOM)
     sys.set_int_max_str_digits(640)  # the time to read a number grows with the square of its digits
     ask, reply = sys.stdin.buffer, sys.stdout.buffer
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):

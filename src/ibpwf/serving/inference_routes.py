@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -16,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ibpwf import __version__
-from ibpwf.data import Examples, ReadOptions, read_batches
+from ibpwf.data import Examples, Layout, ReadOptions, read_batches
 from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError
 from ibpwf.serving.access import Caller
+from ibpwf.serving.bodies import Received
 from ibpwf.serving.body_process import LARGE
 from ibpwf.serving.faults import Refused, bad, too_large
-from ibpwf.serving.inputs import check_pixels, examples_of, in_query, input_tensors, tasks_of
+from ibpwf.serving.inputs import decoding, examples_of, input_tensors, most_rows, tasks_of
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import Answer, Rows, check_tasks
 from ibpwf.serving.protocol import (
@@ -31,13 +33,14 @@ from ibpwf.serving.protocol import (
     READING,
     Bytes,
     InferRequest,
+    in_query,
     read_request,
     version_number,
     write_response,
 )
 from ibpwf.serving.registry import LoadedVersion
 from ibpwf.serving.service import Service
-from ibpwf.serving.uploads import receive_bytes, suffix_of
+from ibpwf.serving.uploads import ending_of, receive_bytes, suffix_of, unpacked_size
 
 SMALL = 1 << 16
 """Bytes of a body that is read at once; a larger one is read beside, so that others do not wait."""
@@ -217,7 +220,9 @@ def _right(examples: Examples, answer: Answer) -> float | None:
     """Per cent of the rows answered as the file's own labels say, where it has any."""
     if examples.y is None:
         return None
-    return 100.0 * float(np.mean(np.array(examples.y) == answer.labels.astype(str)))
+    # As an array, each text would take as much memory as the longest.
+    right = sum(label == str(found) for label, found in zip(examples.y, answer.labels, strict=True))
+    return 100.0 * right / len(examples.y)
 
 
 async def compare(service: Service, request: Request, caller: Caller) -> Response:
@@ -257,7 +262,26 @@ async def _examples(service: Service, request: Request, version: LoadedVersion) 
     async with service.bodies.receive(request) as body:
         if not body.data:
             raise bad("the body is empty; send a table, arrays, an image or a text.")
-        return await asyncio.to_thread(_read_file, body.data, version, service.limits, _reading(request))
+        reading = _reading(request)
+        await _check_size(service, body, version.layout, reading)
+        return await asyncio.to_thread(_read_file, body.data, version, service.limits, reading)
+
+
+async def _check_size(service: Service, body: Received, layout: Layout | None, reading: ReadOptions) -> None:
+    """Reject a file that is small to send and large to read, before it is read here."""
+    data, bodies = body.data, service.bodies
+    if layout is None:
+        return
+    if data.startswith(b"PK"):
+        size = await asyncio.to_thread(unpacked_size, data, service.limits)
+        if size > LARGE:
+            await bodies.take_place(body)
+            bodies.count(body, size)
+        return
+    ending = ending_of(bytes(data[:4096]))
+    is_text = ending in (".csv", ".tsv") and len(data) > LARGE and not _is_plain_text(data, layout)
+    if ending == ".parquet" or is_text:
+        await bodies.check_file(body, f"file{ending}", [*reading.ignore, *layout.ignored])
 
 
 def _reading(request: Request) -> ReadOptions:
@@ -281,27 +305,31 @@ def _read_file(body: bytearray, version: LoadedVersion, limits: Limits, reading:
         ending = suffix_of(path, limits)
         if ending == ".zip":
             raise bad("the file is a zip archive; send one table, image or .npz file.")
-        column = next((one.name for one in layout.columns if one.kind == "text"), None)
-        if column is not None and len(layout.columns) == 1 and ending == ".csv" and not _is_header(body, column):
+        if ending == ".csv" and _is_plain_text(body, layout):
             text = body.decode("utf-8", "replace").strip()
-            path.write_text(f"{column}\n" + '"' + text.replace('"', '""') + '"\n')
+            path.write_text(f"{layout.columns[0].name}\n" + '"' + text.replace('"', '""') + '"\n')
         path = path.rename(path.with_name(f"file{ending}"))
-        if layout.kind == "images":
-            check_pixels(body, "the image", limits)
+        most = most_rows(version, limits)
         try:
-            found = next(read_batches(path, limits.rows + 1, replace(reading, like=layout)))
+            with decoding(body, "the image", limits) if layout.kind == "images" else contextlib.nullcontext():
+                found = next(read_batches(path, most + 1, replace(reading, like=layout)))
+        except Refused:
+            raise
         except StopIteration:
             raise bad("the file has no rows; send at least one.") from None
         except IBPWFError as error:
             raise bad(str(error).replace(f"{folder}/", "")) from None
-    if len(found) > limits.rows:
-        raise too_large(f"the file has more than {limits.rows:,} rows, which is the limit; send fewer at once.")
+    if len(found) > most:
+        raise too_large(f"the file has more than {most:,} rows, which is the limit; send fewer at once.")
     return found
 
 
-def _is_header(body: bytearray, column: str) -> bool:
-    first = body.split(b"\n", 1)[0].decode("utf-8", "replace").strip().strip('"')
-    return column in (part.strip().strip('"') for part in first.split(","))
+def _is_plain_text(body: bytearray, layout: Layout) -> bool:
+    """Whether a file without a header is the one text that a model takes."""
+    if [column.kind for column in layout.columns] != ["text"]:
+        return False
+    first = bytes(body.partition(b"\n")[0]).decode("utf-8", "replace").strip().strip('"')
+    return layout.columns[0].name not in (part.strip().strip('"') for part in first.split(","))
 
 
 async def metrics(service: Service, request: Request, caller: Caller) -> Response:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,10 @@ TASK, NUMBERS, IMAGE = "task", "x", "image"
 PLAIN = ("number", "boolean")
 """Kinds of columns that can be given together, as numbers."""
 KIND_OF = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES", "text": "BYTES"}
+
+MANY_PIXELS = 1 << 20
+"""Of an image, beyond which it takes so much memory that it is decoded alone."""
+_ONE_LARGE_IMAGE = threading.Lock()
 
 Floats = NDArray[np.float32]
 
@@ -56,11 +63,6 @@ def parameter(name: str, value: object = None) -> str:
     return f"parameters.{name}" if value is None else f"parameters.{name}={value!r}"
 
 
-def in_query(name: str, value: object = None) -> str:
-    """An option as errors call it that is given with a file."""
-    return f"the parameter {name}" if value is None else f"the parameter {name}={value}"
-
-
 def examples_of(
     inputs: Mapping[str, Array], version: LoadedVersion, limits: Limits, reading: Mapping[str, Any] | None = None
 ) -> Floats:
@@ -70,6 +72,10 @@ def examples_of(
     columns = () if layout is None else layout.columns
     given = {name: values for name, values in inputs.items() if name != TASK or _is_column(TASK, columns)}
     rows = _rows(given, limits)
+    if rows > most_rows(version, limits):
+        raise too_large(
+            f"the request has {rows:,} rows; of this model {most_rows(version, limits):,} are taken at once."
+        )
     if layout is not None and layout.kind == "table" and NUMBERS in given and not _is_column(NUMBERS, columns):
         if any(column.kind not in PLAIN for column in columns):
             raise bad("this model has columns of categories or texts; give a tensor for each column.")
@@ -82,6 +88,11 @@ def examples_of(
     if layout is not None and layout.kind == "images":
         return _numbers(given, layout.shape, rows, layout)
     return _numbers(given, (version.classifier.n_features_in_,), rows)
+
+
+def most_rows(version: LoadedVersion, limits: Limits) -> int:
+    """Rows of one request: those of a model with large inputs, such as images, take memory."""
+    return min(limits.rows, max(1, limits.numbers // version.classifier.n_features_in_))
 
 
 def tasks_of(task: str | list[str] | None, inputs: Mapping[str, Array], version: LoadedVersion, rows: int) -> Any:
@@ -220,11 +231,14 @@ def _images(values: Array, layout: Layout, limits: Limits) -> Floats:
     """Image files, brought to the model's size."""
     if values.dtype != object:
         raise bad(f"input {quoted(IMAGE)} holds numbers; give the bytes of PNG or JPEG files as BYTES.")
-    x = np.empty((values.size, *layout.shape), dtype=np.float32)
+    x, end = np.empty((values.size, *layout.shape), dtype=np.float32), time.monotonic() + limits.seconds
     for row, given in enumerate(values.ravel()):
         data = from_base64(given) or given  # as JSON has it; no image file is a text in base64
-        check_pixels(data, f"image {row}", limits)
-        np.divide(pixels_like(data, f"image {row}", layout), np.float32(255), out=x[row], dtype=np.float32)
+        with decoding(data, f"image {row}", limits):
+            pixels = pixels_like(data, f"image {row}", layout)
+        np.divide(pixels, np.float32(255), out=x[row], dtype=np.float32)
+        if time.monotonic() > end:
+            raise too_large(f"the images take longer than {limits.seconds:g} s to be read; send fewer at once.")
     layout.expect_pixels("bytes", 0, 1, "the request")
     return x
 
@@ -239,8 +253,18 @@ def pixels_like(data: bytes, name: str, layout: Layout) -> NDArray[np.uint8]:
     return pixels
 
 
-def check_pixels(data: bytes | bytearray, name: str, limits: Limits) -> None:
-    """Refuse an image that says it is larger than allowed, before a pixel is decoded."""
+@contextlib.contextmanager
+def decoding(data: bytes | bytearray, name: str, limits: Limits) -> Iterator[None]:
+    """While an image is decoded: large ones, which may be small files, one at a time."""
+    if check_pixels(data, name, limits) <= MANY_PIXELS:
+        yield
+        return
+    with _ONE_LARGE_IMAGE:
+        yield
+
+
+def check_pixels(data: bytes | bytearray, name: str, limits: Limits) -> int:
+    """The pixels of an image. One that says it is larger than allowed is rejected before a pixel is decoded."""
     import io
     import warnings
 
@@ -252,6 +276,7 @@ def check_pixels(data: bytes | bytearray, name: str, limits: Limits) -> None:
             with PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")) as image:
                 width, height = image.size
     except Exception:  # whatever Pillow says of it, `read_image` says it in a sentence
-        return
+        return 0
     if width * height > limits.pixels:
         raise too_large(f"{name} has {width:,}×{height:,} pixels; at most {limits.pixels:,} are taken.")
+    return int(width * height)

@@ -296,6 +296,11 @@ def _json_of(values: Array) -> str:
     return f"[{','.join(piece[1:-1] for piece in pieces)}]"
 
 
+def in_query(name: str, value: object = None) -> str:
+    """An option as errors call it that is given with a file."""
+    return f"the parameter {name}" if value is None else f"the parameter {name}={value}"
+
+
 def version_number(text: str | None) -> int | None:
     """A version as it stands in an address."""
     if text is None or text == "":

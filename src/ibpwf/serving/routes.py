@@ -220,5 +220,9 @@ def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is None or request.method in ("GET", "HEAD"):
         return
-    if urlsplit(origin).netloc != request.headers.get("host", ""):
+    try:
+        site = urlsplit(origin).netloc
+    except ValueError:  # it is no address
+        site = ""
+    if not site or site != request.headers.get("host", ""):
         raise Refused(403, "the request comes from a page of another site; ask from this server's own.")

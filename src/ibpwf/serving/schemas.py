@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ibpwf.serving.protocol import IGNORED
 from ibpwf.serving.tensors import KINDS
 
 Schema = dict[str, Any]
@@ -39,6 +40,7 @@ _INFER: Schema = {
                 "missing": {"enum": ["error", "mean"]},
                 "unknown": {"enum": ["error", "zeros"]},
                 "binary_data_output": {"type": "boolean"},
+                **{name: {} for name in IGNORED},
             },
             "additionalProperties": False,
         },

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import math
 import os
 import struct
 import zipfile
@@ -17,6 +19,7 @@ from ibpwf.data import Layout
 from ibpwf.data.image_file import MOST_BYTES, SUFFIXES
 from ibpwf.data.image_folder import is_junk
 from ibpwf.data.labels import clean_label
+from ibpwf.data.npz_file import header_of
 from ibpwf.data.opening import quoted
 from ibpwf.errors import DataError, IBPWFError
 from ibpwf.serving.faults import Refused, bad, too_large
@@ -97,6 +100,11 @@ def suffix_of(path: Path, limits: Limits) -> str:
     if start.startswith(b"PK\x03\x04"):
         check_archive(path, limits)
         return ".npz" if _first_name(start).endswith(b".npy") else ".zip"
+    return ending_of(start)
+
+
+def ending_of(start: bytes) -> str:
+    """What a file is by how it begins, unless it is an archive."""
     found = next((ending for magic, ending in _MAGIC.items() if start.startswith(magic)), None)
     if found is not None:
         return found
@@ -123,6 +131,30 @@ def check_archive(path: Path, limits: Limits) -> None:
     if count == 0xFFFF or count > limits.files or directory > 512 * min(limits.files, 0xFFFF):
         most = min(limits.files, 0xFFFE)
         raise too_large(f"the archive has too many files; at most {most:,} are taken at once.")
+
+
+def unpacked_size(data: bytearray, limits: Limits) -> int:
+    """The bytes to which an .npz file unpacks, by its directory and the headers of its arrays, which its reader holds
+    it to. One with too many is rejected; of a damaged one the reader says so."""
+    size = 0
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for entry in archive.infolist():
+                size += entry.file_size
+                with archive.open(entry) as stream:
+                    shape, _, _ = header_of(stream, entry.filename, "the file")
+                if math.prod(shape) > limits.numbers:
+                    raise too_large(
+                        f"array {quoted(entry.filename)} of the file has {math.prod(shape):,} numbers; at most "
+                        f"{limits.numbers:,} are taken."
+                    )
+    except Refused:
+        raise
+    except (IBPWFError, *DAMAGED):
+        return size
+    if size > limits.body:
+        raise too_large(f"the file unpacks to more than {limits.body:,} bytes, which is the limit; send less.")
+    return size
 
 
 def images_to_arrays(path: Path, into: Path, layout: Layout, limits: Limits) -> None:

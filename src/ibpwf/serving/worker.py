@@ -178,7 +178,7 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str)
     from ibpwf.data import ReadOptions
     from ibpwf.own_data.learning import LearnOptions, learn_file
     from ibpwf.own_data.more import learn_more
-    from ibpwf.serving.inputs import in_query
+    from ibpwf.serving.protocol import in_query
 
     data, told = _data(model, job), list[str]()
     asked = {name: value for name, value in job["options"].items() if value not in (None, [])}
