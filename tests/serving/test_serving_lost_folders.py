@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -219,22 +220,37 @@ def test_a_folder_that_cannot_be_written_to_is_served_and_takes_no_job(made_mode
 
 
 @pytest.mark.faults
-def test_a_server_tells_that_a_folder_was_deleted_and_that_it_is_back(start, models):
-    """The program itself, which looks every two seconds."""
+def test_a_server_tells_that_a_folder_was_deleted_and_that_it_is_back(start, models, tally):
+    """The program itself, which looks every two seconds. A folder that is back has a copy's files, or its own."""
     server: Server = start()
-    shutil.copytree(models / "things", models.parent / "copy")
-    shutil.rmtree(models / "things")
-    wait_for(lambda: server.http.get("/v2/health/ready").status_code == 503)
-    time.sleep(2.5)
-    assert server.log.count("is not ready") == 1
-    refused = server.learn(task_table(models.parent, 3), "colors")
-    assert refused.status_code == 503
-    assert not os.path.lexists(models / "things")
-    (models.parent / "copy").rename(models / "things")
-    wait_for(lambda: server.http.get("/v2/health/ready").status_code == 200)
+    rounds, found, path = 6, Counter[str](), models / "things"
+    before = server.http.post("/v2/models/things/infer", json=request(X)).json()["outputs"]
+    for number in range(rounds):
+        aside = models.parent / "aside"
+        if number % 2:
+            path.rename(aside)
+        else:
+            shutil.copytree(path, aside)
+            shutil.rmtree(path)
+        wait_for(lambda: server.http.get("/v2/health/ready").status_code == 503)
+        answered = server.http.post("/v2/models/things/infer", json=request(X))
+        found["answers lost"] += answered.status_code != 200 or answered.json()["outputs"] != before
+        found["metrics that say ready"] += (
+            'ibpwf_model_ready{model="things"} 0.0' not in server.http.get("/metrics").text
+        )
+        found["jobs accepted"] += server.learn(task_table(models.parent, 3), "colors").status_code != 503
+        time.sleep(2.5)
+        found["missing or repeated log lines"] += server.log.count("is not ready") != number + 1
+        found["folders made in the void"] += os.path.lexists(path)
+        aside.rename(path)
+        wait_for(lambda: server.http.get("/v2/health/ready").status_code == 200)
+        answered = server.http.post("/v2/models/things/infer", json=request(X))
+        found["answers lost"] += answered.status_code != 200 or answered.json()["outputs"] != before
     learned = server.learn(task_table(models.parent, 3), "colors")
-    assert server.wait(learned.json()["id"])["state"] == "done"
-    assert server.versions() == ["1", "2", "3", "4"]
+    found["jobs not done"] += server.wait(learned.json()["id"])["state"] != "done"
+    found["versions lost"] += server.versions() != ["1", "2", "3", "4"]
+    found["tracebacks"] += "Traceback" in server.stop()
+    tally("deletions of a served model's folder", rounds, **found)
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
