@@ -217,7 +217,7 @@ def test_a_flood_of_bodies_that_are_large_to_read_costs_others_little(start, mak
 @pytest.mark.parametrize("make", [bombs, files])
 def test_a_long_flood_of_bodies_that_are_large_to_read_costs_others_little(start, make, tally):
     server: Server = start()
-    clients, rounds, size = 5, 4, {bombs: 60, files: 12}[make] * MB
+    clients, rounds, size = 5, 4, 60 * MB
     found = flood(server, make, size, rounds, clients, 0.99)
     what = {bombs: "bodies", files: "files"}[make]
     tally(f"{what} sent to a server that are large to read", clients * rounds * len(make(1000)), seed=0, **found)

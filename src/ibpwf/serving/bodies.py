@@ -1,9 +1,12 @@
-"""Bodies of requests in memory, bounded before they are: in bytes, in what they unpack to, and in how many are large.
+"""Bodies of requests, bounded before they are read: in bytes, in what they unpack to, and in how many are large.
 
 A small body is read where it came. A large one would hold up every other request: Python's JSON parser lets nothing
 else run until it is done, and its objects may take 20 times the memory of the text. So a large body is unpacked and
 parsed by a process of its own, which gives back the protocol's binary form, that is read without a copy. It has a
 limit on its memory, and is killed when it takes too long.
+
+A body that is a file goes to the disk as it comes. That process and the reader get its path, so that no copy of it
+lies in memory.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ibpwf.serving.body_process import FRAME, LARGE, READ_LIMITS, unpack
@@ -33,13 +38,27 @@ QUIET = {
 """Variables that keep libraries from reserving memory that they do not use."""
 
 
-@dataclass
-class Received:
-    """A body as it came. `held` is how much of it counts among the large ones."""
+@dataclass(kw_only=True)
+class Held:
+    """A body among the others. `held` is how much of it counts among the large ones."""
 
-    data: bytearray = field(default_factory=bytearray)
     held: int = 0
     has_place: bool = False
+
+
+@dataclass
+class Received(Held):
+    """A body as it came."""
+
+    data: bytearray = field(default_factory=bytearray)
+
+
+@dataclass
+class ReceivedFile(Held):
+    """A body in a file, alone in a folder of its own."""
+
+    path: Path
+    size: int = 0
 
 
 class Bodies:
@@ -58,23 +77,52 @@ class Bodies:
         try:
             async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
                 body.data += part
-                if len(body.data) > LARGE:
-                    if self._held - body.held + len(body.data) > self.limits.body:
-                        raise busy("other large requests are being received; send this one later.")
-                    self._hold(body, len(body.data))
+                self._count_received(body, len(body.data))
             if body.held:
                 await self.take_place(body)
             yield body
         finally:
-            self._hold(body, 0)
-            if body.has_place:
-                self._places.release()
+            self._release(body)
 
-    def _hold(self, body: Received, size: int) -> None:
+    @contextlib.asynccontextmanager
+    async def receive_file(self, request: Any) -> AsyncIterator[ReceivedFile]:
+        """A body in a file, which is removed when it is done with."""
+        with tempfile.TemporaryDirectory(prefix="ibpwf-") as folder:
+            body = ReceivedFile(Path(folder) / "data")
+            try:
+                waiting = bytearray()
+                with body.path.open("wb") as file:
+                    async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
+                        body.size += len(part)
+                        self._count_received(body, body.size)
+                        waiting += part
+                        if len(waiting) >= LARGE:
+                            await asyncio.to_thread(file.write, waiting)
+                            waiting = bytearray()
+                    file.write(waiting)
+                if body.held:
+                    await self.take_place(body)
+                yield body
+            finally:
+                self._release(body)
+
+    def _count_received(self, body: Held, size: int) -> None:
+        """Count a body of so many bytes until now, if it is large, or reject it."""
+        if size > LARGE:
+            if self._held - body.held + size > self.limits.body:
+                raise busy("other large requests are being received; send this one later.")
+            self._hold(body, size)
+
+    def _hold(self, body: Held, size: int) -> None:
         self._held += size - body.held
         body.held = size
 
-    async def take_place(self, body: Received) -> None:
+    def _release(self, body: Held) -> None:
+        self._hold(body, 0)
+        if body.has_place:
+            self._places.release()
+
+    async def take_place(self, body: Held) -> None:
         """Wait for one of the places for large bodies, if it has none."""
         if body.has_place:
             return
@@ -103,13 +151,12 @@ class Bodies:
         self._hold(body, len(found[0]))  # which takes the place of what was received
         return found
 
-    async def check_file(self, body: Received, name: str, ignored: Sequence[str]) -> None:
+    async def check_table(self, body: ReceivedFile, ignored: Sequence[str]) -> None:
         """Reject a table that would take too much to be read; what it takes counts as a large body's bytes do."""
         await self.take_place(body)
-        size = await self._reader.check_file(body.data, name, ignored)
-        self.count(body, size)
+        self.count(body, await self._reader.check_table(body.path, ignored))
 
-    def count(self, body: Received, size: int) -> None:
+    def count(self, body: Held, size: int) -> None:
         """Count what a body unpacks to, if that is more than the body, or reject it."""
         if self._held - body.held + size > self.limits.body:
             raise busy("other large requests are being answered; send this one later.")
@@ -132,9 +179,9 @@ class BodyReader:
         told, found = await self._ask({"coding": coding, "header": header}, body)
         return found, told["header"]
 
-    async def check_file(self, body: bytearray, name: str, ignored: Sequence[str]) -> int:
+    async def check_table(self, path: Path, ignored: Sequence[str]) -> int:
         """The bytes to which a table unpacks, if those are not too many."""
-        told, _ = await self._ask({"file": name, "ignored": list(ignored)}, body)
+        told, _ = await self._ask({"table": str(path), "ignored": list(ignored)}, bytearray())
         return int(told["size"])
 
     async def _ask(self, how: dict[str, Any], body: bytearray) -> tuple[dict[str, Any], bytearray]:
@@ -143,7 +190,7 @@ class BodyReader:
         async with self._turn:
             try:
                 async with asyncio.timeout(limits.seconds):
-                    told, found = await self._exchange(json.dumps(how).encode(), body, keep="file" in how)
+                    told, found = await self._exchange(json.dumps(how).encode(), body)
             except TimeoutError:
                 await self.end()
                 raise busy(f"the body could not be read within {limits.seconds:g} s; send a smaller one.") from None
@@ -159,7 +206,7 @@ class BodyReader:
             raise Refused(told["status"], told["problem"])
         return told, found
 
-    async def _exchange(self, how: bytes, body: bytearray, *, keep: bool) -> tuple[dict[str, Any], bytearray]:
+    async def _exchange(self, how: bytes, body: bytearray) -> tuple[dict[str, Any], bytearray]:
         process = await self._running()
         to, back = process.stdin, process.stdout
         assert to is not None
@@ -170,8 +217,7 @@ class BodyReader:
             to.write(bytes(view[start : start + PART]))
             await to.drain()
         view.release()
-        if not keep:
-            body.clear()  # it is in memory there
+        body.clear()  # it is in memory there
         first, second = FRAME.unpack(await back.readexactly(FRAME.size))
         told: dict[str, Any] = json.loads(await back.readexactly(first))
         found = bytearray()

@@ -12,7 +12,6 @@ import json
 import os
 import struct
 import sys
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,9 +32,9 @@ READ_LIMITS = ("body", "ratio", "rows", "numbers", "tensors")
 """Limits that matter to that process."""
 ROOM = 208 << 20
 """Bytes that the process may take beside what it has when it starts."""
-TABLE_ROOM = 128 << 20
+TABLE_ROOM = 96 << 20
 """The same once it reads tables, too, which takes more to begin with."""
-ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 16
 """Rows of a table that are read at a time: each may be large."""
 
 
@@ -129,15 +128,6 @@ def check_table(path: Path, ignored: list[str], limits: Limits) -> int:
     return size if path.suffix == ".parquet" else 0
 
 
-def _check_file(body: bytearray, how: dict[str, Any], limits: Limits) -> int:
-    """The same of a body, which is emptied."""
-    with tempfile.TemporaryDirectory(prefix="ibpwf-") as folder:
-        path = Path(folder) / how["file"]
-        path.write_bytes(body)
-        body.clear()
-        return check_table(path, how["ignored"], limits)
-
-
 def _answer(ask: BinaryIO, reply: BinaryIO) -> bool:
     """Read one body; whether there was one."""
     frame = ask.read(FRAME.size)
@@ -145,14 +135,14 @@ def _answer(ask: BinaryIO, reply: BinaryIO) -> bool:
         return False
     first, second = FRAME.unpack(frame)
     how = json.loads(ask.read(first))
-    if "file" in how:
+    if "table" in how:
         _prepare_tables()
     body, parts = bytearray(second), list[bytes]()
     ask.readinto(body)  # type: ignore[attr-defined]
     told: dict[str, Any]
     try:
-        if "file" in how:
-            told = {"size": _check_file(body, how, Limits(**how["limits"]))}
+        if "table" in how:
+            told = {"size": check_table(Path(how["table"]), how["ignored"], Limits(**how["limits"]))}
         else:
             parts, header = binary_form(body, how["coding"], how["header"], Limits(**how["limits"]))
             told = {"header": header}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from ibpwf.data import Examples, Layout, ReadOptions, read_batches
 from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError
 from ibpwf.serving.access import Caller
-from ibpwf.serving.bodies import Received
+from ibpwf.serving.bodies import ReceivedFile
 from ibpwf.serving.body_process import LARGE
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.inputs import decoding, examples_of, input_tensors, most_rows, tasks_of
@@ -40,10 +39,13 @@ from ibpwf.serving.protocol import (
 )
 from ibpwf.serving.registry import LoadedVersion
 from ibpwf.serving.service import Service
-from ibpwf.serving.uploads import ending_of, receive_bytes, suffix_of, unpacked_size
+from ibpwf.serving.uploads import receive_bytes, suffix_of, unpacked_size
 
 SMALL = 1 << 16
 """Bytes of a body that is read at once; a larger one is read beside, so that others do not wait."""
+
+LONGEST_TEXT = 4 << 17
+"""Bytes of a text without a header: a cell of a table has at most 2¹⁷ characters."""
 
 MANY = 2_000
 """Numbers of an answer above which it is written beside, too."""
@@ -259,29 +261,27 @@ def _different(one: Answer, two: Answer) -> list[str]:
 
 
 async def _examples(service: Service, request: Request, version: LoadedVersion) -> Examples:
-    async with service.bodies.receive(request) as body:
-        if not body.data:
+    async with service.bodies.receive_file(request) as file:
+        if not file.size:
             raise bad("the body is empty; send a table, arrays, an image or a text.")
-        reading = _reading(request)
-        await _check_size(service, body, version.layout, reading)
-        return await asyncio.to_thread(_read_file, body.data, version, service.limits, reading)
+        layout, reading = version.layout, _reading(request)
+        if layout is None:
+            raise Refused(409, "this model was not learnt from files; ask it with /infer and the tensor 'x'.")
+        file.path = await asyncio.to_thread(_named, file.path, layout, service.limits)
+        await _check_size(service, file, [*reading.ignore, *layout.ignored])
+        return await asyncio.to_thread(_read_file, file.path, version, layout, service.limits, reading)
 
 
-async def _check_size(service: Service, body: Received, layout: Layout | None, reading: ReadOptions) -> None:
+async def _check_size(service: Service, file: ReceivedFile, ignored: list[str]) -> None:
     """Reject a file that is small to send and large to read, before it is read here."""
-    data, bodies = body.data, service.bodies
-    if layout is None:
-        return
-    if data.startswith(b"PK"):
-        size = await asyncio.to_thread(unpacked_size, data, service.limits)
+    ending, bodies = file.path.suffix, service.bodies
+    if ending == ".npz":
+        size = await asyncio.to_thread(unpacked_size, file.path, service.limits)
         if size > LARGE:
-            await bodies.take_place(body)
-            bodies.count(body, size)
-        return
-    ending = ending_of(bytes(data[:4096]))
-    is_text = ending in (".csv", ".tsv") and len(data) > LARGE and not _is_plain_text(data, layout)
-    if ending == ".parquet" or is_text:
-        await bodies.check_file(body, f"file{ending}", [*reading.ignore, *layout.ignored])
+            await bodies.take_place(file)
+            bodies.count(file, size)
+    elif ending == ".parquet" or (ending in (".csv", ".tsv") and file.size > LARGE):
+        await bodies.check_table(file, ignored)
 
 
 def _reading(request: Request) -> ReadOptions:
@@ -294,42 +294,43 @@ def _reading(request: Request) -> ReadOptions:
     return ReadOptions(ignore=ignore, naming=in_query, **given)  # type: ignore[arg-type]
 
 
-def _read_file(body: bytearray, version: LoadedVersion, limits: Limits, reading: ReadOptions) -> Examples:
-    """A file's examples, through a file of ours that is gone afterwards."""
-    layout = version.layout
-    if layout is None:
-        raise Refused(409, "this model was not learnt from files; ask it with /infer and the tensor 'x'.")
-    with tempfile.TemporaryDirectory(prefix="ibpwf-") as folder:
-        path = Path(folder) / "data"
-        path.write_bytes(body)
-        ending = suffix_of(path, limits)
-        if ending == ".zip":
-            raise bad("the file is a zip archive; send one table, image or .npz file.")
-        if ending == ".csv" and _is_plain_text(body, layout):
-            text = body.decode("utf-8", "replace").strip()
-            path.write_text(f"{layout.columns[0].name}\n" + '"' + text.replace('"', '""') + '"\n')
-        path = path.rename(path.with_name(f"file{ending}"))
-        most = most_rows(version, limits)
-        try:
-            with decoding(body, "the image", limits) if layout.kind == "images" else contextlib.nullcontext():
-                found = next(read_batches(path, most + 1, replace(reading, like=layout)))
-        except Refused:
-            raise
-        except StopIteration:
-            raise bad("the file has no rows; send at least one.") from None
-        except IBPWFError as error:
-            raise bad(str(error).replace(f"{folder}/", "")) from None
-    if len(found) > most:
-        raise too_large(f"the file has more than {most:,} rows, which is the limit; send fewer at once.")
-    return found
+def _named(path: Path, layout: Layout, limits: Limits) -> Path:
+    """A file under a name that says what it is; a text without a header as a table with one."""
+    ending = suffix_of(path, limits)
+    if ending == ".zip":
+        raise bad("the file is a zip archive; send one table, image or .npz file.")
+    if ending == ".csv" and _is_plain_text(path, layout):
+        if path.stat().st_size > LONGEST_TEXT:
+            raise too_large(f"the text has more than {LONGEST_TEXT:,} bytes, which is the limit; send less.")
+        text = path.read_bytes().decode("utf-8", "replace").strip()
+        path.write_text(f"{layout.columns[0].name}\n" + '"' + text.replace('"', '""') + '"\n')
+    return path.rename(path.with_name(f"file{ending}"))
 
 
-def _is_plain_text(body: bytearray, layout: Layout) -> bool:
+def _is_plain_text(path: Path, layout: Layout) -> bool:
     """Whether a file without a header is the one text that a model takes."""
     if [column.kind for column in layout.columns] != ["text"]:
         return False
-    first = bytes(body.partition(b"\n")[0]).decode("utf-8", "replace").strip().strip('"')
+    with path.open("rb") as file:
+        first = file.readline(LONGEST_TEXT).decode("utf-8", "replace").strip().strip('"')
     return layout.columns[0].name not in (part.strip().strip('"') for part in first.split(","))
+
+
+def _read_file(path: Path, version: LoadedVersion, layout: Layout, limits: Limits, reading: ReadOptions) -> Examples:
+    """A file's examples."""
+    most = most_rows(version, limits)
+    try:
+        with decoding(path, "the image", limits) if layout.kind == "images" else contextlib.nullcontext():
+            found = next(read_batches(path, most + 1, replace(reading, like=layout)))
+    except Refused:
+        raise
+    except StopIteration:
+        raise bad("the file has no rows; send at least one.") from None
+    except IBPWFError as error:
+        raise bad(str(error).replace(f"{path.parent}/", "")) from None
+    if len(found) > most:
+        raise too_large(f"the file has more than {most:,} rows, which is the limit; send fewer at once.")
+    return found
 
 
 async def metrics(service: Service, request: Request, caller: Caller) -> Response:

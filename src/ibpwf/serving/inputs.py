@@ -254,16 +254,16 @@ def pixels_like(data: bytes, name: str, layout: Layout) -> NDArray[np.uint8]:
 
 
 @contextlib.contextmanager
-def decoding(data: bytes | bytearray, name: str, limits: Limits) -> Iterator[None]:
+def decoding(image: bytes | Path, name: str, limits: Limits) -> Iterator[None]:
     """While an image is decoded: large ones, which may be small files, one at a time."""
-    if check_pixels(data, name, limits) <= MANY_PIXELS:
+    if check_pixels(image, name, limits) <= MANY_PIXELS:
         yield
         return
     with _ONE_LARGE_IMAGE:
         yield
 
 
-def check_pixels(data: bytes | bytearray, name: str, limits: Limits) -> int:
+def check_pixels(image: bytes | Path, name: str, limits: Limits) -> int:
     """The pixels of an image. One that says it is larger than allowed is rejected before a pixel is decoded."""
     import io
     import warnings
@@ -273,8 +273,9 @@ def check_pixels(data: bytes | bytearray, name: str, limits: Limits) -> int:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")) as image:
-                width, height = image.size
+            file = image if isinstance(image, Path) else io.BytesIO(image)
+            with PIL.Image.open(file, formats=("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")) as opened:
+                width, height = opened.size
     except Exception:  # whatever Pillow says of it, `read_image` says it in a sentence
         return 0
     if width * height > limits.pixels:

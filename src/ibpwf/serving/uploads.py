@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import math
 import os
 import struct
@@ -133,12 +132,12 @@ def check_archive(path: Path, limits: Limits) -> None:
         raise too_large(f"the archive has too many files; at most {most:,} are taken at once.")
 
 
-def unpacked_size(data: bytearray, limits: Limits) -> int:
+def unpacked_size(path: Path, limits: Limits) -> int:
     """The bytes to which an .npz file unpacks, by its directory and the headers of its arrays, which its reader holds
     it to. One with too many is rejected; of a damaged one the reader says so."""
     size = 0
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 size += entry.file_size
                 with archive.open(entry) as stream:
