@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import gzip
@@ -26,10 +27,11 @@ from served import NAMES, Server, blobs, columns, outputs, pixels, png, request
 from starlette.testclient import TestClient
 
 from ibpwf.own_data.answering import layout_of, load_classifier
-from ibpwf.serving import inputs
+from ibpwf.serving import batching, inputs
 from ibpwf.serving.body_process import LARGE, unpack
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.limits import Limits
+from ibpwf.serving.passes import Answer, Rows, answer
 from ibpwf.serving.protocol import HEADER, PARSED, check_json, read_json
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
@@ -375,3 +377,57 @@ def test_a_body_unpacks_to_a_limited_multiple_of_its_size(coding: str):
             unpack(pack(plain), coding, Limits())
         assert told.value.status == status
     assert unpack(pack(bytes(3 * MB)), coding, Limits(ratio=2000)) == bytes(3 * MB)
+
+
+def test_a_large_question_is_answered_between_others_with_the_same_bits(made_models):
+    """Whose rows ask for tasks in any order, and for none."""
+    service = Service(ServeOptions(made_models, read_only=True, poll=3600))
+    version = service.registry["things"].version(None)
+    tasks = [[None, "fruit", "trees"][row % 3] for row in range(len(X) * 100)]
+    many, one = Rows(np.tile(X, (100, 1)).astype(np.float32), tasks), Rows(X[:1].astype(np.float32), [None])
+    order = list[str]()
+
+    async def ask(name: str, rows: Rows) -> Answer:
+        found = await service.batcher.ask(version, rows)
+        order.append(name)
+        return found
+
+    async def both() -> list[Answer]:
+        return await asyncio.gather(ask("large", many), ask("small", one))
+
+    large, small = asyncio.run(both())
+    assert order == ["small", "large"]
+    assert service.batcher.waiting == 0
+    whole, alone = (answer(version.classifier, [rows])[0] for rows in (many, one))
+    for found, wanted in ((large, whole), (small, alone)):
+        for name, values in vars(wanted).items():
+            assert np.array_equal(getattr(found, name), values), name
+
+
+def test_rows_of_a_question_that_fails_or_is_given_up_do_not_wait_for_good(made_models, monkeypatch):
+    service = Service(ServeOptions(made_models, read_only=True, poll=3600))
+    version = service.registry["things"].version(None)
+    many = Rows(np.tile(X, (100, 1)).astype(np.float32), [None] * len(X) * 100)
+    calls, real = 0, batching.answer
+
+    def second_fails(*asked: Any) -> list[Answer]:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise ValueError
+        return real(*asked)
+
+    async def cancelled() -> None:
+        asking = asyncio.create_task(service.batcher.ask(version, many))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        while service.batcher._running is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(cancelled())
+    assert service.batcher.waiting == 0
+    monkeypatch.setattr(batching, "answer", second_fails)
+    with pytest.raises(ValueError):
+        asyncio.run(service.batcher.ask(version, many))
+    assert service.batcher.waiting == 0

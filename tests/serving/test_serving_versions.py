@@ -115,8 +115,10 @@ def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_m
     assert isinstance(last, Refused)
     assert last.status == 429
     assert not any(isinstance(one, BaseException) for one in found)
-    assert sum(passes[:-1]) == 100
-    assert len(passes) <= 2 + 100 // MOST + 1
+    large = -(-300 // MOST)  # passes of the last question, which are its alone
+    assert passes[-large:] == [1] * large
+    assert sum(passes[:-large]) == 100
+    assert len(passes) <= 2 + 100 // MOST + large
 
 
 def test_a_question_that_cannot_be_answered_costs_only_who_asked(made_models):

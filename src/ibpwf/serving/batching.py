@@ -1,7 +1,8 @@
 """Questions that come at the same time, answered in one pass.
 
 Nobody waits for others to come: while a pass runs, what arrives is gathered, and the next pass takes all of it that
-asks the same version, tasks mixed. When more rows wait than may, the next question is refused at once.
+asks the same version, tasks mixed. When more rows wait than may, the next question is refused at once. A question of
+more rows than a pass has is answered pass by pass, and others get theirs in between.
 """
 
 from __future__ import annotations
@@ -51,9 +52,24 @@ class Batcher:
         if self._rows and self._rows + len(rows) > self.limit:
             seconds = max(1, min(60, round(self._rows * self._seconds_a_row)))
             raise busy(f"{self._rows:,} rows wait to be answered; ask again in {seconds} s.", seconds)
+        self._rows += len(rows)
+        if len(rows) <= MOST:
+            return await self._next(version, rows)
+        order, found = rows.by_task(), list[Answer]()
+        left = len(rows)  # that have not been put into the queue, which counts its own
+        try:
+            for start in range(0, len(rows), MOST):
+                part = rows.at(order[start : start + MOST])
+                left -= len(part)
+                found.append(await self._next(version, part))
+        finally:
+            self._rows -= left
+        return Answer.joined(found, order)
+
+    async def _next(self, version: LoadedVersion, rows: Rows) -> Answer:
+        """An answer in one of the next passes."""
         question = _Question(version, rows)
         self._queue.append(question)
-        self._rows += len(rows)
         if self._running is None:
             self._running = asyncio.create_task(self._run())
         return await question.answer

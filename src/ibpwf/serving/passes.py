@@ -9,7 +9,7 @@ is given go through that task's network together, so each task's are filled up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.x)
 
+    def at(self, places: NDArray[np.intp]) -> Rows:
+        return Rows(self.x[places], [self.tasks[place] for place in places], self.novelty)
+
+    def by_task(self) -> NDArray[np.intp]:
+        """An order in which the rows of each task stand together, so that they can share passes."""
+        return np.array(sorted(range(len(self)), key=lambda place: self.tasks[place] or ""), dtype=np.intp)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -58,6 +65,17 @@ class Answer:
             self.entropy[here],
             novelty,
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Answer], order: NDArray[np.intp]) -> Answer:
+        """One answer out of several, which are about rows in this order."""
+        back = np.argsort(order)
+
+        def whole(name: str) -> Any:
+            each = [getattr(part, name) for part in parts]
+            return None if each[0] is None else np.concatenate(each)[back]
+
+        return cls(*(whole(field.name) for field in fields(cls)))
 
 
 def check_tasks(classifier: ContinualClassifier, tasks: Sequence[str | None]) -> None:
