@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,18 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ibpwf import ContinualClassifier, Learner, Settings, export, load, models
+from ibpwf.concurrency import finish
 from ibpwf.errors import InputError
+from ibpwf.estimator.streamed import more_rows
 from ibpwf.inference.kinds import make_inference
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
+from ibpwf.more_rows import Trial
 from ibpwf.storage.inspection import inspect_model
 from ibpwf.task_learner import TaskLearner
 from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
+from ibpwf.training.linear import HeldOut
 
 PIXELS, DIGITS = (torch.tensor(part) for part in load_digits(return_X_y=True))
 X, Y = PIXELS.float() / 16, DIGITS
@@ -146,7 +153,8 @@ def test_a_version_that_answers_worse_is_not_kept_unless_that_is_asked_for() -> 
     assert result.accuracy_before is not None
     assert result.accuracy < result.accuracy_before
     assert result.changed > 0
-    forced = learner.more(*rows, task="low", keep="always")
+    with pytest.warns(UserWarning, match="'low@1'"):
+        forced = learner.more(*rows, task="low", keep="always")
     assert forced == replace(result, kept=True)
     assert [task.name for task in learner.older] == ["low@1"]
 
@@ -322,3 +330,118 @@ def test_a_classifier_learns_more_rows_and_finds_them_no_longer_new(settings: di
     assert again.classes_.tolist() == ["d0", "d1", "d2", "d3", "d4"]
     with pytest.raises(InputError, match="y has the label 'd3', which task 'low' does not have"):
         found.more(x[:50], ["d3"] * 50, "low")
+
+
+# What is said of a version that is kept and should not be
+
+
+def separable(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of two classes with a gap between them."""
+    x = torch.randn(count, 20, generator=torch.Generator().manual_seed(seed))
+    margin = x @ torch.randn(20, generator=torch.Generator().manual_seed(7))
+    apart = margin.abs() > 1
+    return x[apart], (margin[apart] > 0).long()
+
+
+ALWAYS_RIGHT = {"epochs": 6, "finetune_epochs": 2, "init": "pretrained", "random_features": 64}
+
+
+@pytest.fixture(scope="module")
+def linear_learner() -> Learner:
+    torch.manual_seed(0)
+    settings = Settings(**ALWAYS_RIGHT, learning_rate=0.01)
+    learner = Learner(models.mlp(20, [16], 2), settings, seed=0, device="cpu")
+    learner.learn(*separable(800, 0), name="sides")
+    return learner
+
+
+@pytest.fixture(scope="module")
+def linear_classifier() -> ContinualClassifier:
+    settings = {"random_features": 64, "init": "pretrained"}
+    classifier = ContinualClassifier((16,), epochs=6, learning_rate=0.01, settings=settings, device="cpu")
+    x, y = separable(800, 0)
+    return classifier.learn(x.numpy(), y.numpy(), task="sides")
+
+
+def told(changed: Callable[[], Any]) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = changed()
+    return result, [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+
+
+def test_a_version_that_is_kept_and_falls_is_a_warning_and_one_that_does_not_is_none(linear_learner: Learner) -> None:
+    for rate, falls in ((0.01, False), (2.0, True)):
+        learner = linear_learner.fork()
+        learner.settings = learner.settings.replace(learning_rate=rate)
+        result, warned = told(lambda one=learner: one.more(*separable(600, 1), task="sides", keep="always"))
+        assert result.kept
+        assert result.accuracy_before == 100
+        assert (result.accuracy < 95) is falls
+        assert len(warned) == falls
+        assert all("'sides'" in one and "'sides@1'" in one for one in warned)
+        assert told(lambda one=learner: one.more(*separable(600, 1), task="sides", keep="never"))[1] == []
+
+
+def test_a_classifier_warns_of_a_version_that_falls_too(linear_classifier: ContinualClassifier) -> None:
+    for rate, falls in ((0.01, False), (10.0, True)):
+        classifier = copy.copy(linear_classifier).set_params(learning_rate=rate)
+        x, y = separable(600, 1)
+        how = {"task": "sides", "keep": "always"}
+        result, warned = told(lambda one=classifier, x=x, y=y, how=how: one.more(x.numpy(), y.numpy(), **how))
+        assert result.kept
+        assert (result.accuracy < 95) is falls
+        assert len(warned) == falls
+        assert all("'sides@1'" in one for one in warned)
+
+
+def trial_of(learner: Learner) -> Trial:
+    x, y = separable(1200, 1)
+    return finish(learner.try_more(x, y, "sides", "always", 0.2))
+
+
+def test_held_out_rows_decide_whether_a_version_is_below_a_linear_model(linear_learner: Learner) -> None:
+    """Not those that the task was first learned with, whose record says that all of them are right."""
+    trial = trial_of(linear_learner)
+    info = trial.learned.tasks[0]
+    trial = replace(
+        trial, learned=replace(trial.learned, tasks=(replace(info, held_out=HeldOut(100, 100.0, 50.0, 100.0)),))
+    )
+    truth, out = trial.labels, trial.held_out.numpy()
+    wrong = np.flatnonzero(out)[: int(0.12 * out.sum())]
+    answers = truth.copy()
+    answers[wrong] = 1 - answers[wrong]
+    poor = trial.doubt(truth, (answers, answers), (answers, answers))  # no worse than before
+    assert poor is not None
+    assert "linear model" in poor
+    assert f"{out.sum():,} held-out rows" in poor
+    assert trial.doubt(truth, (truth, truth), (truth, truth)) is None
+    assert trial.doubt(truth, (answers, answers), (truth, truth)) is None
+    fallen = truth.copy()
+    fallen[: int(0.08 * len(truth))] = 1 - fallen[: int(0.08 * len(truth))]
+    worse = trial.doubt(truth, (truth, truth), (fallen, fallen))
+    assert worse is not None
+    assert "'sides@1'" in worse
+    few = replace(trial, held_out=torch.zeros_like(trial.held_out))
+    assert few.doubt(truth, (answers, answers), (answers, answers)) is None
+
+
+def test_rows_of_a_single_class_are_not_compared_with_a_linear_model(linear_learner: Learner) -> None:
+    x, y = separable(1200, 1)
+    trial = finish(linear_learner.try_more(x[y == 1], y[y == 1], "sides", "always", 0.2))
+    truth = trial.labels
+    answers = np.where(np.arange(len(truth)) % 8 == 0, 0, truth)
+    assert trial.doubt(truth, (answers, answers), (answers, answers)) is None
+
+
+def test_a_stream_is_not_warned_of_what_it_has_judged_itself(
+    linear_classifier: ContinualClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trial, "doubt", lambda *_: "doubtful")
+    x, y = (part.numpy() for part in separable(200, 3))
+    for ask, wanted in (
+        (lambda one: one.more(x, y, "sides", keep="always"), ["doubtful"]),
+        (lambda one: one.more(x, y, "sides", keep="never"), []),
+        (lambda one: more_rows(one, x, y, "sides"), []),
+    ):
+        assert told(lambda ask=ask: ask(copy.copy(linear_classifier)))[1] == wanted

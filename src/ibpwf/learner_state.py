@@ -135,10 +135,14 @@ class Learned:
         """Tasks and older versions in the order in which they were learned."""
         return sorted((*self.tasks, *self.older), key=lambda one: self.method.serial(one.number))
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether tasks are learned beside a frozen base."""
+        return getattr(getattr(self.method, "model", None), "base", None) == "frozen"
+
     def warn_if_hardly_learned(self) -> None:
         """Say so where the last task was learned hardly better than guessing."""
-        frozen = getattr(getattr(self.method, "model", None), "base", None) == "frozen"
-        doubt = doubt_of(self.tasks[-1], self.guessing, self.beside_linear, frozen=frozen)
+        doubt = doubt_of(self.tasks[-1], self.guessing, self.beside_linear, frozen=self.is_frozen)
         if doubt is not None:
             warnings.warn(doubt, stacklevel=3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -16,13 +17,14 @@ from ibpwf import __version__
 from ibpwf.concurrency import finish
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
-from ibpwf.learner_state import Data, Learned, TaskInfo
+from ibpwf.learner_state import Data, Learned, TaskInfo, doubt_of
 from ibpwf.method import IBPWF
 from ibpwf.storage.checkpoint_folder import Identity
 from ibpwf.task_learner import TaskLearner
 from ibpwf.torch_state import pinned_steps
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.environment import prepared_to_train
+from ibpwf.training.linear import CLEARLY, FEWEST_ROWS, HeldOut, clearly_below, linear_accuracy
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 from ibpwf.training.rows import TensorRows, drawn_rows
@@ -108,6 +110,43 @@ class Trial:
             now[1],
             *changed,
         )
+
+    def doubt(self, truth: NDArray[Any], before: Answers, after: Answers) -> str | None:
+        """What to say of a new version that is kept and answers clearly worse than the one before, or than a simpler
+        model; None where it does not.
+
+        Of the version before it is seen by all rows: of those that the new one has learned from, it should answer
+        more rightly, not fewer.
+        """
+        info, rows = self.learned.tasks[self.task], len(truth)
+        was, now = (100.0 * float(np.mean(answers[0] == truth)) for answers in (before, after))
+        if clearly_below(now, was, rows):
+            return (
+                f"task '{info.name}' is answered worse by its new version: {now:.1f} % of {rows:,} rows of the "
+                f"update are right, where the version before has {was:.1f} %. It still answers as "
+                f"'{info.name}@{info.version - 1}'. Use keep='better' to keep a version only if it is no worse."
+            )
+        learned = (~self.held_out).to(self.rows.y.device)
+        counts = torch.bincount(self.rows.y[learned], minlength=len(info.classes))
+        guessing = 100.0 * float(counts.max() / counts.sum())
+        return doubt_of(
+            replace(info, held_out=self._compared(truth, after[0], counts)), guessing, frozen=self.learned.is_frozen
+        )
+
+    def _compared(self, truth: NDArray[Any], answers: NDArray[Any], counts: Tensor) -> HeldOut | None:
+        """How the held-out rows are answered, beside a linear model of the other rows; None if they are too few."""
+        out = self.held_out.numpy()
+        rows = int(out.sum())
+        if rows < FEWEST_ROWS:
+            return None
+        accuracy = 100.0 * float(np.mean(answers[out] == truth[out]))
+        there = self.held_out.to(self.rows.y.device)
+        asked, known = self.rows.x[there], self.rows.y[there]
+        linear = None
+        if accuracy < 100 - CLEARLY and bool(counts.all()):  # of fewer classes, a linear model has an easier task
+            train = TensorRows(self.rows.x[~there], self.rows.y[~there])
+            linear = linear_accuracy(train, asked, known, len(counts))
+        return HeldOut(rows, accuracy, 100.0 * float((known == counts.argmax()).double().mean()), linear)
 
     def finished(self) -> Learned:
         """With the rows held out in task inference too, as if all had come at once."""
@@ -228,13 +267,17 @@ class VersionedLearner(TaskLearner):
 
         A share `held_out` of the rows is not learned from. The new version is kept if their answers are right at
         least as often as before, with the task given and inferred (keep="better"), in any case ("always"), or not at
-        all ("never"): the result says what would change. Held-out rows then go to task inference as well. Everything
+        all ("never"): the result says what would change. Held-out rows then go to task inference as well. A version
+        that is kept and answers clearly worse than the one before, or than a linear model, is a warning. Everything
         is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
         """
         self._check_owner("learned")
         steps = pinned_steps(self._more_steps(x, y, task, keep, held_out, callbacks))
         self._writer.claim(steps, "learned")
-        return finish(steps)
+        result, doubt = finish(steps)
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=2)
+        return result
 
     def _more_steps(
         self,
@@ -244,13 +287,17 @@ class VersionedLearner(TaskLearner):
         keep: Keep,
         held_out: float,
         callbacks: Sequence[Callback],
-    ) -> Generator[None, None, MoreRows]:
+    ) -> Generator[None, None, tuple[MoreRows, str | None]]:
+        """The result, and what to warn of."""
         known = self._learned
         trial = yield from self.try_more(x, y, task, keep, held_out, callbacks)
-        result = trial.judged(trial.labels, trial.answers(known), trial.answers(trial.learned))
-        if result.kept:
-            self._learned = trial.finished()
-        return result
+        seen = trial.labels, trial.answers(known), trial.answers(trial.learned)
+        result = trial.judged(*seen)
+        if not result.kept:
+            return result, None
+        doubt = trial.doubt(*seen)
+        self._learned = trial.finished()
+        return result, doubt
 
     def try_more(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -152,15 +153,40 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         callbacks: Sequence[Callback] = (),
     ) -> MoreRows:
         """Learn more rows of a task that is known, as a new version of it; the old one stays, and answers to
-        task="name@1". `keep` and `held_out` say when it is kept (see `Learner.more`); the result, what changed."""
+        task="name@1". `keep` and `held_out` say when it is kept, and a version that is kept and answers clearly
+        worse is a warning (see `Learner.more`); the result, what changed."""
+        result, doubt = self._update(X, y, task, keep, held_out, callbacks, warns=True)
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=2)
+        return result
+
+    def _update(
+        self,
+        X: Any,
+        y: Any,
+        task: str | int,
+        keep: Keep = "better",
+        held_out: float = HELD_OUT,
+        callbacks: Sequence[Callback] = (),
+        *,
+        warns: bool = False,
+    ) -> tuple[MoreRows, str | None]:
+        """`more`, with what is to be said of the new version, where it `warns`."""
         self._check_tasks("updated")
-        steps = pinned_steps(self._more_steps(X, y, task, keep, held_out, callbacks))
+        steps = pinned_steps(self._more_steps(X, y, task, keep, held_out, callbacks, warns))
         self._writes().claim(steps, "learned")
         return finish(steps)
 
     def _more_steps(
-        self, X: Any, y: Any, task: str | int, keep: Keep, held_out: float, callbacks: Sequence[Callback]
-    ) -> Generator[None, None, MoreRows]:
+        self,
+        X: Any,
+        y: Any,
+        task: str | int,
+        keep: Keep,
+        held_out: float,
+        callbacks: Sequence[Callback],
+        warns: bool,
+    ) -> Generator[None, None, tuple[MoreRows, str | None]]:
         name = known_task(self.learner_.known, task).name
         learner = self._next_learner(self.learner_.info(name).examples)
         rows, y, _ = checked_rows(self, X, y, like=self._plan.first.image)
@@ -177,14 +203,15 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         after._novelty = self._novelty_of_more(learner, trial.task, x, numbers)
         after.learner_ = learner
         both = [(model.predict(X, name), model.predict(X)) for model in (self, after)]
-        result = trial.judged(y, *both)
+        result, doubt = trial.judged(y, *both), None
         if result.kept:
+            doubt = trial.doubt(y, *both) if warns else None
             after.learner_ = learner = learner.fork()
             learner.know(trial.finished())
             after._novelty = self._novelty_of_more(learner, trial.task, x, numbers)
             after._parameters = self._plain_parameters(learner)
             self._commit(after)
-        return result
+        return result, doubt
 
     def _novelty_of_more(self, learner: Learner, task: int, x: torch.Tensor, numbers: torch.Tensor) -> Novelty | None:
         """What is new beside more rows of a task."""

@@ -319,9 +319,10 @@ class Streamed(Answering, ABC):
 
 
 def more_rows(classifier: Any, x: NDArray[Any], y: NDArray[Any], task: str) -> bool:
-    """Give rows to a task that has been learned, where the classifier can; whether they were taken."""
-    more = getattr(classifier, "more", None)
-    if more is None:
+    """Give rows to a task that has been learned, where the classifier can; whether they were taken. It gives no
+    warning: the stream's log says how rows of the task are answered."""
+    update = getattr(classifier, "_update", None)
+    if update is None:
         return False
-    more(x, y, task)
+    update(x, y, task)
     return True

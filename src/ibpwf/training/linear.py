@@ -47,13 +47,15 @@ class HeldOut:
 
     @property
     def is_poor(self) -> bool:
-        """Whether a linear model answers them better by more than chance would have it: three standard errors, and 2
-        points."""
-        if self.linear is None:
-            return False
-        shares = (self.linear / 100, self.accuracy / 100)
-        error = 100 * math.sqrt(sum(max(share * (1 - share), 0.01) for share in shares) / self.rows)
-        return self.linear - self.accuracy > max(CLEARLY, 3 * error)
+        """Whether a linear model answers them clearly better."""
+        return self.linear is not None and clearly_below(self.accuracy, self.linear, self.rows)
+
+
+def clearly_below(accuracy: float, other: float, rows: int) -> bool:
+    """Whether, of so many rows, more are wrong than chance would have it: three standard errors, and 2 points."""
+    shares = (other / 100, accuracy / 100)
+    error = 100 * math.sqrt(sum(max(share * (1 - share), 0.01) for share in shares) / rows)
+    return other - accuracy > max(CLEARLY, 3 * error)
 
 
 def compared(train: Rows, held: Rows, logits: Tensor) -> HeldOut:
