@@ -286,7 +286,7 @@ def _made(make: Callable[[], nn.Module], what: str, where: str) -> nn.Module:
     except NotWhole:
         raise
     except Exception as error:  # torch refuses bad arguments with many kinds of error
-        raise _refused(f"{where}.arguments", f"do not make {what} ({error})") from error
+        raise _refused(f"{where}.arguments", f"do not make {what} ({' '.join(str(error).split())})") from error
 
 
 def _tuples(value: Any) -> Any:
