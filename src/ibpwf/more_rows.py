@@ -128,7 +128,7 @@ class Trial:
             )
         learned = (~self.held_out).to(self.rows.y.device)
         counts = torch.bincount(self.rows.y[learned], minlength=len(info.classes))
-        guessing = 100.0 * float(counts.max() / counts.sum())
+        guessing = 100.0 * int(counts.max()) / int(counts.sum())
         return doubt_of(
             replace(info, held_out=self._compared(truth, after[0], counts)), guessing, frozen=self.learned.is_frozen
         )
