@@ -199,6 +199,11 @@ def read_audit(model: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (model / ".serving" / "audit.jsonl").read_text().splitlines()]
 
 
+def files_under(folder: Path) -> list[Path]:
+    """All files and folders. Unlike rglob, it passes over folders that a server removes meanwhile."""
+    return [Path(parent) / name for parent, *names in os.walk(folder) for name in names[0] + names[1]]
+
+
 def fresh_folder(source: Path, target: Path) -> Path:
     """A copy of the models that may be written to."""
     import shutil

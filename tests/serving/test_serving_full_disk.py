@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import TASKS, Server, blobs, fresh_folder, request, task_table
+from served import TASKS, Server, blobs, files_under, fresh_folder, request, task_table
 from starlette.testclient import TestClient
 
 from disk_faults import full_disk
@@ -50,7 +50,7 @@ def client(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Test
 
 def leftovers(model: Path) -> list[str]:
     state = model / ".serving"
-    found = [path for path in state.rglob("*") if path.name.endswith(".new") or ".tmp-" in path.name]
+    found = [path for path in files_under(state) if path.name.endswith(".new") or ".tmp-" in path.name]
     found += list((state / "jobs").glob("*")) + list((state / "exports").glob("*"))
     return [str(path) for path in found]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, task_table
+from served import Server, files_under, task_table
 from test_serving_http import wait_for
 from wires import Received, connect
 
@@ -165,7 +165,7 @@ def test_hundreds_of_uploads_never_exceed_their_limits(start, models, tally):
                     case _:
                         folder = models / "things" / ".serving" / "jobs"
                         found["more places than there are"] += len(list(folder.glob("*.new"))) > limit
-                        stored = sum(size_of(path) for path in folder.rglob("data*"))
+                        stored = sum(size_of(path) for path in files_under(folder) if path.name.startswith("data"))
                         found["more bytes than there may be"] += stored > 3_000_000
             for one in uploads:
                 with contextlib.suppress(OSError):
