@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
+from ibpwf.limits import EXACT
 from ibpwf.plain_arrays import numbers, plain
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def _tensor(field: str, value: object) -> Tensor:
     if isinstance(value, Tensor):
         found: Tensor = plain(field, value)
-        if found.dtype in (torch.int64, torch.uint64) and field == "x":
-            numbers(field, found)
+        if found.dtype in (torch.int64, torch.uint64) and field == "x" and _has_long_integers(found):
+            numbers(field, found)  # which says where
         return found
     if hasattr(value, "tocsr"):
         raise InputError(f"{field} is a sparse matrix; give {field}.toarray().")
@@ -30,6 +31,13 @@ def _tensor(field: str, value: object) -> Tensor:
     # torch has neither the other byte order nor longer floats, nor strides that run backwards.
     native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.ascontiguousarray(array, native)).reshape(array.shape)
+
+
+def _has_long_integers(x: Tensor) -> bool:
+    if x.dtype == torch.uint64 or not x.numel():  # torch has no extremes of these
+        return True
+    low, high = x.aminmax()
+    return bool((low <= -EXACT) | (high >= EXACT))
 
 
 def named_tensors(x: Mapping[Any, object]) -> dict[str, Tensor]:

@@ -226,22 +226,23 @@ def try_version(
     training = Training(method, data, callbacks)
     training.identity = lambda: identity(data)
     yield from training.run()
-    examples = info.examples + len(data.rows)
-    new = replace(
-        info,
-        examples=examples,
-        accuracy=None,
-        training_accuracy=training.accuracy,
-        further_factors=dict(method.further_factors) or None,
-        version=info.version + 1,
-    )
-    old = replace(info, name=old_name, version_of=info.name)
-    event = {"event": "more", "serial": serial, "version": __version__}
-    tasks = [new if one is info else one for one in known.tasks]
-    # Older versions are numbered in the order in which they were learned.
-    older = sorted([*known.older, old], key=lambda one: known.method.serial(one.number))
-    now = replace(known, method=method, history=(*known.history, event)).numbered([*tasks, *older])
-    use, seconds = method.use(info.number), time.perf_counter() - started
+    with training.telling_failure():
+        examples = info.examples + len(data.rows)
+        new = replace(
+            info,
+            examples=examples,
+            accuracy=None,
+            training_accuracy=training.accuracy,
+            further_factors=dict(method.further_factors) or None,
+            version=info.version + 1,
+        )
+        old = replace(info, name=old_name, version_of=info.name)
+        event = {"event": "more", "serial": serial, "version": __version__}
+        tasks = [new if one is info else one for one in known.tasks]
+        # Older versions are numbered in the order in which they were learned.
+        older = sorted([*known.older, old], key=lambda one: known.method.serial(one.number))
+        now = replace(known, method=method, history=(*known.history, event)).numbered([*tasks, *older])
+        use, seconds = method.use(info.number), time.perf_counter() - started
     training.callbacks.task_end(TaskEnd(name, info.number, len(data.rows), training.accuracy, seconds, use))
     return Trial(now, info.number, rows, out, keep)
 

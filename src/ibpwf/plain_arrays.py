@@ -28,6 +28,8 @@ Names = Sequence[str] | None
 _KINDS = {"U": "text", "T": "text", "S": "text", "O": "objects", "c": "complex numbers"}
 _KINDS |= {"M": "dates", "m": "time spans", "V": "records"}
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+_REAL = (float, np.floating)
+_NUMBERS = (*_REAL, int, np.integer, np.bool_)
 _ARRAYS = (Tensor, np.ma.MaskedArray)
 _PACKED = re.compile(r"torch\.(u?int[1-7]|bits\w+|float4\w+)")
 """Types of less than a byte, which torch stores and does not convert."""
@@ -126,8 +128,11 @@ def numbers(name: str, value: Any, remedy: str = _GIVE_NUMBERS, *, labels: bool 
     """
     array, names = as_array(name, value), column_names(value)
     if array.dtype.kind == "O":
-        _check_objects(name, array, names, labels=labels)
-        array = np.array(array.tolist())
+        ordinary = _ordinary(array, labels=labels)
+        if ordinary is None:
+            _check_objects(name, array, names, labels=labels)
+            ordinary = np.array(array.tolist())
+        array = ordinary
     _check_kind(name, array.dtype, remedy)
     if not labels:
         _check_exact(name, value, array, names)
@@ -146,7 +151,8 @@ def check_numbers(name: str, value: Any) -> None:
         return
     array, names = as_array(name, value), column_names(value)
     if array.dtype.kind == "O":
-        _check_objects(name, array, names)
+        if _ordinary(array, labels=False) is None:
+            _check_objects(name, array, names)
         return
     _check_kind_as_scikit_learn(name, array.dtype)
     _check_exact(name, value, array, names)
@@ -234,6 +240,19 @@ def _check_objects(name: str, array: Array, names: Names, *, labels: bool = Fals
             continue
         at = _place(np.unravel_index(place, array.shape), names)
         raise InputError(f"{name} holds {fault} in {at}; give numbers.")
+
+
+def _ordinary(array: Array, *, labels: bool) -> Array | None:
+    """The numbers of objects that are all ordinary ones with a fraction among them, without a look at each; else
+    None."""
+    kinds = set(map(type, array.flat))
+    if not all(issubclass(kind, _NUMBERS) for kind in kinds) or not any(issubclass(kind, _REAL) for kind in kinds):
+        return None
+    try:
+        found = array.astype(np.float64)
+    except OverflowError:
+        return None
+    return found if labels or not (np.abs(found) >= EXACT).any() else None
 
 
 def _is_inexact(value: object) -> bool:

@@ -190,27 +190,28 @@ class TaskLearner:
         training = Training(method, data, callbacks)
         training.identity = lambda: self._identity(data)
         yield from training.run()
-        if not method.group.alone:
-            method.group.check_same(digest_of(*method.state()), f"what was learned of task '{name}'")
-        task = TaskInfo(
-            name,
-            number,
-            classes,
-            len(rows),
-            training_accuracy=training.accuracy,
-            held_out=method.outcome,
-            further_factors=dict(method.further_factors) or None,
-        )
-        event = {"event": "learnt", "serial": data.serial, "version": __version__}
-        use, seconds = method.use(number), time.perf_counter() - started
-        counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
-        guessing = 100 * float(counts.max().float() / counts.sum())
-        beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
-        if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
-            asked = method.fork()  # the weights that it composes to answer go with it
-            beside = compared_on_own_rows(rows, lambda x: asked.logits(x, number), data.generator("linear"))
-        now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
-        self._learned = learned = now.numbered([*known.tasks, task, *known.older])
+        with training.telling_failure():
+            if not method.group.alone:
+                method.group.check_same(digest_of(*method.state()), f"what was learned of task '{name}'")
+            task = TaskInfo(
+                name,
+                number,
+                classes,
+                len(rows),
+                training_accuracy=training.accuracy,
+                held_out=method.outcome,
+                further_factors=dict(method.further_factors) or None,
+            )
+            event = {"event": "learnt", "serial": data.serial, "version": __version__}
+            use, seconds = method.use(number), time.perf_counter() - started
+            counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
+            guessing = 100 * float(counts.max().float() / counts.sum())
+            beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
+            if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
+                asked = method.fork()  # the weights that it composes to answer go with it
+                beside = compared_on_own_rows(rows, lambda x: asked.logits(x, number), data.generator("linear"))
+            now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
+            self._learned = learned = now.numbered([*known.tasks, task, *known.older])
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
         return learned
 
@@ -363,22 +364,22 @@ class TaskLearner:
         overwrite: bool = False,
     ) -> None:
         """`save`, with what the object around the learner needs to know of itself."""
-        known = self._learned
-        configuration, fixed = self._configuration(known.method)
-        state, files = known.method.state()
-        files = {**fixed, **files}
-        content = {
-            "method": known.method.name,
-            "configuration": configuration,
-            "seed": self.seed,
-            "input_shape": None if known.input_shape is None else list(known.input_shape),
-            "tasks": [info.to_json() for info in known.as_learned()],
-            "state": state,
-            "history": known.history,
-            "face": None if face is None else dict(face),
-            "extra": self.extra if extra is None else dict(extra),
-        }
-        with lock_folder(path):
+        with lock_folder(path):  # and only then look at the state: a save that waits must not undo a later one
+            known = self._learned
+            configuration, fixed = self._configuration(known.method)
+            state, files = known.method.state()
+            files = {**fixed, **files}
+            content = {
+                "method": known.method.name,
+                "configuration": configuration,
+                "seed": self.seed,
+                "input_shape": None if known.input_shape is None else list(known.input_shape),
+                "tasks": [info.to_json() for info in known.as_learned()],
+                "state": state,
+                "history": known.history,
+                "face": None if face is None else dict(face),
+                "extra": self.extra if extra is None else dict(extra),
+            }
             check_place(path)
             if not overwrite:
                 self._saved.check_own(path)

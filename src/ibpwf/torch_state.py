@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +23,8 @@ from torch.utils._device import DeviceContext
 
 R = TypeVar("R")
 
-_dependents: weakref.WeakSet[Any] = weakref.WeakSet()
+_dependents: dict[int, weakref.ref[Any]] = {}
+"""By identity: a part may compare itself with others, and then has no hash."""
 _float32_users = 0
 _default: torch.dtype | None = None
 
@@ -125,7 +127,11 @@ def depends_on_default(*parts: object) -> None:
     a part exists, other threads see float32 during a call."""
     for part in filter(_is_users, parts):
         with contextlib.suppress(TypeError):  # a part of C code, without weak references
-            _dependents.add(part)
+            _dependents[id(part)] = weakref.ref(part, partial(_forget_dependent, id(part)))
+
+
+def _forget_dependent(place: int, _: object) -> None:
+    _dependents.pop(place, None)
 
 
 def called_in_float32(function: object) -> AbstractContextManager[None]:

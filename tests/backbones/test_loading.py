@@ -67,6 +67,14 @@ def test_encode_gives_features_of_pixels_some_at_a_time(shelf: Shelf) -> None:
     assert found.encode(pixels[:0], [1, 2]).shape == (0, sum(WIDTHS))
 
 
+def test_encode_does_not_depend_on_autocast(shelf: Shelf) -> None:
+    found, pixels = backbones.load(NAME), torch.randint(256, (3, 1, 5, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        under = found.encode(pixels)
+    assert under.dtype == torch.float32
+    assert torch.equal(under, found.encode(pixels))
+
+
 def test_other_bytes_are_refused_and_nothing_is_kept(shelf: Shelf, root: Path) -> None:
     shelf.content[FILE] = weights(seed=1)
     with pytest.raises(DataError, match=f"sha256 of {FILE} is ") as told:

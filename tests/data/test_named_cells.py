@@ -71,6 +71,27 @@ def test_the_bad_date_is_named_and_not_a_valid_one(kind: str, how: str, tmp_path
         READERS[how](tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("how", READERS)
+@pytest.mark.parametrize("missing", ["", " ", "nan", "NULL"])
+def test_a_missing_date_is_called_missing(missing: str, how: str, tmp_path: Path) -> None:
+    rows = [(f"2026-01-0{day}" if day != 3 else missing, "1", "uv"[day % 2]) for day in range(1, 6)]
+    with pytest.raises(DataError, match=r"line 4, column 'd': .*missing='mean'"):
+        READERS[how](table(tmp_path, rows))
+    assert read_examples(table(tmp_path, rows), missing="mean").x.shape[0] == 5
+
+
+@pytest.mark.parametrize("how", READERS)
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2009", "\x1c", "\u3000", "\t"])
+def test_any_blank_may_stand_around_a_number(blank: str, how: str, tmp_path: Path) -> None:
+    rows = [(f"{day}{blank}" if day != 3 else f"{blank}3", "1", "uv"[day % 2]) for day in range(1, 6)]
+    path = table(tmp_path, rows)
+    found: Any = READERS[how](path)
+    assert np.asarray(found.x[0:5])[:, 0].tolist() == [1, 2, 3, 4, 5]
+    later = table(tmp_path, [*rows, (f"five{blank}", "1", "u")], name="b.csv")
+    with pytest.raises(DataError, match="line 7, column 'd'"):
+        READERS[how](later)
+
+
 FIELDS = st.text(st.sampled_from('ab ,"\n;\u00e9'), max_size=6)
 BREAKS = st.sampled_from(["\n", "\r\n"])
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import ibpwf
@@ -165,7 +166,7 @@ def test_bits_do_not_depend_on_what_other_threads_set_the_default_dtype_to(kind:
 
 
 def test_other_threads_keep_their_default_dtype_while_a_model_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_state, "_dependents", weakref.WeakSet())  # without the parts of other tests
+    monkeypatch.setattr(torch_state, "_dependents", {})  # without the parts of other tests
     made = learner()
     made.learn(*rows(0))
     done, answered = threading.Event(), threading.Event()
@@ -202,6 +203,24 @@ class OfTheUsers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x + torch.linspace(0, 1, 4))
+
+
+@dataclass
+class Loss:
+    """Compares itself with others by its fields, so that it has no hash."""
+
+    smoothing: float
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(logits @ torch.eye(logits.shape[1]), y, label_smoothing=self.smoothing)
+
+
+def test_a_loss_without_a_hash_is_called_with_float32_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_state, "_dependents", {})  # without the parts of other tests
+    torch.manual_seed(0)
+    made = Learner(ibpwf.models.mlp(4, [4], 4), Settings(epochs=1, finetune_epochs=0), device="cpu", loss=Loss(0.1))
+    torch.set_default_dtype(torch.float64)
+    made.learn(*rows(0))
 
 
 def test_a_network_of_the_users_own_is_called_with_float32_as_the_default() -> None:

@@ -389,3 +389,24 @@ def test_a_classifier_made_of_another_that_changes_meanwhile_is_of_one_state(
     assert other.tasks_ == [task.name for task in other.learner_.tasks] == expected.tasks_
     assert np.array_equal(other.predict_proba(x), expected.predict_proba(x))
     assert np.array_equal(other.novelty(x), expected.novelty(x))
+
+
+@pytest.mark.parametrize("kind", ["learner", "classifier"])
+def test_a_save_that_waited_for_another_does_not_bring_a_deleted_task_back(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = copy.deepcopy(request.getfixturevalue(kind)), tmp_path / "m"
+    model.save(path)
+    waiting, real = [True], task_learner.lock_folder
+
+    def lock(folder: Path) -> Any:
+        if waiting.pop() if waiting else False:  # meanwhile another thread deletes a task and saves
+            model.forget("t2")
+            model.save(path)
+        return real(folder)
+
+    for module in (task_learner, estimator):
+        monkeypatch.setattr(module, "lock_folder", lock)
+    model.save(path)
+    assert "t2" not in names(load(path))
+    assert "t2" not in names(model)

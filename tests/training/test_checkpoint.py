@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from ibpwf.factors.dictionary import Dictionary
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner
+from ibpwf.method import IBPWF
 from ibpwf.storage.checkpoint_folder import IN_PROGRESS, save_checkpoint, task_in_progress
+from ibpwf.storage.folder import lock_folder
 from ibpwf.training.callbacks import Callback, EpochEnd
 from ibpwf.training.checkpoint import Checkpoint
 
@@ -281,3 +285,30 @@ def test_on_a_gpu_a_recorded_step_is_resumed_to_the_same_bits(tmp_path: Path) ->
         resumed = fresh()
         resumed.learn(*examples(0), name="second", callbacks=[Checkpoint(tmp_path / str(after), resume=True)])
         assert same(resumed, straight), after
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_an_interrupt_after_the_last_step_leaves_the_folder_unlocked(
+    update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(mlp(), SETTINGS, device="cpu")
+    x, y = torch.randn(80, 1, 4, 4), torch.arange(80) % 2
+    learner.learn(x, y, name="first")
+    watching = Checkpoint(tmp_path / "model")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(IBPWF, "use", interrupted)  # asked before the task counts
+    learn = partial(learner.more, task="first") if update else partial(learner.learn, name="second")
+    with pytest.raises(KeyboardInterrupt):
+        learn(x, y, callbacks=[watching])
+    monkeypatch.undo()
+
+    def lock() -> None:
+        with lock_folder(tmp_path / "model"):
+            pass
+
+    with ThreadPoolExecutor() as another:  # the lock can be taken, though `watching` is still there
+        another.submit(lock).result()
+    assert [task.name for task in learner.tasks] == ["first"]

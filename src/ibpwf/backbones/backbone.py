@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ibpwf.backbones.resizing import Resize, resized
 from ibpwf.errors import InputError
-from ibpwf.torch_state import depends_on_default
+from ibpwf.torch_state import depends_on_default, pinned
 
 PIXEL_LEVELS = 255.0
 
@@ -135,7 +135,7 @@ class Backbone(nn.Module):
                 "set backbone_grid=1, or give a convolutional network of the catalog."
             )
 
-    @torch.no_grad()
+    @pinned()
     def encode(
         self, examples: Tensor | Sequence[str], depths: Sequence[int] | None = None, at_once: int = 64
     ) -> Tensor:

@@ -18,7 +18,7 @@ from ibpwf.data import dates
 from ibpwf.data.examples import Floats, Origins
 from ibpwf.data.labels import clean_label, clean_labels
 from ibpwf.data.layout import Column
-from ibpwf.data.number_texts import ABSENT, fault_of, is_number, plain_number
+from ibpwf.data.number_texts import ABSENT, BLANKS, fault_of, is_number, plain_number
 from ibpwf.data.opening import listed, quoted, shown
 from ibpwf.data.options import ReadOptions
 from ibpwf.errors import DataError
@@ -112,7 +112,7 @@ class Cells:
                 return np.asarray(texts.cast("float64").to_numpy())
         except pyarrow.ArrowInvalid:
             pass  # blanks around a number, or no number at all
-        texts = compute.ascii_trim_whitespace(texts)
+        texts = compute.utf8_trim(texts, BLANKS)
         if missing:
             absent = compute.is_in(compute.ascii_lower(texts), value_set=pyarrow.array(NO_NUMBER))
             texts = compute.if_else(absent, pyarrow.scalar(None, texts.type), texts)
@@ -135,14 +135,20 @@ class Cells:
         if fault is not None:
             raise self.fault(row, fault)
 
+    def check_present(self, row: int, meaning: str) -> None:
+        """Rejects a cell that stands for a missing value; what it means has no blanks around it."""
+        if not meaning:
+            raise self.fault(row, f"the cell is blank; {self.options.fill_in}")
+        if meaning.lower() in ABSENT:
+            raise self.fault(row, f"{quoted(meaning)} stands for a missing value; {self.options.fill_in}")
+
     def not_a_number(self) -> DataError:
         """The first cell that is none, and why; there is one."""
         absent = NO_NUMBER if self.options.fills_in else ()
         meanings = [word.strip() for word in self.words]
         wrong = next(at for at, word in enumerate(meanings) if not is_number(word) and word.lower() not in absent)
         row, word = self.row_of(wrong), meanings[wrong]
-        if not word:
-            return self.fault(row, f"the cell is blank; {self.options.fill_in}")
+        self.check_present(row, word)
         if _DECIMAL_COMMA.fullmatch(word):
             return self.fault(row, _comma(word))
         plain = plain_number(word)
@@ -217,6 +223,7 @@ def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
     odd = dates.odd_one([meanings[at] for at in filled], cells.counts[filled].tolist())
     if odd is not None:
         at, order = filled[odd[0]], odd[1]
+        cells.check_present(cells.row_of(at), meanings[at])
         or_categories = f", or name the column in {cells.options.naming('categories')} if it holds categories"
         raise cells.fault(cells.row_of(at), _no_date(meanings[at], order) + or_categories)
     if dates.are_dates([meanings[at] for at in filled]):
@@ -235,8 +242,8 @@ def _check_text(cells: Cells, meanings: list[str], filled: list[int]) -> None:
         meaning, row = meanings[at], cells.row_of(at)
         if _DECIMAL_COMMA.fullmatch(meaning):
             raise cells.fault(row, _comma(meaning))
-        if meaning.lower() in ABSENT:
-            raise cells.fault(row, f"{quoted(meaning)} stands for a missing value; {cells.options.fill_in}")
+        if meaning:
+            cells.check_present(row, meaning)
         if at in numeric:
             other = next(meanings[word] for word in filled if meanings[word] and word not in numeric)
             raise cells.fault(

@@ -15,6 +15,9 @@ from ibpwf.limits import EXACT
 ABSENT = ("nan", "-nan", "+nan", "null")
 """What stands for a missing value, in any case."""
 
+BLANKS = "".join(one for one in map(chr, range(0x3001)) if one.isspace())
+"""What may stand around a number or a label: all that `str.strip` removes."""
+
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011−‒–—﹣－"), "-")
 _UNITS = re.compile(r"(?P<sign>[+-]?)\s*(?P<digits>[^%‰]*?)\s*[%‰]?", re.ASCII)
@@ -24,8 +27,8 @@ _CONTINENTAL = re.compile(r"(\d+|\d{1,3}([. ]\d{3})+),\d+", re.ASCII)
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell holds a number as pyarrow reads one: neither `1_000` nor digits of other scripts."""
-    return bool(_NUMBER.fullmatch(text.strip(" \t\r\n\v\f")))
+    """Whether a cell holds a number as pyarrow reads one between blanks: no `1_000`, no digits of other scripts."""
+    return bool(_NUMBER.fullmatch(text.strip()))
 
 
 def plain_number(text: str) -> str | None:

@@ -36,6 +36,7 @@ from ibpwf.learner_state import Learned
 from ibpwf.limits import check_rate
 from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
 from ibpwf.settings import Settings
+from ibpwf.storage.folder import lock_folder
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.streaming.options import StreamOptions
 from ibpwf.torch_state import pinned, pinned_steps
@@ -440,9 +441,10 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
         beside it. A loaded classifier has it as `extra_`, and keeps it in later saves that give none.
         """
         self._check_tasks("saved")
-        now = moment_of(self)
-        kept = dict(getattr(now, "extra_", {}) if extra is None else extra)
-        now.learner_.store(path, extra=kept, face=now._face(), overwrite=overwrite)
+        with lock_folder(path):  # and only then look at the state: a save that waits must not undo a later one
+            now = moment_of(self)
+            kept = dict(getattr(now, "extra_", {}) if extra is None else extra)
+            now.learner_.store(path, extra=kept, face=now._face(), overwrite=overwrite)
         if extra is not None or not hasattr(self, "extra_"):
             self.extra_ = kept
 

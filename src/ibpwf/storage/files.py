@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ibpwf.errors import StoreError
+from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.storage.leftovers import aside_of, hold
 
 StrPath = str | os.PathLike[str]
@@ -44,6 +44,8 @@ def plain_errors(doing: str, path: StrPath) -> Iterator[None]:
     """Turns the system's errors into a `StoreError` that names the path, the reason and the remedy."""
     try:
         yield
+    except IBPWFError:  # some are ValueErrors too
+        raise
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, f"{error.strerror or error}. Check the disk and the path.")
         raise StoreError(f"cannot {doing} {os.fspath(path)!r}: {reason}") from error

@@ -28,6 +28,8 @@ CLEARLY = 2.0
 """Points of accuracy by which a linear model must at least be better to be worth a warning."""
 
 ITERATIONS, PENALTY = 100, 1e-3
+HISTORY = 10
+"""Steps that L-BFGS remembers, each as large as the weights; with all 100 it would need gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def linear_accuracy(train: Rows, x: Tensor, y: Tensor, classes: int) -> float | 
     mean, spread = inputs.mean(0), inputs.std(0, correction=0).clamp(min=1e-6)
     inputs, asked = (inputs - mean) / spread, (x.flatten(1) - mean) / spread
     weight = torch.zeros(inputs.shape[1] + 1, classes, device=x.device, requires_grad=True, dtype=torch.float32)
-    optimizer = torch.optim.LBFGS([weight], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([weight], max_iter=ITERATIONS, history_size=HISTORY, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()

@@ -6,8 +6,9 @@ is, and which parameters move, is the method's affair; who wants to watch is a c
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,56 +60,60 @@ class Training:
 
     def run(self) -> Generator[None, None, None]:
         method, data, callbacks = self.method, self.data, self.callbacks
-        with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
-            try:
-                shuffle, on_host, watched = data.generator("shuffle"), method.decides_on_host, callbacks.watches_steps
-                phases = method.begin_task(data)
-                rows = method.rows_to_train(data)
-                moved = CropAndFlip(data.generator("augment", method.device))
-                callbacks.task_start(
-                    TaskStart(data.name, data.index, len(rows), data.classes, sum(p.epochs for p in phases), self)
-                )
-                for number, phase in enumerate(phases):
-                    if number < self.place.phase:  # of a task that is resumed
-                        continue
-                    epoch = -1
-                    if self._restored is None:
-                        self.stopping.start_phase()
-                    if phase.augment != "none":
-                        check_images(phase.augment, tuple(next(rows.in_order(1))[0].shape[1:]))
-                    step: Step | None = None
-                    for epoch in range(self.place.epoch if self._restored else 0, phase.epochs):
-                        if step is None:
-                            step = self.step = make_step(
-                                method, phase, rows, None if phase.augment == "none" else moved
-                            )
-                        if method.sets_rate:
-                            step.set_learning_rate(learning_rate_at(phase, epoch))
-                        self._start_epoch(step, number, epoch, shuffle)
-                        describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
-                        while step.gradients():
-                            if on_host:
-                                yield  # others' gradients are computed while this learner waits for its own
-                                method.on_host()
-                            step.move()
-                            if watched and time.monotonic() - self._told >= callbacks.step_interval:
-                                self._tell_step(step, phase.name, epoch)
-                            yield
-                            if step.done % CHECK_EVERY == 0:
-                                check_finite(step.measured(), describe)
-                        check_finite(step.measured(), describe)
-                        callbacks.epoch_end(self._epoch_end(step, phase.name, epoch, phase.epochs))
-                        if self.stopping.is_over(phase, epoch):
-                            break
-                        if method.after_epoch(phase, epoch):
-                            step = None
-                    self.stopping.end_phase(epoch)
-                    if step is not None:
-                        check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
-                method.end_task(data)
-            except BaseException as error:
-                callbacks.task_failed(error)
-                raise
+        prepared = prepared_to_train(method.template, method.device)
+        with prepared, accelerated(method.accelerate), self.telling_failure():
+            shuffle, on_host, watched = data.generator("shuffle"), method.decides_on_host, callbacks.watches_steps
+            phases = method.begin_task(data)
+            rows = method.rows_to_train(data)
+            moved = CropAndFlip(data.generator("augment", method.device))
+            callbacks.task_start(
+                TaskStart(data.name, data.index, len(rows), data.classes, sum(p.epochs for p in phases), self)
+            )
+            for number, phase in enumerate(phases):
+                if number < self.place.phase:  # of a task that is resumed
+                    continue
+                epoch = -1
+                if self._restored is None:
+                    self.stopping.start_phase()
+                if phase.augment != "none":
+                    check_images(phase.augment, tuple(next(rows.in_order(1))[0].shape[1:]))
+                step: Step | None = None
+                for epoch in range(self.place.epoch if self._restored else 0, phase.epochs):
+                    if step is None:
+                        step = self.step = make_step(method, phase, rows, None if phase.augment == "none" else moved)
+                    if method.sets_rate:
+                        step.set_learning_rate(learning_rate_at(phase, epoch))
+                    self._start_epoch(step, number, epoch, shuffle)
+                    describe = f"epoch {epoch + 1} ({phase.name}) of task '{data.name}'"
+                    while step.gradients():
+                        if on_host:
+                            yield  # others' gradients are computed while this learner waits for its own
+                            method.on_host()
+                        step.move()
+                        if watched and time.monotonic() - self._told >= callbacks.step_interval:
+                            self._tell_step(step, phase.name, epoch)
+                        yield
+                        if step.done % CHECK_EVERY == 0:
+                            check_finite(step.measured(), describe)
+                    check_finite(step.measured(), describe)
+                    callbacks.epoch_end(self._epoch_end(step, phase.name, epoch, phase.epochs))
+                    if self.stopping.is_over(phase, epoch):
+                        break
+                    if method.after_epoch(phase, epoch):
+                        step = None
+                self.stopping.end_phase(epoch)
+                if step is not None:
+                    check_parameters(step.parameters, f"the {phase.name} phase of task '{data.name}'")
+            method.end_task(data)
+
+    @contextlib.contextmanager
+    def telling_failure(self) -> Iterator[None]:
+        """For all that belongs to the task until it counts: callbacks hear of what breaks it off."""
+        try:
+            yield
+        except BaseException as error:
+            self.callbacks.task_failed(error)
+            raise
 
     def _start_epoch(self, step: Step, phase: int, epoch: int, shuffle: torch.Generator) -> None:
         """Begin an epoch, or go on in the middle of the one that was restored."""
