@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import socket
@@ -13,8 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from certificates import write_certificate
 from served import Server
+from starlette.responses import Response
 from test_serving_http import wait_for
 from wires import connect, exchange, receive
 
@@ -121,12 +124,9 @@ def test_when_all_connections_are_busy_health_checks_alone_are_answered(start):
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(models, monkeypatch):
     """In this process, so that it does not have to wait as long as a real client is given."""
-    import asyncio
     import threading
 
-    import uvicorn
     from served import free_port
-    from starlette.responses import Response
 
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.2)
     open_ones = Connections(Limits(), Metrics())
@@ -149,6 +149,111 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(models, monkey
     running.should_exit = True
     thread.join(120)
     assert not thread.is_alive()
+
+
+# What is beside the body of a request
+
+
+class FedProtocol:
+    """A connection's protocol, given bytes in pieces of the test's choice."""
+
+    class Transport(asyncio.Transport):
+        def __init__(self) -> None:
+            super().__init__()
+            self.written, self.closing = b"", False
+
+        def write(self, data: Any) -> None:
+            self.written += data
+
+        def close(self) -> None:
+            self.closing = True
+
+        def is_closing(self) -> bool:
+            return self.closing
+
+        def pause_reading(self) -> None:
+            pass
+
+        def resume_reading(self) -> None:
+            pass
+
+    def __init__(self) -> None:
+        """To be made while an event loop runs."""
+        pytest.importorskip("httptools")
+        self.requests, self.transport = list[tuple[dict[str, Any], bytes]](), self.Transport()
+        http = connections.protocol(Connections(Limits(), Metrics()))
+        config = uvicorn.Config(self.app, http=http, interface="asgi3", lifespan="off")
+        config.load()
+        made: Any = config.http_protocol_class
+        self.protocol = made(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+        self.protocol.connection = connections.Connection(socket.socket())
+        self.protocol.connection_made(self.transport)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.requests.append((scope, body))
+        await Response(b"ok")(scope, receive, send)
+
+    async def feed(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            if not self.transport.closing:
+                self.protocol.data_received(piece)
+            await asyncio.sleep(0)
+        for _ in range(20):  # the answers
+            await asyncio.sleep(0)
+
+
+def feed(*pieces: bytes) -> FedProtocol:
+    async def fed() -> FedProtocol:
+        found = FedProtocol()
+        await found.feed(*pieces)
+        return found
+
+    return asyncio.run(fed())
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+
+
+@pytest.mark.parametrize("trailers", [[b"a: b\r\n" * 1000] * 1000, [b"a: ", *[b"b" * 6000] * 1000]])
+def test_trailers_are_limited(trailers):
+    found = feed(CHUNKED, *trailers)
+    assert b" 400 " in found.transport.written
+    assert found.requests == []
+
+
+def test_trailers_do_not_change_the_headers_that_were_checked():
+    found = feed(CHUNKED, b"Authorization: mine\r\n\r\n")
+    [(scope, body)] = found.requests
+    assert body == b"{}"
+    assert sorted(name for name, _ in scope["headers"]) == [b"host", b"transfer-encoding"]
+
+
+def test_a_server_closes_a_connection_that_sends_trailers_without_end(server: Server):
+    with connect(server.port) as wire:
+        wire.sendall(CHUNKED.replace(b"POST /", b"POST /v2/models/things/infer").replace(b": a", b": 127.0.0.1"))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                wire.sendall(b"a: b\r\n" * 2000)
+            wire.sendall(b"\r\n")
+        assert receive(wire, 60).statuses in ([], [400])  # none where it is closed before all is sent
+
+
+def test_a_body_does_not_count_as_part_of_the_next_head():
+    body = b"{" + b" " * 100_000 + b"}"
+    first = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    found = feed(first, body + b"GET / HTTP/1.1\r\nHo", b"st: a\r\n\r\n")
+    assert [len(body) for _, body in found.requests] == [len(body), 0]
+    assert not found.transport.closing
+
+
+def test_a_head_that_never_ends_is_limited():
+    found = feed(b"GET / HTTP/1.1\r\n", *[b"a: b\r\n" * 1000] * 20)
+    assert found.transport.closing
+    assert b" 400 " in found.transport.written
 
 
 @pytest.mark.parametrize(
