@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
 import ssl
@@ -278,6 +279,19 @@ def test_fewer_connections_are_accepted_than_there_are_descriptors(monkeypatch, 
     assert affordable(wanted) == found
     assert now[1] == hard
     assert now[0] == resource.RLIM_INFINITY or now[0] >= found + SPARE + CLOSING + FILES
+
+
+@pytest.mark.parametrize("sent", [3, 300_000])
+def test_slow_files_do_not_take_up_the_descriptors(start, sent: int):
+    server: Server = start(descriptors=400)
+    slow = SLOW.replace(b"/infer", b"/answer").replace(b"1000", b"400000") + b"f" * sent
+    with flood(server.port, 400 - SPARE - CLOSING - FILES - 10, slow):
+        for path in ("/v2/health/live", "/v2/models/things/tasks"):
+            assert is_answered(server, path)
+        assert len(os.listdir(f"/proc/{server.pid}/fd")) < 400 - CLOSING
+        file = (server.models.parent / "test.csv").read_bytes()
+        assert server.http.post("/v2/models/things/answer?ignore=kind", content=file).status_code == 200
+    assert "Traceback" not in server.log
 
 
 def descriptors_for(count: int) -> None:

@@ -5,8 +5,8 @@ else run until it is done, and its objects may take 20 times the memory of the t
 parsed by a process of its own, which gives back the protocol's binary form, that is read without a copy. It has a
 limit on its memory, and is killed when it takes too long.
 
-A body that is a file goes to the disk as it comes. That process and the reader get its path, so that no copy of it
-lies in memory.
+A body that is a file goes to the disk as it comes, in large parts. That process and the reader get its path, so that
+no copy of it lies in memory.
 """
 
 from __future__ import annotations
@@ -91,15 +91,14 @@ class Bodies:
             body = ReceivedFile(Path(folder) / "data")
             try:
                 waiting = bytearray()
-                with body.path.open("wb") as file:
-                    async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
-                        body.size += len(part)
-                        self._count_received(body, body.size)
-                        waiting += part
-                        if len(waiting) >= LARGE:
-                            await asyncio.to_thread(file.write, waiting)
-                            waiting = bytearray()
-                    file.write(waiting)
+                async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
+                    body.size += len(part)
+                    self._count_received(body, body.size)
+                    waiting += part
+                    if len(waiting) >= LARGE:
+                        await asyncio.to_thread(_append, body.path, waiting)
+                        waiting = bytearray()
+                _append(body.path, waiting)
                 if body.held:
                     await self.take_place(body)
                 yield body
@@ -164,6 +163,12 @@ class Bodies:
 
     async def close(self) -> None:
         await self._reader.end()
+
+
+def _append(path: Path, data: bytearray) -> None:
+    """Write to a file that is open only meanwhile: clients that are slow must not take up the descriptors."""
+    with path.open("ab") as file:
+        file.write(data)
 
 
 class BodyReader:
