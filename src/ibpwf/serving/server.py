@@ -162,6 +162,7 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # anybody may send them: a client would choose the address that it is counted by
         timeout_keep_alive=30,
         timeout_graceful_shutdown=10,
         callback_notify=None if certificate is None else certificate.look,
