@@ -404,6 +404,27 @@ def test_a_large_question_is_answered_between_others_with_the_same_bits(made_mod
             assert np.array_equal(getattr(found, name), values), name
 
 
+def test_a_large_file_has_its_place_until_it_is_answered(made_models, monkeypatch):
+    service = Service(ServeOptions(made_models, limits=Limits(large=1), read_only=True, poll=3600))
+    held, real = list[bool](), batching.answer
+
+    def answering(*asked: Any) -> list[Answer]:
+        held.append(service.bodies._places.locked())
+        return real(*asked)
+
+    monkeypatch.setattr(batching, "answer", answering)
+    file = io.BytesIO()
+    np.savez(file, x=np.tile(pixels(X)[:, None] / 255.0, (400, 1, 1, 1)))
+    assert len(file.getvalue()) > LARGE
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as http:
+        for path in ("answer", "compare?versions=1,2"):
+            found = http.post(f"/v2/models/pictures/{path}", content=file.getvalue())
+            assert found.status_code == 200, found.text
+    assert held
+    assert all(held)
+    assert not service.bodies._places.locked()
+
+
 def test_rows_of_a_question_that_fails_or_is_given_up_do_not_wait_for_good(made_models, monkeypatch):
     service = Service(ServeOptions(made_models, read_only=True, poll=3600))
     version = service.registry["things"].version(None)

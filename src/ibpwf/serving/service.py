@@ -60,7 +60,8 @@ class Service:
         self.device = str(choose_device(options.device))
         # It writes to a folder only once it has its lease.
         self.registry = Registry(options.path, read_only=True, device=self.device)
-        self.batcher = Batcher(self.limits.waiting, together=options.batching, told=self.metrics.told)
+        most = self.limits.waiting, 2 * self.limits.numbers
+        self.batcher = Batcher(*most, together=options.batching, told=self.metrics.told)
         self.bodies = Bodies(self.limits)
         self.jobs = Jobs(self.registry, self.limits, self.metrics, self.device)
         self.ready = False
