@@ -10,6 +10,7 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import struct
 import threading
@@ -28,6 +29,7 @@ from starlette.testclient import TestClient
 
 from ibpwf.own_data.answering import layout_of, load_classifier
 from ibpwf.serving import batching, inputs
+from ibpwf.serving.bodies import BodyReader
 from ibpwf.serving.body_process import LARGE, unpack
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.limits import Limits
@@ -288,9 +290,32 @@ def test_after_the_process_for_large_bodies_is_killed_the_next_one_is_read(start
     for _ in range(3):
         [child] = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         os.kill(int(child), 9)
-        assert server.http.post(INFER, content=spaced(request(X))).status_code in (200, 413)
+        assert server.http.post(INFER, content=spaced(request(X))).status_code in (200, 503)
         assert server.http.post(INFER, content=spaced(request(X))).status_code == 200
     assert "Traceback" not in server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_large_body_is_not_too_large_because_the_process_that_reads_it_gets_a_signal(number):
+    """As all processes of a terminal or a service do, while the server answers what it has begun."""
+
+    async def read() -> int:
+        reader = BodyReader(Limits())
+        try:
+            await reader.read(bytearray(spaced(request(X))), "", None)
+            assert reader._process is not None
+            reading = asyncio.create_task(reader.read(bytearray(spaced(request(np.tile(X, (600, 1))))), "", None))
+            await asyncio.sleep(0)
+            reader._process.send_signal(number)
+            try:
+                await reading
+            except Refused as error:
+                return error.status
+            return 200
+        finally:
+            await reader.end()
+
+    assert asyncio.run(read()) == (503 if number == signal.SIGKILL else 200)
 
 
 def test_a_client_that_leaves_a_large_body_half_sent_takes_no_place_for_good(start):

@@ -1,8 +1,8 @@
 """Questions that come at the same time, answered in one pass.
 
 Nobody waits for others to come: while a pass runs, what arrives is gathered, and the next pass takes all of it that
-asks the same version, tasks mixed. When more rows wait than may, or larger ones, the next question is refused at once.
-A question of more rows than a pass has is answered pass by pass, and others get theirs in between.
+asks the same version, tasks mixed. When more rows wait than may, or larger ones, the next question is refused at
+once. A question of more rows than a pass has is answered pass by pass, and others get theirs in between.
 """
 
 from __future__ import annotations

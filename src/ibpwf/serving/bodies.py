@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +31,9 @@ from ibpwf.serving.uploads import receive
 
 IDLE_SECONDS = 60.0
 """After which the process that reads large bodies is ended."""
+END_SECONDS = 5.0
+"""Within which that process must have ended once it gives no more answers."""
+FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None), getattr(signal, "SIGKILL", None))
 PART = 1 << 20
 QUIET = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS", "MALLOC_ARENA_MAX"), "1"),
@@ -199,8 +203,10 @@ class BodyReader:
             except TimeoutError:
                 await self.end()
                 raise busy(f"the body could not be read within {limits.seconds:g} s; send a smaller one.") from None
-            except (asyncio.IncompleteReadError, ConnectionError):  # it takes more memory than allowed, or was killed
-                await self.end()
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if await self._was_killed():
+                    again = "the process that reads large bodies was ended; send the body again."
+                    raise Refused(503, again, retry_after=1) from None
                 raise too_large("the body takes too much memory to be read; send less at once.") from None
             except BaseException:
                 await self.end()
@@ -245,6 +251,16 @@ class BodyReader:
                 env={**os.environ, **QUIET},
             )
         return self._process
+
+    async def _was_killed(self) -> bool:
+        """Whether the process, which has ended, was killed by a signal from outside, not by what it did."""
+        process, code = self._process, None
+        if process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    code = await process.wait()
+        await self.end()
+        return code is not None and -code in FROM_OUTSIDE
 
     async def _end_idle(self) -> None:
         if not self._turn.locked():
