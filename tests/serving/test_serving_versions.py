@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError, StoreError
 from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import Refused
+from ibpwf.serving.inference_routes import _different
 from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
 from ibpwf.serving.versions import Kept, Version, versions_of
@@ -119,6 +121,17 @@ def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_m
     assert passes[-large:] == [1] * large
     assert sum(passes[:-large]) == 100
     assert len(passes) <= 2 + 100 // MOST + large
+
+
+def test_outputs_that_are_equal_and_not_the_same_to_the_bit_are_different(made_models):
+    version = ServedModel("things", made_models / "things", read_only=True).version()
+    [one] = answer(version.classifier, [Rows(X[:3], ["fruit"] * 3)])
+    zero, negative = np.zeros(3), -np.zeros(3)
+    assert _different(replace(one, entropy=zero), replace(one, entropy=zero)) == []
+    assert _different(replace(one, entropy=zero), replace(one, entropy=negative)) == ["entropy"]
+    labels = one.labels[::-1].copy()
+    labels[0] = "other"
+    assert _different(one, replace(one, labels=labels)) == ["label"]
 
 
 def test_questions_with_too_many_numbers_together_are_refused(made_models):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -256,7 +257,13 @@ def _different(one: Answer, two: Answer) -> list[str]:
         "task": (one.tasks, two.tasks),
         "entropy": (one.entropy, two.entropy),
     }
-    return [name for name, (before, after) in pairs.items() if not np.array_equal(before, after)]
+    return [name for name, (before, after) in pairs.items() if not _same_bits(before, after)]
+
+
+def _same_bits(before: NDArray[Any], after: NDArray[Any]) -> bool:
+    if before.dtype == object or before.dtype != after.dtype:
+        return np.array_equal(before, after)
+    return before.tobytes() == after.tobytes()  # for 0.0 equals -0.0
 
 
 @contextlib.asynccontextmanager
