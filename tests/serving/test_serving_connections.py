@@ -8,8 +8,10 @@ import os
 import resource
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from ibpwf.serving import connections
 from ibpwf.serving.connections import CLOSING, FILES, HANDSHAKE_SECONDS, SPARE, Connections, affordable
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import Metrics
+from ibpwf.serving.server import Certificate
 
 SLOW = b"POST /v2/models/things/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{"
 BUSY = SLOW.replace(b"\r\n\r\n{", b"\r\nExpect: 100-continue\r\n\r\n")
@@ -125,8 +128,6 @@ def test_when_all_connections_are_busy_health_checks_alone_are_answered(start):
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(models, monkeypatch):
     """In this process, so that it does not have to wait as long as a real client is given."""
-    import threading
-
     from served import free_port
 
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.2)
@@ -349,6 +350,25 @@ def test_a_new_certificate_is_used_by_new_connections_and_half_of_one_by_none(mo
         assert server.log.count("certificate cannot be used") == 2
     finally:
         server.kill()
+
+
+def test_a_new_certificate_waits_for_no_thread(tmp_path):
+    certificate = Certificate(*write_certificate(tmp_path))
+    before, held = certificate.context, threading.Event()
+    write_certificate(tmp_path)
+
+    async def look() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        waiting = loop.run_in_executor(None, held.wait)
+        try:
+            await asyncio.wait_for(certificate.look(), 10)
+        finally:
+            held.set()
+            await waiting
+
+    asyncio.run(look())
+    assert certificate.context is not before
 
 
 def served_certificate(port: int) -> bytes:

@@ -26,9 +26,11 @@ import numpy as np
 import pytest
 from served import NAMES, Server, blobs, columns, outputs, pixels, png, request
 from starlette.testclient import TestClient
+from test_serving_http import wait_for
 
 from ibpwf.own_data.answering import layout_of, load_classifier
 from ibpwf.serving import batching, inputs
+from ibpwf.serving import inference_routes as ask
 from ibpwf.serving.bodies import BodyReader
 from ibpwf.serving.body_process import LARGE, unpack
 from ibpwf.serving.faults import Refused
@@ -427,6 +429,32 @@ def test_a_large_question_is_answered_between_others_with_the_same_bits(made_mod
     for found, wanted in ((large, whole), (small, alone)):
         for name, values in vars(wanted).items():
             assert np.array_equal(getattr(found, name), values), name
+
+
+@pytest.mark.parametrize("kind", ["large images", "versions that are not loaded"])
+def test_slow_requests_of_one_kind_do_not_hold_up_other_work(models, monkeypatch, kind):
+    """More of them than the event loop has threads."""
+    service = Service(ServeOptions(models, poll=3600))
+    count, begun, waiting = min(32, (os.cpu_count() or 1) + 4) + 1, list[int](), ask._takes_long
+    if kind == "large images":
+        image = base64.b64encode(png(np.zeros((1100, 1100), np.uint8))).decode()
+        slow = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]}
+        path, lock = "/v2/models/pictures/infer", inputs._ONE_LARGE_IMAGE
+        monkeypatch.setattr(ask, "_takes_long", lambda *given: begun.append(1) or waiting(*given))
+    else:
+        slow, model = request(X), service.registry["things"]
+        path, lock = "/v2/models/things/versions/1/infer", model._loading
+        number = ask.version_number
+        monkeypatch.setattr(ask, "version_number", lambda text: begun.append(1) or number(text))
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as http, ThreadPoolExecutor(count + 1) as clients:
+        with lock:
+            asked = [clients.submit(http.post, path, json=slow) for _ in range(count)]
+            assert wait_for(lambda: len(begun) == count)
+            verified = clients.submit(http.post, "/v2/models/things/verify")
+            assert verified.result(timeout=60).json()["whole"]
+            assert not any(one.done() for one in asked)
+        for one in asked:
+            assert one.result().status_code in (200, 400)  # an image of that size is none of this model's
 
 
 def test_a_large_file_has_its_place_until_it_is_answered(made_models, monkeypatch):

@@ -127,7 +127,7 @@ async def infer(service: Service, request: Request, caller: Caller) -> Response:
         body, header = await service.bodies.readable(received, coding, header)
         version = await _version(service, request)
         read = partial(_read, body, header, version, service.limits)
-        asked, rows = await asyncio.to_thread(read) if _takes_long(body, version) else read()
+        asked, rows = await service.reading.run(read) if _takes_long(body, version) else read()
         del body, read  # an answer may take long
         answer = await service.ask(version, rows)
     write = partial(write_response, asked, version.model, version.number, answer)
@@ -275,16 +275,16 @@ async def _examples(service: Service, request: Request, version: LoadedVersion) 
         layout, reading = version.layout, _reading(request)
         if layout is None:
             raise Refused(409, "this model was not learnt from files; ask it with /infer and the tensor 'x'.")
-        file.path = await asyncio.to_thread(_named, file.path, layout, service.limits)
+        file.path = await service.reading.run(_named, file.path, layout, service.limits)
         await _check_size(service, file, [*reading.ignore, *layout.ignored])
-        yield await asyncio.to_thread(_read_file, file.path, version, layout, service.limits, reading)
+        yield await service.reading.run(_read_file, file.path, version, layout, service.limits, reading)
 
 
 async def _check_size(service: Service, file: ReceivedFile, ignored: list[str]) -> None:
     """Reject a file that is small to send and large to read, before it is read here."""
     ending, bodies = file.path.suffix, service.bodies
     if ending == ".npz":
-        size = await asyncio.to_thread(unpacked_size, file.path, service.limits)
+        size = await service.reading.run(unpacked_size, file.path, service.limits)
         if size > LARGE:
             await bodies.take_place(file)
             bodies.count(file, size)

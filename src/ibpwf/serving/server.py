@@ -98,7 +98,7 @@ class Certificate:
     async def look(self) -> None:
         """Called about once a second."""
         if self._watched.changed():
-            await asyncio.to_thread(self._load)
+            self._load()  # here: the loop waits for it, and must not wait for whatever holds its threads
 
     def _load(self) -> None:
         try:
