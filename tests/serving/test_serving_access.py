@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from served import Server
 from starlette.testclient import TestClient
 
 from ibpwf.errors import InputError, StoreError
@@ -184,6 +187,38 @@ def test_more_requests_a_second_than_allowed_are_told_to_wait(made_models, monke
     rate.check("b")
     with pytest.raises(Refused):
         rate.check("a")
+
+
+def test_the_callers_that_are_remembered_are_limited(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 1000.0)
+    monkeypatch.setattr(access_module, "time", clock)
+    monkeypatch.setattr(Rate, "CALLERS", 3, raising=False)
+    rate = Rate(2)
+    for who in ("first", "often", "often", "second", "third", "often", "fourth", "often"):
+        with contextlib.suppress(Refused):
+            rate.check(who)
+    assert list(rate._left) == ["third", "fourth", "often"]
+    with pytest.raises(Refused):
+        rate.check("often")
+
+
+def test_a_client_cannot_choose_the_address_that_it_is_counted_by(start):
+    server: Server = start("--limit", "rate=2", "--access-log", "-")
+    statuses = [
+        server.http.get("/v2", headers={"X-Forwarded-For": f"10.0.0.{number}"}).status_code for number in range(20)
+    ]
+    assert 429 in statuses
+    server.http.close()
+    server.send(signal.SIGTERM)
+    assert "10.0.0." not in server.finish().out
+
+
+def test_behind_a_proxy_with_tls_the_cookie_is_secure(guarded, tokens):
+    form = {"token": tokens[1]["ask"]}
+    for headers, secure in (({}, False), ({"X-Forwarded-Proto": "https"}, True)):
+        signed = guarded.post("/login", data=form, headers=headers)
+        assert ("secure" in signed.headers["set-cookie"].lower()) == secure
+    guarded.cookies.clear()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"tokens": 3}', "a,b\n1,2\n"])

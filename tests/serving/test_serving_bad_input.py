@@ -336,6 +336,30 @@ def test_archives_that_are_bombs_or_no_archives_are_refused(made_models, tmp_pat
         assert not (tmp_path / "out.npz").exists()
 
 
+@pytest.mark.parametrize("form", ["plain", "zip64"])
+def test_an_archive_with_more_files_than_it_says_is_refused_before_its_directory_is_parsed(tmp_path, form):
+    from ibpwf.serving.faults import Refused
+    from ibpwf.serving.uploads import check_archive, suffix_of
+
+    whole, path = archive({f"{n}.npy": b"" for n in range(50)}), tmp_path / "many"
+    at = whole.rfind(b"PK\5\6")
+    size, start = struct.unpack_from("<II", whole, at + 12)
+    if form == "zip64":
+        found = struct.pack("<4sQHHLLQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, 50, 50, size, start)
+        found += struct.pack("<4sLQL", b"PK\6\7", 0, at, 1) + struct.pack(
+            "<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, 47, start, 0
+        )
+    else:
+        found = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
+    path.write_bytes(whole[:at] + found)
+    with zipfile.ZipFile(path) as opened:
+        assert len(opened.infolist()) == 50
+    with pytest.raises(Refused):
+        suffix_of(path, Limits(files=49))
+    path.write_bytes(whole)
+    check_archive(path, Limits(files=50))
+
+
 def test_an_archive_of_archives_is_not_opened(made_models, tmp_path):
     inner = io.BytesIO()
     with zipfile.ZipFile(inner, "w") as written:

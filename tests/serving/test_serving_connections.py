@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import resource
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from certificates import write_certificate
 from served import Server
+from starlette.responses import Response
 from test_serving_http import wait_for
 from wires import connect, exchange, receive
 
@@ -23,6 +29,7 @@ from ibpwf.serving import connections
 from ibpwf.serving.connections import CLOSING, FILES, HANDSHAKE_SECONDS, SPARE, Connections, affordable
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import Metrics
+from ibpwf.serving.server import Certificate
 
 SLOW = b"POST /v2/models/things/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{"
 BUSY = SLOW.replace(b"\r\n\r\n{", b"\r\nExpect: 100-continue\r\n\r\n")
@@ -121,12 +128,7 @@ def test_when_all_connections_are_busy_health_checks_alone_are_answered(start):
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(models, monkeypatch):
     """In this process, so that it does not have to wait as long as a real client is given."""
-    import asyncio
-    import threading
-
-    import uvicorn
     from served import free_port
-    from starlette.responses import Response
 
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.2)
     open_ones = Connections(Limits(), Metrics())
@@ -151,6 +153,111 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(models, monkey
     assert not thread.is_alive()
 
 
+# What is beside the body of a request
+
+
+class FedProtocol:
+    """A connection's protocol, given bytes in pieces of the test's choice."""
+
+    class Transport(asyncio.Transport):
+        def __init__(self) -> None:
+            super().__init__()
+            self.written, self.closing = b"", False
+
+        def write(self, data: Any) -> None:
+            self.written += data
+
+        def close(self) -> None:
+            self.closing = True
+
+        def is_closing(self) -> bool:
+            return self.closing
+
+        def pause_reading(self) -> None:
+            pass
+
+        def resume_reading(self) -> None:
+            pass
+
+    def __init__(self) -> None:
+        """To be made while an event loop runs."""
+        pytest.importorskip("httptools")
+        self.requests, self.transport = list[tuple[dict[str, Any], bytes]](), self.Transport()
+        http = connections.protocol(Connections(Limits(), Metrics()))
+        config = uvicorn.Config(self.app, http=http, interface="asgi3", lifespan="off")
+        config.load()
+        made: Any = config.http_protocol_class
+        self.protocol = made(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+        self.protocol.connection = connections.Connection(socket.socket())
+        self.protocol.connection_made(self.transport)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.requests.append((scope, body))
+        await Response(b"ok")(scope, receive, send)
+
+    async def feed(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            if not self.transport.closing:
+                self.protocol.data_received(piece)
+            await asyncio.sleep(0)
+        for _ in range(20):  # the answers
+            await asyncio.sleep(0)
+
+
+def feed(*pieces: bytes) -> FedProtocol:
+    async def fed() -> FedProtocol:
+        found = FedProtocol()
+        await found.feed(*pieces)
+        return found
+
+    return asyncio.run(fed())
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+
+
+@pytest.mark.parametrize("trailers", [[b"a: b\r\n" * 1000] * 1000, [b"a: ", *[b"b" * 6000] * 1000]])
+def test_trailers_are_limited(trailers):
+    found = feed(CHUNKED, *trailers)
+    assert b" 400 " in found.transport.written
+    assert found.requests == []
+
+
+def test_trailers_do_not_change_the_headers_that_were_checked():
+    found = feed(CHUNKED, b"Authorization: mine\r\n\r\n")
+    [(scope, body)] = found.requests
+    assert body == b"{}"
+    assert sorted(name for name, _ in scope["headers"]) == [b"host", b"transfer-encoding"]
+
+
+def test_a_server_closes_a_connection_that_sends_trailers_without_end(server: Server):
+    with connect(server.port) as wire:
+        wire.sendall(CHUNKED.replace(b"POST /", b"POST /v2/models/things/infer").replace(b": a", b": 127.0.0.1"))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                wire.sendall(b"a: b\r\n" * 2000)
+            wire.sendall(b"\r\n")
+        assert receive(wire, 60).statuses in ([], [400])  # none where it is closed before all is sent
+
+
+def test_a_body_does_not_count_as_part_of_the_next_head():
+    body = b"{" + b" " * 100_000 + b"}"
+    first = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    found = feed(first, body + b"GET / HTTP/1.1\r\nHo", b"st: a\r\n\r\n")
+    assert [len(body) for _, body in found.requests] == [len(body), 0]
+    assert not found.transport.closing
+
+
+def test_a_head_that_never_ends_is_limited():
+    found = feed(b"GET / HTTP/1.1\r\n", *[b"a: b\r\n" * 1000] * 20)
+    assert found.transport.closing
+    assert b" 400 " in found.transport.written
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "wanted", "found"),
     [
@@ -173,6 +280,19 @@ def test_fewer_connections_are_accepted_than_there_are_descriptors(monkeypatch, 
     assert affordable(wanted) == found
     assert now[1] == hard
     assert now[0] == resource.RLIM_INFINITY or now[0] >= found + SPARE + CLOSING + FILES
+
+
+@pytest.mark.parametrize("sent", [3, 300_000])
+def test_slow_files_do_not_take_up_the_descriptors(start, sent: int):
+    server: Server = start(descriptors=400)
+    slow = SLOW.replace(b"/infer", b"/answer").replace(b"1000", b"400000") + b"f" * sent
+    with flood(server.port, 400 - SPARE - CLOSING - FILES - 10, slow):
+        for path in ("/v2/health/live", "/v2/models/things/tasks"):
+            assert is_answered(server, path)
+        assert len(os.listdir(f"/proc/{server.pid}/fd")) < 400 - CLOSING
+        file = (server.models.parent / "test.csv").read_bytes()
+        assert server.http.post("/v2/models/things/answer?ignore=kind", content=file).status_code == 200
+    assert "Traceback" not in server.log
 
 
 def descriptors_for(count: int) -> None:
@@ -230,6 +350,25 @@ def test_a_new_certificate_is_used_by_new_connections_and_half_of_one_by_none(mo
         assert server.log.count("certificate cannot be used") == 2
     finally:
         server.kill()
+
+
+def test_a_new_certificate_waits_for_no_thread(tmp_path):
+    certificate = Certificate(*write_certificate(tmp_path))
+    before, held = certificate.context, threading.Event()
+    write_certificate(tmp_path)
+
+    async def look() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        waiting = loop.run_in_executor(None, held.wait)
+        try:
+            await asyncio.wait_for(certificate.look(), 10)
+        finally:
+            held.set()
+            await waiting
+
+    asyncio.run(look())
+    assert certificate.context is not before
 
 
 def served_certificate(port: int) -> bytes:

@@ -10,6 +10,7 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import struct
 import threading
@@ -25,9 +26,12 @@ import numpy as np
 import pytest
 from served import NAMES, Server, blobs, columns, outputs, pixels, png, request
 from starlette.testclient import TestClient
+from test_serving_http import wait_for
 
 from ibpwf.own_data.answering import layout_of, load_classifier
 from ibpwf.serving import batching, inputs
+from ibpwf.serving import inference_routes as ask
+from ibpwf.serving.bodies import BodyReader
 from ibpwf.serving.body_process import LARGE, unpack
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.limits import Limits
@@ -288,9 +292,32 @@ def test_after_the_process_for_large_bodies_is_killed_the_next_one_is_read(start
     for _ in range(3):
         [child] = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         os.kill(int(child), 9)
-        assert server.http.post(INFER, content=spaced(request(X))).status_code in (200, 413)
+        assert server.http.post(INFER, content=spaced(request(X))).status_code in (200, 503)
         assert server.http.post(INFER, content=spaced(request(X))).status_code == 200
     assert "Traceback" not in server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_large_body_is_not_too_large_because_the_process_that_reads_it_gets_a_signal(number):
+    """As all processes of a terminal or a service do, while the server answers what it has begun."""
+
+    async def read() -> int:
+        reader = BodyReader(Limits())
+        try:
+            await reader.read(bytearray(spaced(request(X))), "", None)
+            assert reader._process is not None
+            reading = asyncio.create_task(reader.read(bytearray(spaced(request(np.tile(X, (600, 1))))), "", None))
+            await asyncio.sleep(0)
+            reader._process.send_signal(number)
+            try:
+                await reading
+            except Refused as error:
+                return error.status
+            return 200
+        finally:
+            await reader.end()
+
+    assert asyncio.run(read()) == (503 if number == signal.SIGKILL else 200)
 
 
 def test_a_client_that_leaves_a_large_body_half_sent_takes_no_place_for_good(start):
@@ -402,6 +429,53 @@ def test_a_large_question_is_answered_between_others_with_the_same_bits(made_mod
     for found, wanted in ((large, whole), (small, alone)):
         for name, values in vars(wanted).items():
             assert np.array_equal(getattr(found, name), values), name
+
+
+@pytest.mark.parametrize("kind", ["large images", "versions that are not loaded"])
+def test_slow_requests_of_one_kind_do_not_hold_up_other_work(models, monkeypatch, kind):
+    """More of them than the event loop has threads."""
+    service = Service(ServeOptions(models, poll=3600))
+    count, begun, waiting = min(32, (os.cpu_count() or 1) + 4) + 1, list[int](), ask._takes_long
+    if kind == "large images":
+        image = base64.b64encode(png(np.zeros((1100, 1100), np.uint8))).decode()
+        slow = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]}
+        path, lock = "/v2/models/pictures/infer", inputs._ONE_LARGE_IMAGE
+        monkeypatch.setattr(ask, "_takes_long", lambda *given: begun.append(1) or waiting(*given))
+    else:
+        slow, model = request(X), service.registry["things"]
+        path, lock = "/v2/models/things/versions/1/infer", model._loading
+        number = ask.version_number
+        monkeypatch.setattr(ask, "version_number", lambda text: begun.append(1) or number(text))
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as http, ThreadPoolExecutor(count + 1) as clients:
+        with lock:
+            asked = [clients.submit(http.post, path, json=slow) for _ in range(count)]
+            assert wait_for(lambda: len(begun) == count)
+            verified = clients.submit(http.post, "/v2/models/things/verify")
+            assert verified.result(timeout=60).json()["whole"]
+            assert not any(one.done() for one in asked)
+        for one in asked:
+            assert one.result().status_code in (200, 400)  # an image of that size is none of this model's
+
+
+def test_a_large_file_has_its_place_until_it_is_answered(made_models, monkeypatch):
+    service = Service(ServeOptions(made_models, limits=Limits(large=1), read_only=True, poll=3600))
+    held, real = list[bool](), batching.answer
+
+    def answering(*asked: Any) -> list[Answer]:
+        held.append(service.bodies._places.locked())
+        return real(*asked)
+
+    monkeypatch.setattr(batching, "answer", answering)
+    file = io.BytesIO()
+    np.savez(file, x=np.tile(pixels(X)[:, None] / 255.0, (400, 1, 1, 1)))
+    assert len(file.getvalue()) > LARGE
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as http:
+        for path in ("answer", "compare?versions=1,2"):
+            found = http.post(f"/v2/models/pictures/{path}", content=file.getvalue())
+            assert found.status_code == 200, found.text
+    assert held
+    assert all(held)
+    assert not service.bodies._places.locked()
 
 
 def test_rows_of_a_question_that_fails_or_is_given_up_do_not_wait_for_good(made_models, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from served import Server
 from starlette.testclient import TestClient
-from wires import exchange
+from wires import connect, exchange
 
 from ibpwf.serving import access
 from ibpwf.serving.access import add_token
@@ -168,6 +168,23 @@ def test_a_request_has_an_id_which_comes_back_and_is_in_the_access_log(start, tm
     assert "[check]" in told  # the server's own log names the request as well
     audited = (server.models / "things" / ".serving" / "audit.jsonl").read_text()
     assert json.loads(audited.splitlines()[-1])["request"] == "check"
+
+
+def test_a_client_that_leaves_before_its_request_is_there_has_no_status_in_the_access_log(start, tmp_path):
+    where = tmp_path / "access.jsonl"
+    server: Server = start("--access-log", str(where))
+    for path in ("infer", "answer"):
+        with connect(server.port) as wire:
+            wire.sendall(f"POST /v2/models/things/{path} HTTP/1.1\r\n".encode())
+            wire.sendall(b"Host: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
+
+    def statuses() -> dict[str, int | None]:
+        lines = [json.loads(line) for line in where.read_text().splitlines()]
+        return {line["path"].rsplit("/")[-1]: line["status"] for line in lines if line["method"] == "POST"}
+
+    assert wait_for(lambda: len(statuses()) == 2)
+    assert statuses() == {"infer": None, "answer": None}
+    assert "Traceback" not in server.stop()
 
 
 def test_the_access_log_follows_rotation_and_survives_a_full_disk(tmp_path, caplog):

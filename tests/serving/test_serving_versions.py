@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError, StoreError
 from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import Refused
+from ibpwf.serving.inference_routes import _different
 from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
 from ibpwf.serving.versions import Kept, Version, versions_of
@@ -103,7 +105,7 @@ def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_m
     passes: list[int] = []
 
     async def ask() -> list[object]:
-        batcher = Batcher(100, told=lambda questions, rows, seconds: passes.append(questions))
+        batcher = Batcher(100, 10**6, told=lambda questions, rows, seconds: passes.append(questions))
         asked = [batcher.ask(version, Rows(X[n : n + 1], [None])) for n in range(100)]
         found = await asyncio.gather(*asked, batcher.ask(version, Rows(X[:5], [None] * 5)), return_exceptions=True)
         assert batcher.waiting == 0
@@ -121,11 +123,40 @@ def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_m
     assert len(passes) <= 2 + 100 // MOST + large
 
 
+def test_outputs_that_are_equal_and_not_the_same_to_the_bit_are_different(made_models):
+    version = ServedModel("things", made_models / "things", read_only=True).version()
+    [one] = answer(version.classifier, [Rows(X[:3], ["fruit"] * 3)])
+    zero, negative = np.zeros(3), -np.zeros(3)
+    assert _different(replace(one, entropy=zero), replace(one, entropy=zero)) == []
+    assert _different(replace(one, entropy=zero), replace(one, entropy=negative)) == ["entropy"]
+    labels = one.labels[::-1].copy()
+    labels[0] = "other"
+    assert _different(one, replace(one, labels=labels)) == ["label"]
+
+
+def test_questions_with_too_many_numbers_together_are_refused(made_models):
+    version = ServedModel("things", made_models / "things", read_only=True).version()
+
+    async def ask(rows: int) -> list[object]:
+        batcher = Batcher(10**6, 150 * X.shape[1])
+        asked = [batcher.ask(version, Rows(X[:rows], [None] * rows)) for _ in range(3)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        await batcher.ask(version, Rows(X[:300], [None] * 300))  # more than may wait, but nothing waits
+        await batcher.ask(version, Rows(X[:100], [None] * 100))
+        assert batcher._numbers == batcher.waiting == 0
+        batcher.close()
+        return [isinstance(one, Refused) and one.status == 429 for one in found]
+
+    assert asyncio.run(ask(50)) == [False, False, False]
+    assert asyncio.run(ask(70)) == [False, False, True]
+    assert asyncio.run(ask(140)) == [False, True, True]
+
+
 def test_a_question_that_cannot_be_answered_costs_only_who_asked(made_models):
     version = ServedModel("things", made_models / "things", read_only=True).version()
 
     async def ask() -> list[object]:
-        batcher = Batcher(100)
+        batcher = Batcher(100, 10**6)
         wrong = Rows(X[:1], ["no such task"])
         asked = [batcher.ask(version, Rows(X[:1], [None])) for _ in range(3)]
         found = await asyncio.gather(*asked[:1], batcher.ask(version, wrong), *asked[1:], return_exceptions=True)

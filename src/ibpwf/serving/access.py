@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -167,19 +168,21 @@ class Access:
 class Rate:
     """So many requests a second of each caller, with a second's worth at once."""
 
+    CALLERS = 10_000
+    """That are remembered. Who has not asked for longest is forgotten first, and has all requests again."""
+
     def __init__(self, rate: float) -> None:
         self.rate = rate
-        self._left: dict[str, tuple[float, float]] = {}
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # who asked last is last
 
     def check(self, who: str) -> None:
         if not self.rate:
             return
         now, most = time.monotonic(), max(self.rate, 1.0)
-        left, then = self._left.get(who, (most, now))
+        left, then = self._left.pop(who, (most, now))
         left = min(most, left + (now - then) * self.rate)
+        self._left[who] = left if left < 1 else left - 1, now
+        if len(self._left) > self.CALLERS:
+            self._left.popitem(last=False)
         if left < 1:
-            self._left[who] = left, now
             raise busy(f"more than {self.rate:g} requests a second; ask more slowly.")
-        self._left[who] = left - 1, now
-        if len(self._left) > 10_000:  # those not seen for long have all of theirs again
-            self._left = {one: kept for one, kept in self._left.items() if now - kept[1] < 60}

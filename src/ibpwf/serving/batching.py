@@ -1,8 +1,8 @@
 """Questions that come at the same time, answered in one pass.
 
 Nobody waits for others to come: while a pass runs, what arrives is gathered, and the next pass takes all of it that
-asks the same version, tasks mixed. When more rows wait than may, the next question is refused at once. A question of
-more rows than a pass has is answered pass by pass, and others get theirs in between.
+asks the same version, tasks mixed. When more rows wait than may, or larger ones, the next question is refused at
+once. A question of more rows than a pass has is answered pass by pass, and others get theirs in between.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ Told = Callable[[int, int, float], None]
 class _Question:
     version: LoadedVersion
     rows: Rows
+    numbers: int  # of its rows that count until it is answered
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Batcher:
     """Answers questions, those that wait together in one pass."""
 
-    def __init__(self, waiting: int, *, together: bool = True, told: Told | None = None) -> None:
-        self.limit, self.together, self.told = waiting, together, told
+    def __init__(self, waiting: int, numbers: int, *, together: bool = True, told: Told | None = None) -> None:
+        """At most so many rows wait, and so many numbers in all of them together."""
+        self.limit, self.most_numbers, self.together, self.told = waiting, numbers, together, told
         self._queue: deque[_Question] = deque()
-        self._rows = 0
+        self._rows = self._numbers = 0
         self._running: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "passes", initializer=torch.set_num_threads, initargs=(1,))
         self._seconds_a_row = 0.001
@@ -48,27 +50,30 @@ class Batcher:
         return self._rows
 
     async def ask(self, version: LoadedVersion, rows: Rows) -> Answer:
-        """An answer; refused if too many rows wait already."""
-        if self._rows and self._rows + len(rows) > self.limit:
+        """An answer; refused if too many rows, or numbers, wait already."""
+        numbers = rows.x.size
+        if self._rows and (self._rows + len(rows) > self.limit or self._numbers + numbers > self.most_numbers):
             seconds = max(1, min(60, round(self._rows * self._seconds_a_row)))
             raise busy(f"{self._rows:,} rows wait to be answered; ask again in {seconds} s.", seconds)
         self._rows += len(rows)
+        self._numbers += numbers
         if len(rows) <= MOST:
-            return await self._next(version, rows)
+            return await self._next(version, rows, numbers)
         order, found = rows.by_task(), list[Answer]()
         left = len(rows)  # that have not been put into the queue, which counts its own
         try:
             for start in range(0, len(rows), MOST):
                 part = rows.at(order[start : start + MOST])
                 left -= len(part)
-                found.append(await self._next(version, part))
+                found.append(await self._next(version, part, 0))
         finally:
             self._rows -= left
+            self._numbers -= numbers  # which were in memory until now
         return Answer.joined(found, order)
 
-    async def _next(self, version: LoadedVersion, rows: Rows) -> Answer:
+    async def _next(self, version: LoadedVersion, rows: Rows, numbers: int) -> Answer:
         """An answer in one of the next passes."""
-        question = _Question(version, rows)
+        question = _Question(version, rows, numbers)
         self._queue.append(question)
         if self._running is None:
             self._running = asyncio.create_task(self._run())
@@ -93,6 +98,7 @@ class Batcher:
                         else:
                             question.answer.set_result(one)
                 self._rows -= sum(len(question.rows) for question in taken)
+                self._numbers -= sum(question.numbers for question in taken)
         finally:
             self._running = None
 

@@ -5,8 +5,8 @@ else run until it is done, and its objects may take 20 times the memory of the t
 parsed by a process of its own, which gives back the protocol's binary form, that is read without a copy. It has a
 limit on its memory, and is killed when it takes too long.
 
-A body that is a file goes to the disk as it comes. That process and the reader get its path, so that no copy of it
-lies in memory.
+A body that is a file goes to the disk as it comes, in large parts. That process and the reader get its path, so that
+no copy of it lies in memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +31,9 @@ from ibpwf.serving.uploads import receive
 
 IDLE_SECONDS = 60.0
 """After which the process that reads large bodies is ended."""
+END_SECONDS = 5.0
+"""Within which that process must have ended once it gives no more answers."""
+FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None), getattr(signal, "SIGKILL", None))
 PART = 1 << 20
 QUIET = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS", "MALLOC_ARENA_MAX"), "1"),
@@ -91,15 +95,14 @@ class Bodies:
             body = ReceivedFile(Path(folder) / "data")
             try:
                 waiting = bytearray()
-                with body.path.open("wb") as file:
-                    async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
-                        body.size += len(part)
-                        self._count_received(body, body.size)
-                        waiting += part
-                        if len(waiting) >= LARGE:
-                            await asyncio.to_thread(file.write, waiting)
-                            waiting = bytearray()
-                    file.write(waiting)
+                async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
+                    body.size += len(part)
+                    self._count_received(body, body.size)
+                    waiting += part
+                    if len(waiting) >= LARGE:
+                        await asyncio.to_thread(_append, body.path, waiting)
+                        waiting = bytearray()
+                _append(body.path, waiting)
                 if body.held:
                     await self.take_place(body)
                 yield body
@@ -166,6 +169,12 @@ class Bodies:
         await self._reader.end()
 
 
+def _append(path: Path, data: bytearray) -> None:
+    """Write to a file that is open only meanwhile: clients that are slow must not take up the descriptors."""
+    with path.open("ab") as file:
+        file.write(data)
+
+
 class BodyReader:
     """The process that unpacks and parses large bodies, one at a time. It is started when there is one."""
 
@@ -194,8 +203,10 @@ class BodyReader:
             except TimeoutError:
                 await self.end()
                 raise busy(f"the body could not be read within {limits.seconds:g} s; send a smaller one.") from None
-            except (asyncio.IncompleteReadError, ConnectionError):  # it takes more memory than allowed, or was killed
-                await self.end()
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if await self._was_killed():
+                    again = "the process that reads large bodies was ended; send the body again."
+                    raise Refused(503, again, retry_after=1) from None
                 raise too_large("the body takes too much memory to be read; send less at once.") from None
             except BaseException:
                 await self.end()
@@ -240,6 +251,16 @@ class BodyReader:
                 env={**os.environ, **QUIET},
             )
         return self._process
+
+    async def _was_killed(self) -> bool:
+        """Whether the process, which has ended, was killed by a signal from outside, not by what it did."""
+        process, code = self._process, None
+        if process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    code = await process.wait()
+        await self.end()
+        return code is not None and -code in FROM_OUTSIDE
 
     async def _end_idle(self) -> None:
         if not self._turn.locked():

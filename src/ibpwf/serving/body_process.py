@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import struct
 import sys
 import zlib
@@ -182,12 +183,14 @@ def _prepare_tables() -> None:
 
 
 def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the server's whole group: it answers what it has begun,
+        signal.signal(number, signal.SIG_IGN)  # and the end of the input ends this process
     with contextlib.suppress(AttributeError, OSError):
         os.nice(5)
     _limit_memory(ROOM)
     sys.set_int_max_str_digits(640)  # the time to read a number grows with the square of its digits
     ask, reply = sys.stdin.buffer, sys.stdout.buffer
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+    with contextlib.suppress(BrokenPipeError):
         while _answer(ask, reply):
             pass
 

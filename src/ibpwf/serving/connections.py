@@ -31,7 +31,7 @@ STALL_SECONDS = 30.0
 PAUSE_SECONDS = 0.1
 """Until connections are accepted again, when there are no descriptors left."""
 HEAD_BYTES = 64 << 10
-"""Of the head of a request, beyond which the connection is closed."""
+"""Of the head of a request, and of its trailers, beyond which the connection is closed."""
 
 SPARE = 16
 """Connections beyond the limit, on which health checks are answered."""
@@ -280,25 +280,34 @@ def protocol(connections: Connections) -> Any:
 
 
 def _with_short_heads(base: Any) -> Any:
-    """httptools reads a head of any size, where h11 has a limit of its own."""
+    """httptools reads a head and trailers of any size, where h11 has a limit of its own."""
 
     class ShortHeads(base):  # type: ignore[misc]
-        _in_head = False
-        _head = 0
+        _beside = 0  # bytes since the last part of a body, in what came without the beginning of a request
 
         def on_message_begin(self) -> None:
-            self._in_head, self._head = True, 0
+            self._beside = 0
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            self._in_head = False
             super().on_headers_complete()
+            self.headers = _Dropped()  # which uvicorn adds trailers to: they must not change what has been checked
+
+        def on_body(self, body: bytes) -> None:
+            self._beside = 0
+            super().on_body(body)
 
         def data_received(self, data: bytes) -> None:
+            self._beside += len(data)
             super().data_received(data)
-            if self._in_head and not self.transport.is_closing():
-                self._head += len(data)
-                if self._head > HEAD_BYTES:
-                    self.send_400_response("The head of the request is too large.")
+            if self._beside > HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("The head or the trailers of the request are too large.")
 
     return ShortHeads
+
+
+class _Dropped(list[tuple[bytes, bytes]]):
+    """Headers after the head, which nobody reads."""
+
+    def append(self, header: tuple[bytes, bytes]) -> None:
+        pass

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -126,7 +127,7 @@ async def infer(service: Service, request: Request, caller: Caller) -> Response:
         body, header = await service.bodies.readable(received, coding, header)
         version = await _version(service, request)
         read = partial(_read, body, header, version, service.limits)
-        asked, rows = await asyncio.to_thread(read) if _takes_long(body, version) else read()
+        asked, rows = await service.reading.run(read) if _takes_long(body, version) else read()
         del body, read  # an answer may take long
         answer = await service.ask(version, rows)
     write = partial(write_response, asked, version.model, version.number, answer)
@@ -178,9 +179,9 @@ def describe_tasks(version: LoadedVersion) -> list[dict[str, Any]]:
 async def answer_file(service: Service, request: Request, caller: Caller) -> Response:
     """A table, arrays, an image or a text, answered row by row."""
     version = await _version(service, request)
-    examples = await _examples(service, request, version)
     task = request.query_params.get("task") or None
-    answer = await _ask(service, version, examples, task)
+    async with _examples(service, request, version) as examples:
+        answer = await _ask(service, version, examples, task)
     content = {
         "model": version.model,
         "version": version.number,
@@ -234,14 +235,13 @@ async def compare(service: Service, request: Request, caller: Caller) -> Respons
     if len(asked) != 2 or None in asked:
         raise bad("versions is missing; give two of them, such as versions=1,3.")
     first, second = [await service.version(model, number) for number in asked]
-    examples = await _examples(service, request, second)
-    one, two = [await _ask(service, version, examples, None) for version in (first, second)]
-    common = [task for task in first.tasks if task in second.tasks]
     given = []
-    for task in common:
-        pair = [await _ask(service, version, examples, task) for version in (first, second)]
-        different = _different(*pair)
-        given.append({"task": task, "same_bits": not different, "different": different})
+    async with _examples(service, request, second) as examples:
+        one, two = [await _ask(service, version, examples, None) for version in (first, second)]
+        for task in [task for task in first.tasks if task in second.tasks]:
+            pair = [await _ask(service, version, examples, task) for version in (first, second)]
+            different = _different(*pair)
+            given.append({"task": task, "same_bits": not different, "different": different})
     moved = [row for row in range(len(examples)) if one.labels[row] != two.labels[row]]
     content = {"model": model.name, "versions": [first.number, second.number], "moved": moved, "given": given}
     pairs = ({"before": a, "after": b} for a, b in zip(_rows(one), _rows(two), strict=True))
@@ -257,26 +257,34 @@ def _different(one: Answer, two: Answer) -> list[str]:
         "task": (one.tasks, two.tasks),
         "entropy": (one.entropy, two.entropy),
     }
-    return [name for name, (before, after) in pairs.items() if not np.array_equal(before, after)]
+    return [name for name, (before, after) in pairs.items() if not _same_bits(before, after)]
 
 
-async def _examples(service: Service, request: Request, version: LoadedVersion) -> Examples:
+def _same_bits(before: NDArray[Any], after: NDArray[Any]) -> bool:
+    if before.dtype == object or before.dtype != after.dtype:
+        return np.array_equal(before, after)
+    return before.tobytes() == after.tobytes()  # for 0.0 equals -0.0
+
+
+@contextlib.asynccontextmanager
+async def _examples(service: Service, request: Request, version: LoadedVersion) -> AsyncIterator[Examples]:
+    """The examples of a file, which has its place among large requests until they are answered."""
     async with service.bodies.receive_file(request) as file:
         if not file.size:
             raise bad("the body is empty; send a table, arrays, an image or a text.")
         layout, reading = version.layout, _reading(request)
         if layout is None:
             raise Refused(409, "this model was not learnt from files; ask it with /infer and the tensor 'x'.")
-        file.path = await asyncio.to_thread(_named, file.path, layout, service.limits)
+        file.path = await service.reading.run(_named, file.path, layout, service.limits)
         await _check_size(service, file, [*reading.ignore, *layout.ignored])
-        return await asyncio.to_thread(_read_file, file.path, version, layout, service.limits, reading)
+        yield await service.reading.run(_read_file, file.path, version, layout, service.limits, reading)
 
 
 async def _check_size(service: Service, file: ReceivedFile, ignored: list[str]) -> None:
     """Reject a file that is small to send and large to read, before it is read here."""
     ending, bodies = file.path.suffix, service.bodies
     if ending == ".npz":
-        size = await asyncio.to_thread(unpacked_size, file.path, service.limits)
+        size = await service.reading.run(unpacked_size, file.path, service.limits)
         if size > LARGE:
             await bodies.take_place(file)
             bodies.count(file, size)

@@ -26,7 +26,7 @@ class Limits:
     numbers: int = _limit(1 << 24, "Numbers of one tensor.")
     tensors: int = _limit(4096, "Tensors of one request.")
     pixels: int = _limit(1 << 24, "Pixels of one image.")
-    waiting: int = _limit(8192, "Rows that wait to be answered; beyond it, 429.")
+    waiting: int = _limit(8192, "Rows that wait to be answered, with twice `numbers` in all; beyond it, 429.")
     jobs: int = _limit(8, "Jobs of a model that wait, or whose file is being uploaded; beyond it, 429.")
     uploads: int = _limit(8, "Files being uploaded at a time, of all models; beyond it, 429.")
     stored: int = _limit(8 << 30, "Bytes on disk of files being uploaded or waiting for their job; beyond it, 429.")

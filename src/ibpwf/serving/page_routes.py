@@ -114,7 +114,8 @@ async def login(service: Service, request: Request, caller: Caller) -> Response:
         service.note_denied(request, "unknown" if token else "missing")
         return _rendered("login.html", service, caller, 401, wrong=True)
     response = RedirectResponse("/", 303)
-    secure = request.url.scheme == "https"
+    proxied = request.headers.get("x-forwarded-proto", "")  # believed in this alone: it only makes a cookie stricter
+    secure = "https" in (request.url.scheme, proxied)
     response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure, path="/")
     return response
 

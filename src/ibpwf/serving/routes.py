@@ -154,6 +154,13 @@ def _endpoint(service: Service, route: Route) -> Callable[[Request], Awaitable[R
     return endpoint
 
 
+class NotSent(Response):
+    """To a client that is gone; the access log has no status for it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+
 async def _answered(service: Service, route: Route, request: Request) -> Response:
     """A route's answer; whatever goes wrong is a status and one sentence."""
     try:
@@ -171,7 +178,7 @@ async def _answered(service: Service, route: Route, request: Request) -> Respons
     except NoSuchModel as error:
         return JSONResponse({"error": str(error)}, 404)
     except ClientDisconnect:
-        return Response(status_code=400)
+        return NotSent(status_code=400)
     except asyncio.CancelledError:  # the server ends, and could not wait for this one
         return JSONResponse({"error": "the server is being stopped; ask again."}, 503, headers={"Retry-After": "5"})
     except Exception as error:

@@ -98,7 +98,7 @@ class Certificate:
     async def look(self) -> None:
         """Called about once a second."""
         if self._watched.changed():
-            await asyncio.to_thread(self._load)
+            self._load()  # here: the loop waits for it, and must not wait for whatever holds its threads
 
     def _load(self) -> None:
         try:
@@ -162,6 +162,7 @@ def serve(options: ServeOptions, place: Place, started: Any = None) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # anybody may send them: a client would choose the address that it is counted by
         timeout_keep_alive=30,
         timeout_graceful_shutdown=10,
         callback_notify=None if certificate is None else certificate.look,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +24,16 @@ from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import Answer, Rows
 from ibpwf.serving.records import AccessLog, Metrics, RateLimitedLog, log
 from ibpwf.serving.registry import LoadedVersion, NoSuchModel, Registry, ServedModel
+from ibpwf.serving.threads import Threads
 
 READ_ONLY = "The server was started read-only."
 
 POLL = 2.0
 """Seconds between two looks at the model folders."""
+READERS = min(4, max(2, os.cpu_count() or 1))
+"""Threads that make rows of requests: a small one with images may have 64 MB of them."""
+LOADERS = 2
+"""Threads that load versions; those of one model are loaded one after another."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,11 @@ class Service:
         self.device = str(choose_device(options.device))
         # It writes to a folder only once it has its lease.
         self.registry = Registry(options.path, read_only=True, device=self.device)
-        self.batcher = Batcher(self.limits.waiting, together=options.batching, told=self.metrics.told)
+        most = self.limits.waiting, 2 * self.limits.numbers
+        self.batcher = Batcher(*most, together=options.batching, told=self.metrics.told)
         self.bodies = Bodies(self.limits)
+        self.reading = Threads(READERS, "reading")
+        self.loading = Threads(LOADERS, "loading")
         self.jobs = Jobs(self.registry, self.limits, self.metrics, self.device)
         self.ready = False
         self.exporting = 0  # exports that are being written
@@ -81,7 +90,8 @@ class Service:
                 await watching
             await self.jobs.close()
             await self.bodies.close()
-            self.batcher.close()
+            for threads in (self.batcher, self.reading, self.loading):
+                threads.close()
             if self.access_log is not None:
                 await asyncio.to_thread(self.access_log.close)
 
@@ -133,7 +143,7 @@ class Service:
         if model.is_loaded(number):
             return model.version(number)
         try:
-            return await asyncio.to_thread(model.version, number)
+            return await self.loading.run(model.version, number)
         except (StoreError, OSError) as error:
             await asyncio.to_thread(model.look)
             if number is not None and number not in model.versions:

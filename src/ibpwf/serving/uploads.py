@@ -35,7 +35,8 @@ _MAGIC = {
     b"MM\x00*": ".tif",
     b"PK\x05\x06": ".zip",
 }
-_END = 1 << 16
+_END = (1 << 16) + 22 + 20
+"""Bytes in which an archive's end is: a comment, the end record, and what would lead to one of ZIP64."""
 
 DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, OverflowError, OSError, ValueError)
 """What a damaged archive makes zipfile say: places before its beginning are an OSError, odd names a ValueError."""
@@ -118,17 +119,23 @@ def _first_name(start: bytes) -> bytes:
 
 
 def check_archive(path: Path, limits: Limits) -> None:
-    """Refuse an archive with too many entries by what its end says, before its directory is read."""
-    size = path.stat().st_size
+    """Refuse an archive with too many entries before its directory is parsed. The number that it gives itself is not
+    believed: its reader goes by the directory's size."""
+    size, most = path.stat().st_size, min(limits.files, 0xFFFE)
     with path.open("rb") as file:
         file.seek(max(0, size - _END))
         end = file.read()
-    at = end.rfind(b"PK\x05\x06")
-    if at < 0 or at + 20 > len(end):
-        raise bad("the archive has no end; it was cut short. Send a whole zip file.")
-    count, directory = struct.unpack_from("<HI", end, at + 10)
-    if count == 0xFFFF or count > limits.files or directory > 512 * min(limits.files, 0xFFFF):
-        most = min(limits.files, 0xFFFE)
+        at = end.rfind(b"PK\x05\x06")
+        if at < 0 or at + 20 > len(end):
+            raise bad("the archive has no end; it was cut short. Send a whole zip file.")
+        count, directory = struct.unpack_from("<HI", end, at + 10)
+        few = count <= most and directory <= 512 * (most + 1)
+        if few and end[max(0, at - 20) : at].startswith(b"PK\x06\x07"):  # of more files, or bytes, than can be sent
+            raise bad("the archive has a directory in the form ZIP64; pack it without.")
+        if few:
+            file.seek(max(0, size - len(end) + at - directory))
+            few = file.read(directory).count(b"PK\x01\x02") <= most
+    if not few:
         raise too_large(f"the archive has too many files; at most {most:,} are taken at once.")
 
 
