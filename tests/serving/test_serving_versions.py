@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from ibpwf.serving.faults import Refused
 from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
 from ibpwf.serving.versions import Kept, Version, versions_of
+from ibpwf.storage.model_folder import verify_model
 
 X = blobs(range(6), each=50, seed=3)[0].astype(np.float32)
 
@@ -165,6 +169,41 @@ def test_what_is_kept_costs_links_and_what_is_not_a_version_is_removed(models):
     assert kept.follow() == [9]
     assert [one.name for one in (path / ".serving" / "versions").iterdir() if one.name != ".lock"] == ["00003"]
     assert ContinualClassifier.load(there).tasks_ == ["fruit", "trees", "pets"]
+
+
+@pytest.mark.parametrize("moment", ["waiting", "linking"])
+def test_a_version_that_is_saved_while_another_is_kept_is_not_mixed_with_it(models, monkeypatch, moment):
+    path = models / "things"
+    left = [ContinualClassifier.load(path)]
+
+    def save() -> None:
+        if left:
+            classifier = left.pop()
+            classifier.learn(X, np.repeat(["up", "down"], 150), task="ways")
+            classifier.save(path)
+
+    alone, link = Kept._alone, os.link
+
+    @contextlib.contextmanager
+    def waited(self: Kept) -> Iterator[None]:
+        with alone(self):
+            save()
+            yield
+
+    def linked(*args: Path) -> None:
+        link(*args)
+        save()
+
+    if moment == "waiting":
+        monkeypatch.setattr(Kept, "_alone", waited)
+    else:
+        monkeypatch.setattr(os, "link", linked)
+    with contextlib.suppress(StoreError) if moment == "linking" else contextlib.nullcontext():
+        Kept(path).keep()
+    kept = list((path / ".serving" / "versions").glob("[0-9]*"))
+    assert [one.name for one in kept] == (["00004"] if moment == "waiting" else [])
+    assert all(not verify_model(one).problems for one in kept)
+    assert ServedModel("things", path).versions == [1, 2, 3, 4]
 
 
 def test_a_folder_without_models_is_refused(tmp_path):
