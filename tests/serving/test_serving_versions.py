@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from served import NAMES, blobs, fresh_folder
 
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError, StoreError
+from ibpwf.serving import worker
 from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.passes import MOST, Rows, _passes, answer
@@ -204,6 +207,31 @@ def test_a_version_that_is_saved_while_another_is_kept_is_not_mixed_with_it(mode
     assert [one.name for one in kept] == (["00004"] if moment == "waiting" else [])
     assert all(not verify_model(one).problems for one in kept)
     assert ServedModel("things", path).versions == [1, 2, 3, 4]
+
+
+def test_a_model_that_is_saved_while_it_is_exported_is_exported_as_it_was_at_one_moment(
+    models, tmp_path, monkeypatch
+):
+    path = models / "things"
+    left = [ContinualClassifier.load(path)]
+
+    def saved(copy: Callable[..., object]) -> Callable[..., object]:
+        def copied(*args: Any) -> object:
+            if left:
+                classifier = left.pop()
+                classifier.learn(X, np.repeat(["up", "down"], 150), task="ways")
+                classifier.save(path)
+            return copy(*args)
+
+        return copied
+
+    monkeypatch.setattr(shutil, "copyfile", saved(shutil.copyfile))
+    monkeypatch.setattr(os, "link", saved(os.link))
+    monkeypatch.chdir(tmp_path)
+    found = worker._export(path, {"to": "folder"})
+    shutil.unpack_archive(found["file"], tmp_path / "exported")
+    assert not verify_model(tmp_path / "exported").problems
+    assert ContinualClassifier.load(tmp_path / "exported").tasks_ == ["fruit", "trees", "pets", "ways"]
 
 
 def test_a_folder_without_models_is_refused(tmp_path):

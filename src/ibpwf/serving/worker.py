@@ -31,6 +31,8 @@ DONE, FAILED, LOCKED, DISK_FULL, STOPPED = 0, 2, 3, 4, 130
 CHECKPOINT_MINUTES = 0.5
 """At most between two checkpoints, however long writing one takes."""
 NICE = 10
+TRIES = 5
+"""To copy a model that is being written."""
 PATIENCE = 20.0
 """Seconds in which a job that is asked to stop must have done so."""
 
@@ -225,16 +227,28 @@ def _export(model: Path, job: dict[str, Any]) -> dict[str, Any]:
 
     out = Path("export")
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
     if job["to"] == "folder":
-        from ibpwf.storage.folder import MANIFEST, open_folder
-
-        opened = open_folder(model)
-        for name in (MANIFEST, *(entry.file for entry in opened.files.values())):
-            shutil.copyfile(model / name, out / name)
+        _link_newest(model, out)
     else:
+        out.mkdir()
         target = out / f"{model.name}.{job['to']}" if job["to"] in ("peft", "mlflow") else out
         export(model, job["task"], job["to"], target)
     shutil.make_archive("export", "zip", out)
     shutil.rmtree(out)
     return {"file": "export.zip", "name": f"{model.name}-{job['to']}.zip"}
+
+
+def _link_newest(model: Path, out: Path) -> None:
+    """A new folder of the model's files as they were at one moment; a job may save the model meanwhile."""
+    from ibpwf.serving.versions import link_model
+    from ibpwf.storage.folder import open_folder
+
+    for attempt in range(TRIES):
+        out.mkdir()
+        try:
+            link_model(open_folder(model), out)
+            return
+        except (StoreError, OSError):
+            shutil.rmtree(out)
+            if attempt == TRIES - 1:
+                raise
