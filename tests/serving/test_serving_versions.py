@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
+from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import Kept, Version, versions_of
 from ibpwf.storage.model_folder import verify_model
 
@@ -232,6 +234,33 @@ def test_a_model_that_is_saved_while_it_is_exported_is_exported_as_it_was_at_one
     shutil.unpack_archive(found["file"], tmp_path / "exported")
     assert not verify_model(tmp_path / "exported").problems
     assert ContinualClassifier.load(tmp_path / "exported").tasks_ == ["fruit", "trees", "pets", "ways"]
+
+
+def test_a_version_in_memory_is_asked_while_another_is_loaded(models, monkeypatch):
+    service = Service(ServeOptions(models, read_only=True))
+    model, begun, go_on = service.registry["things"], threading.Event(), threading.Event()
+    first, make = model.version(1), ServedModel._make
+
+    def slow(self: ServedModel, *about: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return make(self, *about)
+
+    monkeypatch.setattr(ServedModel, "_make", slow)
+    loading = threading.Thread(target=model.version, args=(2,))
+    loading.start()
+    assert begun.wait(30)
+    late = threading.Timer(5, go_on.set)
+    late.start()
+    try:
+        assert asyncio.run(service.version(model, 1)) is first
+        assert not go_on.is_set()
+    finally:
+        late.cancel()
+        go_on.set()
+        loading.join(30)
+    assert model.in_memory(2) is model.version(2)
+    assert [model.in_memory(number) for number in (None, 3)] == [model.newest] * 2
 
 
 def test_a_folder_without_models_is_refused(tmp_path):
