@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from served import NAMES, blobs, fresh_folder
+from served import NAMES, archive, blobs, fresh_folder, png
 
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError, StoreError
 from ibpwf.serving import worker
 from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import Refused
+from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
 from ibpwf.serving.service import ServeOptions, Service
@@ -211,6 +214,39 @@ def test_a_version_that_is_saved_while_another_is_kept_is_not_mixed_with_it(mode
     assert ServedModel("things", path).versions == [1, 2, 3, 4]
 
 
+def test_what_is_copied_for_a_version_or_made_for_a_job_is_on_disk_before_it_has_its_name(
+    models, tmp_path, monkeypatch
+):
+    synced, fsync = set[int](), os.fsync
+
+    def no_links(*args: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def noted(file: int) -> None:
+        fsync(file)
+        synced.add(os.fstat(file).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "link", no_links)
+    kept = Kept(models / "things")
+    kept.keep()
+    files = list(kept.path(3).iterdir())
+    assert len(files) > 3
+    assert {file.stat().st_ino for file in files} <= synced
+
+    def rename(self: Path, target: Path) -> Path:
+        assert self.stat().st_ino in synced
+        return Path(shutil.move(self, target))
+
+    image = png(np.zeros((4, 4), dtype=np.uint8))
+    (tmp_path / "job").mkdir()
+    monkeypatch.chdir(tmp_path / "job")
+    Path("data.zip").write_bytes(archive({f"{name}/0.png": image for name in ("apple", "pear")}))
+    monkeypatch.setattr(Path, "rename", rename)
+    job = {"data": "data.zip", "limits": asdict(Limits())}
+    assert worker._data(models / "pictures", job) == Path("data.npz")
+
+
 def test_a_model_that_is_saved_while_it_is_exported_is_exported_as_it_was_at_one_moment(
     models, tmp_path, monkeypatch
 ):
@@ -270,7 +306,6 @@ def test_a_folder_without_models_is_refused(tmp_path):
 
 def test_a_model_that_was_not_learnt_from_files_takes_one_tensor(tmp_path):
     from ibpwf.serving.inputs import examples_of, input_tensors
-    from ibpwf.serving.limits import Limits
 
     classifier = ContinualClassifier(epochs=2, hidden=(8,), settings={"random_features": 16})
     classifier.learn(X[:100], np.repeat(["a", "b"], 50), task="one")

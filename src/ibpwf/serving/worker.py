@@ -218,6 +218,8 @@ def _data(model: Path, job: dict[str, Any]) -> Path:
         layout = layout_of(load_classifier(model, "cpu"))
         layout.expect("images", "the archive")
         images_to_arrays(data, Path("data.part"), layout, Limits(**job["limits"]))
+        with open("data.part", "rb") as part:
+            os.fsync(part.fileno())  # what has the name is whole, also after a power cut
         Path("data.part").rename(arrays)
     return arrays
 
