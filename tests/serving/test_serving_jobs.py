@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from functools import partial
 from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 from served import TASKS, Watcher, archive, blobs, files_under, pixels, png, read_audit, request, task_table
+from starlette.testclient import TestClient
 from test_serving_http import wait_for
 
 from ibpwf import ContinualClassifier
+from ibpwf.own_data.learning import LearnOptions
+from ibpwf.own_data.more import learn_more
+from ibpwf.serving.jobs import Job
 from ibpwf.serving.learning_routes import EXPORTS
+from ibpwf.serving.passes import Rows, answer
 from ibpwf.serving.registry import ServedModel
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
@@ -100,6 +107,39 @@ def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, 
     assert not list((models / "things" / ".serving" / "jobs").rglob("data*"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "saved"), [("forget", True), ("more", True), ("forget", False), ("more", False), ("learn", False)]
+)
+def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, monkeypatch, kind, saved):
+    """Its process is killed once it has saved the model, before it has left a result; or before it has saved it."""
+    path, service = models / "things", Service(ServeOptions(models, poll=3600))
+    rows = task_table(models.parent, 0, each=60)
+
+    async def killed(model: ServedModel, job: Job, folder: Path) -> int:
+        if saved and kind == "forget":
+            classifier = ContinualClassifier.load(path)
+            classifier.forget("trees")
+            classifier.save(path)
+        elif saved:
+            learn_more(path, rows, "fruit", None, LearnOptions(device="cpu"), "always")
+        service.jobs._cancelled.add(job.id)
+        return -signal.SIGKILL
+
+    monkeypatch.setattr(service.jobs, "_work", killed)
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as client:
+        if kind == "forget":
+            asked = client.post("/v2/models/things/forget", json={"task": "trees"})
+        else:
+            more = str(kind == "more").lower()
+            asked = client.post(f"/v2/models/things/tasks?task=fruit&more={more}", content=rows.read_bytes())
+        assert asked.status_code == 202
+        address = f"/v2/jobs/{asked.json()['id']}"
+        assert wait_for(lambda: client.get(address).json()["state"] not in ("queued", "running"))
+        found = client.get(address).json()
+    assert found["state"] == ("done" if saved else "cancelled")
+    assert found["version"] == (None if not saved else 4 if kind == "more" else 3)
+
+
 def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, models):
     server = start()
     x, y = blobs((4, 5), each=20)
@@ -157,11 +197,6 @@ def test_exports_that_arrive_together_share_the_places_that_there_are(models, mo
 
 def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path):
     """What cannot be had by leaving tasks out is served from what was kept."""
-    from ibpwf.own_data.learning import LearnOptions
-    from ibpwf.own_data.more import learn_more
-    from ibpwf.serving.passes import Rows, answer
-    from ibpwf.serving.registry import ServedModel
-
     rows = [Rows(X.astype(np.float32), [None] * len(X))]
     path = models / "things"
     served = ServedModel("things", path)

@@ -44,6 +44,9 @@ Kind = Literal["learn", "more", "forget"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
 
+CHANGES: dict[Kind, str] = {"learn": "learnt", "more": "more", "forget": "forgot"}
+"""What a model's history says of a job that has changed it."""
+
 KEPT = 50
 """Finished jobs of a model that can still be looked at."""
 
@@ -73,13 +76,14 @@ class Job:
     validate: float | None = None
     keep: str = "better"
     limits: dict[str, Any] = field(default_factory=dict)
+    begun: int | None = None  # events of the model's history when it was begun first
     version: int | None = None
     error: str | None = None
     result: dict[str, Any] = field(default_factory=dict)
 
     def shown(self) -> dict[str, Any]:
         """What clients are told."""
-        hidden = ("data", "limits", "options", "keep", "validate")
+        hidden = ("data", "limits", "options", "keep", "validate", "begun")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -299,9 +303,12 @@ class Jobs:
 
     async def _run(self, model: ServedModel, job: Job) -> None:
         folder, tries, reached = jobs_folder(model) / job.id, 0, None
-        job = replace(job, state="running")
-        self._note(model, job)
         try:
+            await asyncio.to_thread(model.look)
+            if not self.writes(model):
+                return
+            job = replace(job, state="running", begun=len(model.history) if job.begun is None else job.begun)
+            self._note(model, job)
             while job.id not in self._cancelled and self.writes(model):
                 await asyncio.to_thread(model.look)
                 if model.problem is not None:
@@ -355,16 +362,15 @@ class Jobs:
             self._drop(model, [one for one in told if one.state in FINISHED and one.id != job.id])
 
     async def _cancel(self, model: ServedModel, job: Job, folder: Path) -> None:
-        """What was finished before it could be cancelled counts."""
-        if _result(folder) is not None:
-            await self._finish(model, job, folder, DONE)
-            return
-        await asyncio.to_thread(model.refresh)
-        if job.kind == "learn" and job.task in model.newest.tasks:
-            self._end(model, replace(job, state="done", version=model.newest.number))
-            return
-        await asyncio.to_thread(_discard, model.path, job.task)
-        self._end(model, replace(job, state="cancelled"))
+        """What was done before it could be cancelled counts."""
+        result = _result(folder)
+        if result is None:
+            await asyncio.to_thread(model.refresh)
+            if CHANGES[job.kind] not in [event["event"] for event in model.history[job.begun :]]:
+                await asyncio.to_thread(_discard, model.path, job.task)
+                self._end(model, replace(job, state="cancelled"))
+                return
+        await self._finish(model, job, folder, FAILED if result is not None and "error" in result else DONE)
 
     async def cancel(self, job: Job) -> Job:
         """Stop a job; one that has ended stays as it is."""

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,6 +94,11 @@ class ServedModel:
     @property
     def versions(self) -> list[int]:
         return self._state.numbers
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What was learned and forgotten, in order."""
+        return self._state.folder.history
 
     @property
     def newest(self) -> LoadedVersion:
