@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import json
 import os
 import random
@@ -12,7 +14,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -20,7 +25,9 @@ from served import Server, blobs, read_audit, request, task_table, workers
 from test_serving_http import wait_for
 from test_serving_uploads import Upload, closing, left
 
+from ibpwf.serving.jobs import new_job
 from ibpwf.serving.lease import Lease
+from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.storage.folder import lock_folder
 
 X = blobs(range(6), each=2, seed=4)[0]
@@ -157,6 +164,43 @@ def test_a_job_of_another_version_of_the_server_is_done_and_one_that_cannot_be_r
     assert again.wait(job)["state"] == "done"
     assert damaged.name in again.log
     assert (damaged / "data.csv").exists()
+
+
+def test_a_model_whose_jobs_cannot_be_looked_at_hinders_no_other_and_loses_none(models, monkeypatch, caplog):
+    def left(name: str, number: int) -> str:
+        """A job that another server was promised, with its data."""
+        job = replace(new_job(name, "forget", "fruit", "somebody"), created=float(number))
+        folder = models / name / ".serving" / "jobs" / job.id
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(json.dumps(asdict(job)))
+        (folder / "data.csv").write_text("a")
+        return job.id
+
+    jobs = {name: [left(name, number) for number in range(2)] for name in ("pictures", "things")}
+    service, failing, stat = Service(ServeOptions(models, poll=3600)), [True], Path.stat
+
+    def broken(self: Path, **options: Any) -> os.stat_result:
+        if failing[0] and self.name == "data.csv" and jobs["pictures"][1] in self.parts:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    monkeypatch.setattr(service.jobs, "_enqueue", lambda model, job: taken.append(job.id))
+    monkeypatch.setattr(service.jobs, "workshop", Mock())
+    monkeypatch.setattr("ibpwf.serving.jobs.LOOK", 0.01)
+    taken: list[str] = []
+
+    async def look() -> None:
+        async with service.running(), asyncio.timeout(60):
+            while taken != jobs["things"]:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # some more looks
+            failing[0] = False
+            while taken != jobs["things"] + jobs["pictures"]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(look())
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
 class Client(threading.Thread):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import os
 import re
 import secrets
@@ -28,7 +29,7 @@ from ibpwf.errors import IBPWFError, StoreError
 from ibpwf.serving.faults import FULL, Refused, busy, is_disk_full
 from ibpwf.serving.lease import Lease
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.records import Metrics, audit, log
+from ibpwf.serving.records import Metrics, RateLimitedLog, audit, log
 from ibpwf.serving.registry import Registry, ServedModel
 from ibpwf.serving.uploads import receive_file, suffix_of
 from ibpwf.serving.versions import STATE, make_state_folder
@@ -112,6 +113,7 @@ class Jobs:
         self._leases: dict[str, Lease] = {}
         self._ours = set[str]()  # models whose lease this server has, and whose jobs it has taken up
         self._looking: asyncio.Task[None] | None = None
+        self._trouble = RateLimitedLog(logging.ERROR, 60.0)
         self._closing = False
         self.telling = True  # once it is not, whoever watches a job is to ask the next server
 
@@ -143,26 +145,30 @@ class Jobs:
     async def _look_on(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            try:
-                await self._look()
-            except Exception:  # a folder that cannot be read now is looked at again
-                log.exception("looking at the leases")
+            await self._look()
 
     async def _look(self) -> None:
         models = {model.name: model for model in self.registry}
         for model in models.values():
-            new = model.name not in self._leases
-            lease = self._leases.setdefault(model.name, Lease(model.path / STATE / "lease"))
-            taken = await asyncio.to_thread(_take, lease, model)
-            if taken and model.name not in self._ours:
-                await self._adopt(model)
-            elif not taken and (new or model.name in self._ours):
-                self._leave(model.name)
-                log.warning("%s", self.problem(model))
-                model.read_only = True
+            try:
+                await self._look_at(model)
+            except Exception as error:  # what cannot be read now is looked at again, and does not hinder the others
+                what = f"looking at the jobs of model {model.name}: {type(error).__name__}: {error}"
+                self._trouble.note(model.name, what)
         for name in [name for name in self._leases if name not in models]:
             self._leave(name)
             self._leases.pop(name).release()
+
+    async def _look_at(self, model: ServedModel) -> None:
+        new = model.name not in self._leases
+        lease = self._leases.setdefault(model.name, Lease(model.path / STATE / "lease"))
+        taken = await asyncio.to_thread(_take, lease, model)
+        if taken and model.name not in self._ours:
+            await self._adopt(model)
+        elif not taken and (new or model.name in self._ours):
+            self._leave(model.name)
+            log.warning("%s", self.problem(model))
+            model.read_only = True
 
     async def _adopt(self, model: ServedModel) -> None:
         """Make a model's changes from now on, beginning with those that were promised."""
@@ -173,12 +179,11 @@ class Jobs:
             await asyncio.to_thread(model.keep_versions)
         except (OSError, StoreError) as error:  # each job tries it, too, before it changes anything
             log.error("model %s: its version could not be kept: %s", model.name, error)
-        self._ours.add(model.name)
-        for job in sorted(found, key=lambda one: one.created):
+        self._ours.add(model.name)  # from here on nothing may fail: the jobs are taken up all together, and once
+        for job, stored in found:
             self.all[job.id] = job
             if job.state not in FINISHED:
-                data = (jobs_folder(model) / job.id).glob("data*")
-                self._stored[job.id] = sum(file.stat().st_size for file in data)
+                self._stored[job.id] = stored
                 self._enqueue(model, job)
         waiting = len(self._waiting.get(model.name, []))
         log.info("this server makes the changes of model %s; it has found %d unfinished jobs", model.name, waiting)
@@ -502,9 +507,10 @@ def _job_folders(model: ServedModel) -> list[Path]:
         return []
 
 
-def _left_by_others(model: ServedModel) -> list[Job]:
-    """The jobs in a folder whose lease was just taken. What was never promised is removed: uploads broken off, and
-    exports that nobody waits for any more. A job that cannot be read is left where it is."""
+def _left_by_others(model: ServedModel) -> list[tuple[Job, int]]:
+    """The jobs in a folder whose lease was just taken, the oldest first, and the bytes of their data. What was never
+    promised is removed: uploads broken off, and exports that nobody waits for any more. A job that cannot be read is
+    left where it is."""
     shutil.rmtree(exports_folder(model), ignore_errors=True)
     for path in jobs_folder(model).glob("*.new"):
         shutil.rmtree(path, ignore_errors=True)
@@ -513,12 +519,13 @@ def _left_by_others(model: ServedModel) -> list[Job]:
         job = _read(path)
         if job is not None:
             state: JobState = job.state if job.state in FINISHED else "queued"
-            found.append(replace(job, model=model.name, state=state))
+            stored = sum(file.stat().st_size for file in path.glob("data*"))
+            found.append((replace(job, model=model.name, state=state), stored))
         elif (path / "job.json").exists():
             log.error("model %s: job %s cannot be read and is not done", model.name, path.name)
         else:
             shutil.rmtree(path, ignore_errors=True)  # half of one that was removed
-    return found
+    return sorted(found, key=lambda one: one[0].created)
 
 
 def _reached(model: Path, task: str) -> tuple[int, int, int] | None:
