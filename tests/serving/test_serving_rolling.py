@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -201,6 +202,51 @@ def test_a_model_whose_jobs_cannot_be_looked_at_hinders_no_other_and_loses_none(
 
     asyncio.run(look())
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+
+class HeldWorker:
+    """A process that ends when it is killed."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return -signal.SIGKILL
+
+    def kill(self) -> None:
+        self.ended.set()
+
+    stop = kill
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_lease_that_is_lost_while_a_job_is_started_costs_its_process_and_not_the_job(models, monkeypatch, moment):
+    """It is lost before the process is given it, or after."""
+    service, begun = Service(ServeOptions(models, poll=3600)), list[HeldWorker | None]()
+    jobs, model = service.jobs, service.registry["things"]
+
+    async def start(path: Path, folder: Path, lease: Lease, device: str) -> HeldWorker:
+        if not begun:
+            lease.release()
+            if moment == "before":
+                begun.append(None)
+                ForkingPickler.dumps(lease)
+            jobs._leave(model.name)
+        begun.append(HeldWorker())
+        return begun[-1]
+
+    async def lose() -> None:
+        async with service.running(), asyncio.timeout(20):
+            monkeypatch.setattr(jobs.workshop, "start", start)
+            job = await jobs.submit(model, new_job(model.name, "forget", "trees", "somebody"))
+            while len(begun) < 2:  # the server has the lease again
+                await asyncio.sleep(0.01)
+            assert begun[0] is None or begun[0].ended.is_set()
+            assert not begun[1].ended.is_set()
+            assert jobs.find(job.id).state == "running"
+
+    asyncio.run(lose())
 
 
 class Client(threading.Thread):

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError, StoreError
-from ibpwf.serving.faults import FULL, Refused, busy, is_disk_full
+from ibpwf.serving.faults import FAULT, FULL, Refused, busy, is_disk_full
 from ibpwf.serving.lease import Lease
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import Metrics, RateLimitedLog, audit, log
@@ -332,16 +332,23 @@ class Jobs:
                     return
             if self.writes(model):
                 await self._cancel(model, job, folder)
-        except (IBPWFError, OSError) as error:
-            told = FULL if is_disk_full(error) else str(error).replace(str(model.path), model.name)
+        except Exception as error:
+            known = isinstance(error, IBPWFError | OSError)
+            told = str(error).replace(str(model.path), model.name) if known else FAULT
+            told = FULL if is_disk_full(error) else told
             log.error("job %s: %s", job.id, error, exc_info=not is_disk_full(error))
+            if not self.writes(model):
+                return
             self._end(model, replace(job, state="failed", error=told))
 
     async def _work(self, model: ServedModel, job: Job, folder: Path) -> int:
-        worker = await self.start_worker(model, folder)
+        try:
+            worker = await self.start_worker(model, folder)
+        except Refused:  # the lease was lost
+            return LOCKED
         self._workers[job.id] = worker
         try:
-            if job.id in self._cancelled:
+            if job.id in self._cancelled or not self.writes(model):  # since it was started
                 worker.kill()
             return await worker.wait()
         finally:

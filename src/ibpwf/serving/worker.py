@@ -99,7 +99,7 @@ def run(model: str, folder: str, held: Connection, lease: int, device: str) -> N
 def _do(model: Path, stop: threading.Event, device: str) -> int:
     import torch
 
-    from ibpwf.serving.faults import is_disk_full
+    from ibpwf.serving.faults import FAULT, is_disk_full
     from ibpwf.storage.files import read_json, write_json
     from ibpwf.storage.folder import lock_folder
 
@@ -125,7 +125,7 @@ def _do(model: Path, stop: threading.Event, device: str) -> int:
         told = str(error).replace(str(model), model.name)
         if not isinstance(error, IBPWFError):  # the same would happen again; the log says where
             traceback.print_exc()
-            told = "Internal server error; see the server log."
+            told = FAULT
         result, code = {"error": told}, FAILED
     try:
         write_json(Path("result.json"), result)
