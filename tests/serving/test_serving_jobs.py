@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -23,6 +28,7 @@ from ibpwf.serving.passes import Rows, answer
 from ibpwf.serving.registry import ServedModel
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
+from ibpwf.serving.worker import FAILED
 from ibpwf.serving.workshop import Worker
 from ibpwf.storage.folder import lock_folder
 
@@ -138,6 +144,55 @@ def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, m
         found = client.get(address).json()
     assert found["state"] == ("done" if saved else "cancelled")
     assert found["version"] == (None if not saved else 4 if kind == "more" else 3)
+
+
+def test_a_slow_disk_delays_no_other_request(models, monkeypatch):
+    """What waits for the disk, and what removes large files, is not done by the thread that serves all requests."""
+    service, syncs = Service(ServeOptions(models, poll=3600)), list[str]()
+    app, serving, remove, unlink, fsync = make_app(service), threading.get_ident(), shutil.rmtree, os.unlink, os.fsync
+
+    def noted(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def called(*args: Any, **options: Any) -> object:
+            if threading.get_ident() == serving:
+                syncs.append(f"{name} {args}")
+            return call(*args, **options)
+
+        return called
+
+    async def failed(model: ServedModel, job: Job, folder: Path) -> int:
+        return FAILED
+
+    class Written:
+        async def wait(self) -> int:
+            return FAILED
+
+        def kill(self) -> None:
+            pass
+
+    async def started(model: ServedModel, folder: Path) -> Written:
+        return Written()
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            monkeypatch.setattr(service.jobs, "_work", failed)
+            monkeypatch.setattr(service.jobs, "start_worker", started)
+            for name, call in (("rmtree", remove), ("unlink", unlink), ("fsync", fsync)):
+                monkeypatch.setattr(shutil if name == "rmtree" else os, name, noted(name, call))
+            rows = task_table(models.parent, 3).read_bytes()
+            job = await http.post("/v2/models/things/tasks?task=colors", content=rows)
+            async with asyncio.timeout(30):
+                while (await http.get(f"/v2/jobs/{job.json()['id']}")).json()["state"] != "failed":
+                    await asyncio.sleep(0.01)
+            asked = [job, await http.post("/v2/models/things/tasks?task=colors", content=b"PK\x03\x04 no archive")]
+            asked += [await http.post(f"/v2/models/things/{what}") for what in ("verify", "export")]
+            monkeypatch.setattr(service.jobs, "_enqueue", lambda model, job: waiting.append(job.id))
+            waiting = service.jobs._waiting.setdefault("things", [])
+            job = await http.post("/v2/models/things/forget", json={"task": "trees"})
+            return [one.status_code for one in (*asked, job, await http.delete(f"/v2/jobs/{job.json()['id']}"))]
+
+    assert asyncio.run(ask()) == [202, 400, 200, 409, 202, 200]
+    assert syncs == []
 
 
 def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, models):

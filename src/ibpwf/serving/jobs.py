@@ -241,14 +241,14 @@ class Jobs:
                 self.check_writes(model)  # the data may have taken long to arrive
                 aside.rename(folder / job.id)
                 await asyncio.to_thread(sync_folder, folder)
+                what = f"asked to {job.kind}"
+                await asyncio.to_thread(audit, model.path, job.who, what, task=job.task, job=job.id)
             except BaseException:
+                await asyncio.to_thread(_remove, aside, folder / job.id)  # not promised: it must not be done either
                 self._stored.pop(job.id, None)
-                shutil.rmtree(aside, ignore_errors=True)
-                shutil.rmtree(folder / job.id, ignore_errors=True)  # not promised: it must not be done either
                 raise
             self.all[job.id] = job
             self._enqueue(model, job)
-        audit(model.path, job.who, f"asked to {job.kind}", task=job.task, job=job.id)
         return job
 
     async def _receive(self, job: Job, body: AsyncIterator[bytes], aside: Path, length: int) -> Job:
@@ -302,7 +302,7 @@ class Jobs:
         try:
             while self.writes(model) and (waiting := self._waiting.get(model.name)):
                 await self._run(model, self.all[waiting.pop(0)])
-                self._drop_old(model)
+                await self._drop_old(model)
         finally:
             del self._runners[model.name]
 
@@ -313,11 +313,11 @@ class Jobs:
             if not self.writes(model):
                 return
             job = replace(job, state="running", begun=len(model.history) if job.begun is None else job.begun)
-            self._note(model, job)
+            await self._begin(model, job)
             while job.id not in self._cancelled and self.writes(model):
                 await asyncio.to_thread(model.look)
                 if model.problem is not None:
-                    self._end(model, replace(job, state="failed", error=model.problem))
+                    await self._end(model, replace(job, state="failed", error=model.problem))
                     return
                 code = await self._work(model, job, folder)
                 if not self.writes(model):
@@ -339,7 +339,7 @@ class Jobs:
             log.error("job %s: %s", job.id, error, exc_info=not is_disk_full(error))
             if not self.writes(model):
                 return
-            self._end(model, replace(job, state="failed", error=told))
+            await self._end(model, replace(job, state="failed", error=told))
 
     async def _work(self, model: ServedModel, job: Job, folder: Path) -> int:
         try:
@@ -365,13 +365,13 @@ class Jobs:
             ended = FULL if code == DISK_FULL else "the process that did it ended unexpectedly; ask again."
             error = result.get("error", ended)
             await asyncio.to_thread(_discard, model.path, job.task)
-            self._end(model, replace(job, state="failed", error=error))
+            await self._end(model, replace(job, state="failed", error=error))
             return
         await asyncio.to_thread(model.refresh)
-        self._end(model, replace(job, state="done", result=result, version=model.newest.number))
         if job.kind == "forget":  # nor may older jobs tell of the task
             told = [one for one in self.all.values() if (one.model, one.task) == (job.model, job.task)]
-            self._drop(model, [one for one in told if one.state in FINISHED and one.id != job.id])
+            await self._drop(model, [one for one in told if one.state in FINISHED and one.id != job.id])
+        await self._end(model, replace(job, state="done", result=result, version=model.newest.number))
 
     async def _cancel(self, model: ServedModel, job: Job, folder: Path) -> None:
         """What was done before it could be cancelled counts."""
@@ -380,7 +380,7 @@ class Jobs:
             await asyncio.to_thread(model.refresh)
             if CHANGES[job.kind] not in [event["event"] for event in model.history[job.begun :]]:
                 await asyncio.to_thread(_discard, model.path, job.task)
-                self._end(model, replace(job, state="cancelled"))
+                await self._end(model, replace(job, state="cancelled"))
                 return
         await self._finish(model, job, folder, FAILED if result is not None and "error" in result else DONE)
 
@@ -393,8 +393,9 @@ class Jobs:
         waiting = self._waiting.get(job.model, [])
         if job.id in waiting:
             waiting.remove(job.id)
-            self._end(model, replace(job, state="cancelled"))
-            return self.all[job.id]
+            ended = replace(job, state="cancelled")
+            await self._end(model, ended)
+            return ended
         self._cancelled.add(job.id)
         if job.id in self._workers:
             self._workers[job.id].kill()
@@ -403,37 +404,30 @@ class Jobs:
             self.check_writes(model)
         return self.all[job.id]
 
-    def _note(self, model: ServedModel, job: Job) -> bool:
-        """Record a job's state; whether the disk took it. If not, a restarted server does the job again."""
-        self.all[job.id] = job
-        try:
-            write_json(jobs_folder(model) / job.id / "job.json", asdict(job))
-        except StoreError as error:
-            log.error("job %s: its state %s could not be stored: %s", job.id, job.state, error)
-            return False
-        return True
+    def _tell(self, model: ServedModel, job: Job) -> None:
+        """Let clients see a job's state, which is on disk; that of one that another server has by now is not ours."""
+        if model.name in self._ours:
+            self.all[job.id] = job
 
-    def _end(self, model: ServedModel, job: Job) -> None:
-        folder = jobs_folder(model) / job.id
+    async def _begin(self, model: ServedModel, job: Job) -> None:
+        await asyncio.to_thread(_store, jobs_folder(model) / job.id, job)
+        self._tell(model, job)
+
+    async def _end(self, model: ServedModel, job: Job) -> None:
+        await asyncio.to_thread(_store_end, model, job)
         self._cancelled.discard(job.id)
-        noted = self._note(model, job)
-        for path in (*folder.glob("data*"), folder / "result.json"):
-            path.unlink(missing_ok=True)
         self._stored.pop(job.id, None)
-        if not noted:
-            self._note(model, job)  # there may be room now
+        self._tell(model, job)
         self.metrics.jobs.labels(model.name, job.state).inc()
-        details = {"error": job.error} if job.error else {"version": job.version} if job.version else {}
-        audit(model.path, job.who, f"{job.kind} {job.state}", task=job.task, job=job.id, **details)
 
-    def _drop_old(self, model: ServedModel) -> None:
+    async def _drop_old(self, model: ServedModel) -> None:
         ended = [job for job in self.all.values() if job.model == model.name and job.state in FINISHED]
-        self._drop(model, sorted(ended, key=lambda one: one.created)[:-KEPT])
+        await self._drop(model, sorted(ended, key=lambda one: one.created)[:-KEPT])
 
-    def _drop(self, model: ServedModel, jobs: list[Job]) -> None:
+    async def _drop(self, model: ServedModel, jobs: list[Job]) -> None:
         for job in jobs:
             del self.all[job.id]
-            shutil.rmtree(jobs_folder(model) / job.id, ignore_errors=True)
+        await asyncio.to_thread(_remove, *(jobs_folder(model) / job.id for job in jobs))
 
     # Looking on
 
@@ -497,6 +491,34 @@ def _read(folder: Path) -> Job | None:
         return Job(**{name: value for name, value in found.items() if name in known})
     except (StoreError, TypeError, AttributeError):
         return None
+
+
+def _store(folder: Path, job: Job) -> bool:
+    """Record a job's state; whether the disk took it. If not, a restarted server does the job again."""
+    try:
+        write_json(folder / "job.json", asdict(job))
+    except StoreError as error:
+        log.error("job %s: its state %s could not be stored: %s", job.id, job.state, error)
+        return False
+    return True
+
+
+def _store_end(model: ServedModel, job: Job) -> None:
+    """Record how a job has ended, and remove its data."""
+    folder = jobs_folder(model) / job.id
+    stored = _store(folder, job)
+    for path in (*folder.glob("data*"), folder / "result.json"):
+        with contextlib.suppress(OSError):  # what stays goes with the job
+            path.unlink()
+    if not stored:
+        _store(folder, job)  # there may be room now
+    details = {"error": job.error} if job.error else {"version": job.version} if job.version else {}
+    audit(model.path, job.who, f"{job.kind} {job.state}", task=job.task, job=job.id, **details)
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _take(lease: Lease, model: ServedModel) -> bool:

@@ -133,7 +133,8 @@ async def cancel_job(service: Service, request: Request, caller: Caller) -> Resp
     job = service.jobs.find(request.path_params["job"])
     ended = await service.jobs.cancel(job)
     if ended.state == "cancelled":
-        audit(service.registry[job.model].path, caller.name, "cancelled", task=job.task, job=job.id)
+        path = service.registry[job.model].path
+        await asyncio.to_thread(audit, path, caller.name, "cancelled", task=job.task, job=job.id)
     return JSONResponse(ended.shown())
 
 
@@ -165,7 +166,7 @@ async def verify(service: Service, request: Request, caller: Caller) -> Response
     problems = [
         {"file": one.file, "message": one.message.replace(str(model.path), model.name)} for one in checked.problems
     ]
-    audit(model.path, caller.name, "verified", whole=not problems)
+    await asyncio.to_thread(audit, model.path, caller.name, "verified", whole=not problems)
     return JSONResponse(
         {
             "model": model.name,
@@ -194,7 +195,7 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     try:
         await asyncio.to_thread(model.check_changeable)
         make_state_folder(model.path, "exports", folder.name)
-        write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
+        await asyncio.to_thread(write_json, folder / "job.json", {"kind": "export", "to": to, "task": task})
         worker = await service.jobs.start_worker(model, folder)
         try:
             async with asyncio.timeout(EXPORT_SECONDS):
@@ -211,11 +212,11 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
             raise Refused(409, "the export could not be written; the server's log says why.") from None
         if "error" in result:
             raise Refused(409, result["error"])
+        await asyncio.to_thread(audit, model.path, caller.name, "exported", to=to, task=task)
     except BaseException:
         await clean()
         raise
     finally:
         service.exporting -= 1
-    audit(model.path, caller.name, "exported", to=to, task=task)
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(result['name'])}"}
     return FileResponse(folder / result["file"], media_type="application/zip", headers=headers, background=clean)
