@@ -279,22 +279,28 @@ class Jobs:
             runner = asyncio.create_task(self._run_all(model), context=contextvars.Context())  # of no request
             self._runners[model.name] = runner
 
-    def find(self, id: str) -> Job:
-        job = self.all.get(id) or next((job for job in self._elsewhere() if job.id == id), None)
+    async def find(self, id: str) -> Job:
+        job = self.all.get(id)
+        if job is None and _ID.fullmatch(id):
+            job = next(iter(await asyncio.to_thread(self._elsewhere, id)), None)
         if job is None:
             raise Refused(404, f"there is no job {quoted(id)}; GET /v2/jobs lists those that are.")
         return job
 
-    def known(self, model: ServedModel | None = None) -> list[Job]:
+    async def known(self, model: ServedModel | None = None) -> list[Job]:
         """All jobs, or those of one model, the oldest first."""
-        found = [*self.all.values(), *self._elsewhere()]
+        elsewhere = await asyncio.to_thread(self._elsewhere)
+        found = {job.id: job for job in (*elsewhere, *self.all.values())}.values()  # some may be ours by now
         return sorted((job for job in found if model is None or job.model == model.name), key=lambda one: one.created)
 
-    def _elsewhere(self) -> Iterator[Job]:
-        """Jobs of other servers, as these have stored them."""
+    def _elsewhere(self, id: str | None = None) -> list[Job]:
+        """Jobs of other servers, as these have stored them: all of them, or the one with an ID."""
+        found = list[Job]()
         for model in self.registry:
             if model.name not in self._ours:
-                yield from (replace(job, model=model.name) for job in map(_read, _job_folders(model)) if job)
+                folders = _job_folders(model) if id is None else [jobs_folder(model) / id]
+                found += [replace(job, model=model.name) for job in map(_read, folders) if job]
+        return found
 
     # Doing them
 
@@ -399,10 +405,10 @@ class Jobs:
         self._cancelled.add(job.id)
         if job.id in self._workers:
             self._workers[job.id].kill()
-        while self.find(job.id).state not in FINISHED:
+        while (found := await self.find(job.id)).state not in FINISHED:
             await asyncio.sleep(0.02)
             self.check_writes(model)
-        return self.all[job.id]
+        return found
 
     def _tell(self, model: ServedModel, job: Job) -> None:
         """Let clients see a job's state, which is on disk; that of one that another server has by now is not ours."""
@@ -436,7 +442,7 @@ class Jobs:
         seen, told = 0, ""
         while self.telling:
             try:
-                job = self.find(id)
+                job = await self.find(id)
             except Refused:  # it was dropped meanwhile
                 return
             lines = await asyncio.to_thread(progress_of, jobs_folder(self.registry[job.model]) / id)

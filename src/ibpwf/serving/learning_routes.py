@@ -108,16 +108,16 @@ def _share(text: str | None) -> float | None:
 
 
 async def list_jobs(service: Service, request: Request, caller: Caller) -> Response:
-    return JSONResponse([job.shown() for job in service.jobs.known()])
+    return JSONResponse([job.shown() for job in await service.jobs.known()])
 
 
 async def show_job(service: Service, request: Request, caller: Caller) -> Response:
-    return JSONResponse(service.jobs.find(request.path_params["job"]).shown())
+    return JSONResponse((await service.jobs.find(request.path_params["job"])).shown())
 
 
 async def job_events(service: Service, request: Request, caller: Caller) -> Response:
     """What a job tells, as server-sent events, from its beginning to its end."""
-    job = service.jobs.find(request.path_params["job"])
+    job = await service.jobs.find(request.path_params["job"])
 
     async def lines() -> AsyncIterator[bytes]:
         async for event in service.jobs.events(job.id):
@@ -130,7 +130,7 @@ async def job_events(service: Service, request: Request, caller: Caller) -> Resp
 
 
 async def cancel_job(service: Service, request: Request, caller: Caller) -> Response:
-    job = service.jobs.find(request.path_params["job"])
+    job = await service.jobs.find(request.path_params["job"])
     ended = await service.jobs.cancel(job)
     if ended.state == "cancelled":
         path = service.registry[job.model].path
