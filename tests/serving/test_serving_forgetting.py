@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from served import Server, blobs, request, task_table
+import torch
+from served import Server, blobs, files_under, request, task_table
 from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
@@ -20,7 +21,8 @@ from ibpwf.own_data.learning import LearnOptions
 from ibpwf.own_data.more import learn_more
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
-from ibpwf.serving.versions import Kept
+from ibpwf.serving.versions import FolderVersions, Kept
+from killed_writes import run_until
 
 X = blobs(range(6), each=1, seed=2)[0]
 
@@ -53,6 +55,42 @@ def test_a_version_whose_files_go_while_they_are_read_is_503_or_404(models):
         classifier.save(path)
         shutil.rmtree(Kept(path).path(3))
         assert client.post("/v2/models/things/versions/3/infer", json=request(X)).status_code == 404
+
+
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.faults)])
+def test_versions_that_are_rewritten_without_a_task_survive_a_kill_at_any_call_to_the_disk(models, tmp_path, step):
+    path = with_kept_versions(models)
+    Kept(path).keep()
+    classifier = ContinualClassifier.load(path)
+    classifier.forget("trees")
+    classifier.save(path)
+    begun = shutil.copytree(path, tmp_path / "begun")
+
+    def follow() -> None:
+        torch.set_num_threads(1)
+        Kept(path).follow()
+
+    def versions() -> list[int]:
+        return sorted(Kept(path).ways(FolderVersions.read(path)))
+
+    def has_trees() -> bool:
+        files = [file for file in files_under(Kept(path).folder) if file.is_file()]
+        return any(b"trees" in file.read_bytes() for file in files)
+
+    there = versions()
+    code, events = run_until(follow, 0)
+    assert (code, there) == (0, [1, 3, 4])
+    assert not has_trees()
+    for at in range(1, events + 1, step):
+        shutil.rmtree(path)
+        shutil.copytree(begun, path)
+        assert run_until(follow, at)[0] == -9
+        assert versions() == there, at
+        kept = Kept(path)
+        if kept.needs_following(FolderVersions.read(path)):
+            kept.follow()
+        assert versions() == there, at
+        assert not has_trees(), at
 
 
 class Asking(threading.Thread):

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from disk_faults import full_disk
 from ibpwf import ContinualClassifier
-from ibpwf.serving import worker
+from ibpwf.serving import versions, worker
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import Kept
@@ -146,7 +146,7 @@ def test_a_model_whose_version_cannot_be_kept_is_served_all_the_same(models, mon
     def full(*args: Any) -> None:
         raise no_space()
 
-    monkeypatch.setattr(Kept, "_put", full)
+    monkeypatch.setattr(versions, "link_model", full)
     with TestClient(make_app(Service(ServeOptions(models, poll=3600))), base_url="http://127.0.0.1") as http:
         assert http.get("/v2/models/things").json()["versions"] == ["1", "2", "3"]
     assert any("things" in record.message and "kept" in record.message for record in caplog.records)
@@ -194,14 +194,13 @@ def test_a_task_is_forgotten_also_where_its_versions_cannot_be_written_anew(mode
     classifier.forget("trees")
     classifier.save(path)
 
-    def full(*args: Any, **options: Any) -> None:
-        (Path(args[1])).mkdir()
-        (Path(args[1]) / "half").write_text("trees")
+    def full(opened: Any, target: Path) -> None:
+        (target / "half").write_text("trees")
         raise no_space()
 
-    monkeypatch.setattr(shutil, "copytree", full)
+    monkeypatch.setattr(versions, "link_model", full)
     kept.follow()
-    for file in path.rglob("*"):
+    for file in files_under(path):
         assert not file.is_file() or b"trees" not in file.read_bytes(), file
 
 

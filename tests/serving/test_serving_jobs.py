@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from served import TASKS, Watcher, archive, blobs, files_under, pixels, png, read_audit, request, task_table
+from starlette.testclient import TestClient
 from test_serving_http import wait_for
 
 from ibpwf import ContinualClassifier
+from ibpwf.own_data.learning import LearnOptions
+from ibpwf.own_data.more import learn_more
+from ibpwf.serving.jobs import Job
 from ibpwf.serving.learning_routes import EXPORTS
+from ibpwf.serving.passes import Rows, answer
 from ibpwf.serving.registry import ServedModel
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
+from ibpwf.serving.worker import FAILED
 from ibpwf.serving.workshop import Worker
 from ibpwf.storage.folder import lock_folder
 
@@ -100,6 +113,88 @@ def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, 
     assert not list((models / "things" / ".serving" / "jobs").rglob("data*"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "saved"), [("forget", True), ("more", True), ("forget", False), ("more", False), ("learn", False)]
+)
+def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, monkeypatch, kind, saved):
+    """Its process is killed once it has saved the model, before it has left a result; or before it has saved it."""
+    path, service = models / "things", Service(ServeOptions(models, poll=3600))
+    rows = task_table(models.parent, 0, each=60)
+
+    async def killed(model: ServedModel, job: Job, folder: Path) -> int:
+        if saved and kind == "forget":
+            classifier = ContinualClassifier.load(path)
+            classifier.forget("trees")
+            classifier.save(path)
+        elif saved:
+            learn_more(path, rows, "fruit", None, LearnOptions(device="cpu"), "always")
+        service.jobs._cancelled.add(job.id)
+        return -signal.SIGKILL
+
+    monkeypatch.setattr(service.jobs, "_work", killed)
+    with TestClient(make_app(service), base_url="http://127.0.0.1") as client:
+        if kind == "forget":
+            asked = client.post("/v2/models/things/forget", json={"task": "trees"})
+        else:
+            more = str(kind == "more").lower()
+            asked = client.post(f"/v2/models/things/tasks?task=fruit&more={more}", content=rows.read_bytes())
+        assert asked.status_code == 202
+        address = f"/v2/jobs/{asked.json()['id']}"
+        assert wait_for(lambda: client.get(address).json()["state"] not in ("queued", "running"))
+        found = client.get(address).json()
+    assert found["state"] == ("done" if saved else "cancelled")
+    assert found["version"] == (None if not saved else 4 if kind == "more" else 3)
+
+
+def test_a_slow_disk_delays_no_other_request(models, monkeypatch):
+    """What waits for the disk, and what removes large files, is not done by the thread that serves all requests."""
+    service, syncs = Service(ServeOptions(models, poll=3600)), list[str]()
+    app, serving, remove, unlink, fsync = make_app(service), threading.get_ident(), shutil.rmtree, os.unlink, os.fsync
+
+    def noted(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def called(*args: Any, **options: Any) -> object:
+            if threading.get_ident() == serving:
+                syncs.append(f"{name} {args}")
+            return call(*args, **options)
+
+        return called
+
+    async def failed(model: ServedModel, job: Job, folder: Path) -> int:
+        return FAILED
+
+    class Written:
+        async def wait(self) -> int:
+            return FAILED
+
+        def kill(self) -> None:
+            pass
+
+    async def started(model: ServedModel, folder: Path) -> Written:
+        return Written()
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            monkeypatch.setattr(service.jobs, "_work", failed)
+            monkeypatch.setattr(service.jobs, "start_worker", started)
+            for name, call in (("rmtree", remove), ("unlink", unlink), ("fsync", fsync)):
+                monkeypatch.setattr(shutil if name == "rmtree" else os, name, noted(name, call))
+            rows = task_table(models.parent, 3).read_bytes()
+            job = await http.post("/v2/models/things/tasks?task=colors", content=rows)
+            async with asyncio.timeout(30):
+                while (await http.get(f"/v2/jobs/{job.json()['id']}")).json()["state"] != "failed":
+                    await asyncio.sleep(0.01)
+            asked = [job, await http.post("/v2/models/things/tasks?task=colors", content=b"PK\x03\x04 no archive")]
+            asked += [await http.post(f"/v2/models/things/{what}") for what in ("verify", "export")]
+            monkeypatch.setattr(service.jobs, "_enqueue", lambda model, job: waiting.append(job.id))
+            waiting = service.jobs._waiting.setdefault("things", [])
+            job = await http.post("/v2/models/things/forget", json={"task": "trees"})
+            return [one.status_code for one in (*asked, job, await http.delete(f"/v2/jobs/{job.json()['id']}"))]
+
+    assert asyncio.run(ask()) == [202, 400, 200, 409, 202, 200]
+    assert syncs == []
+
+
 def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, models):
     server = start()
     x, y = blobs((4, 5), each=20)
@@ -157,11 +252,6 @@ def test_exports_that_arrive_together_share_the_places_that_there_are(models, mo
 
 def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path):
     """What cannot be had by leaving tasks out is served from what was kept."""
-    from ibpwf.own_data.learning import LearnOptions
-    from ibpwf.own_data.more import learn_more
-    from ibpwf.serving.passes import Rows, answer
-    from ibpwf.serving.registry import ServedModel
-
     rows = [Rows(X.astype(np.float32), [None] * len(X))]
     path = models / "things"
     served = ServedModel("things", path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import json
 import os
 import random
@@ -12,7 +14,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -20,7 +26,11 @@ from served import Server, blobs, read_audit, request, task_table, workers
 from test_serving_http import wait_for
 from test_serving_uploads import Upload, closing, left
 
+from ibpwf.serving import jobs as jobs_module
+from ibpwf.serving.jobs import Job, new_job
 from ibpwf.serving.lease import Lease
+from ibpwf.serving.routes import make_app
+from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.storage.folder import lock_folder
 
 X = blobs(range(6), each=2, seed=4)[0]
@@ -157,6 +167,119 @@ def test_a_job_of_another_version_of_the_server_is_done_and_one_that_cannot_be_r
     assert again.wait(job)["state"] == "done"
     assert damaged.name in again.log
     assert (damaged / "data.csv").exists()
+
+
+def left_job(model: Path, number: int) -> str:
+    """A job that another server was promised, with its data."""
+    job = replace(new_job(model.name, "forget", "fruit", "somebody"), created=float(number))
+    folder = model / ".serving" / "jobs" / job.id
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps(asdict(job)))
+    (folder / "data.csv").write_text("a")
+    return job.id
+
+
+def test_jobs_of_another_server_are_read_beside_the_thread_that_serves_and_only_those_asked_for(models, monkeypatch):
+    ids = [left_job(models / "things", number) for number in range(3)]
+    lease, service = Lease(models / "things" / ".serving" / "lease"), Service(ServeOptions(models, poll=3600))
+    assert lease.take()
+    app, read, asked = make_app(service), jobs_module._read, list[str]()
+    serving = threading.get_ident()
+
+    def noted(folder: Path) -> Job | None:
+        asked.append(folder.name if threading.get_ident() != serving else "while serving")
+        return read(folder)
+
+    monkeypatch.setattr(jobs_module, "_read", noted)
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            assert [one["id"] for one in (await http.get("/v2/jobs")).json()] == ids
+            assert sorted(asked) == sorted(ids)
+            asked.clear()
+            addresses = (ids[1], "0" * 16, "..", "unknown")
+            found = [(await http.get(f"/v2/jobs/{one}")).status_code for one in addresses]
+            events = service.jobs.events(ids[2])
+            assert (await anext(events))["state"] == "queued"
+            return found
+
+    assert asyncio.run(ask())[:2] == [200, 404]
+    assert asked == [ids[1], "0" * 16, ids[2]]
+    lease.release()
+
+
+def test_a_model_whose_jobs_cannot_be_looked_at_hinders_no_other_and_loses_none(models, monkeypatch, caplog):
+    jobs = {name: [left_job(models / name, number) for number in range(2)] for name in ("pictures", "things")}
+    service, failing, stat = Service(ServeOptions(models, poll=3600)), [True], Path.stat
+
+    def broken(self: Path, **options: Any) -> os.stat_result:
+        if failing[0] and self.name == "data.csv" and jobs["pictures"][1] in self.parts:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    monkeypatch.setattr(service.jobs, "_enqueue", lambda model, job: taken.append(job.id))
+    monkeypatch.setattr(service.jobs, "workshop", Mock())
+    monkeypatch.setattr("ibpwf.serving.jobs.LOOK", 0.01)
+    taken: list[str] = []
+
+    async def look() -> None:
+        async with service.running(), asyncio.timeout(60):
+            while taken != jobs["things"]:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # some more looks
+            failing[0] = False
+            while taken != jobs["things"] + jobs["pictures"]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(look())
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+
+class HeldWorker:
+    """A process that ends when it is killed."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return -signal.SIGKILL
+
+    def kill(self) -> None:
+        self.ended.set()
+
+    stop = kill
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_lease_that_is_lost_while_a_job_is_started_costs_its_process_and_not_the_job(models, monkeypatch, moment):
+    """It is lost before the process is given it, or after."""
+    service, begun = Service(ServeOptions(models, poll=3600)), list[HeldWorker | None]()
+    jobs, model = service.jobs, service.registry["things"]
+
+    async def start(path: Path, folder: Path, lease: Lease, device: str) -> HeldWorker:
+        if not begun:
+            lease.release()
+            if moment == "before":
+                begun.append(None)
+                ForkingPickler.dumps(lease)
+            jobs._leave(model.name)
+        begun.append(HeldWorker())
+        return begun[-1]
+
+    async def lose() -> None:
+        async with service.running(), asyncio.timeout(20):
+            monkeypatch.setattr(jobs.workshop, "start", start)
+            job = await jobs.submit(model, new_job(model.name, "forget", "trees", "somebody"))
+            while len(begun) < 2:  # the server has the lease again
+                await asyncio.sleep(0.01)
+            assert begun[0] is None or begun[0].ended.is_set()
+            assert not begun[1].ended.is_set()
+            assert (await jobs.find(job.id)).state == "running"
+
+    asyncio.run(lose())
 
 
 class Client(threading.Thread):

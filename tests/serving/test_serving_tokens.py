@@ -99,6 +99,21 @@ def test_two_writes_within_a_clock_tick_are_both_seen(file):
     assert [one.name for one in watched.tokens()] == ["clare"]
 
 
+def test_a_write_that_leaves_size_and_time_as_they_were_is_seen(file):
+    """As of a copy that keeps times."""
+    for name in ("alice", "clare"):
+        add_token(file, name, "ask")
+    both = json.loads(file.read_text())["tokens"]
+    file.write_text(json.dumps({"tokens": both[:1]}))
+    long_ago = os.stat(file).st_mtime_ns - 10**12
+    os.utime(file, ns=(long_ago, long_ago))
+    watched = TokenFile(file)
+    assert [one.name for one in watched.tokens()] == ["alice"]
+    file.write_text(json.dumps({"tokens": both[1:]}))
+    os.utime(file, ns=(long_ago, long_ago))
+    assert [one.name for one in watched.tokens()] == ["clare"]
+
+
 def test_events_of_a_job_end_when_the_token_is_revoked(models, file, monkeypatch):
     token, job = add_token(file, "dora", "learn"), "0123456789abcdef"
     service = Service(ServeOptions(models, file, poll=3600))
@@ -110,8 +125,11 @@ def test_events_of_a_job_end_when_the_token_is_revoked(models, file, monkeypatch
             yield {"event": "epoch", "done": number}
             remove(file, "dora")
 
+    async def find(id: str) -> Any:
+        return type("Found", (), {"id": job})()
+
     with TestClient(make_app(service), base_url="http://127.0.0.1") as http:
-        monkeypatch.setattr(service.jobs, "find", lambda id: type("Found", (), {"id": job})())
+        monkeypatch.setattr(service.jobs, "find", find)
         monkeypatch.setattr(service.jobs, "events", events)
         answered = http.get(f"/v2/jobs/{job}/events", headers=bearer(token))
     assert answered.text.count("event:") == 1

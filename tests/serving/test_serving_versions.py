@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import contextlib
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from served import NAMES, blobs, fresh_folder
+from served import NAMES, archive, blobs, fresh_folder, png
 
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError, StoreError
+from ibpwf.serving import worker
 from ibpwf.serving.batching import Batcher
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.inference_routes import _different
+from ibpwf.serving.limits import Limits
 from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
+from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import Kept, Version, versions_of
+from ibpwf.storage.model_folder import verify_model
 
 X = blobs(range(6), each=50, seed=3)[0].astype(np.float32)
 
@@ -198,6 +209,126 @@ def test_what_is_kept_costs_links_and_what_is_not_a_version_is_removed(models):
     assert ContinualClassifier.load(there).tasks_ == ["fruit", "trees", "pets"]
 
 
+@pytest.mark.parametrize("moment", ["waiting", "linking"])
+def test_a_version_that_is_saved_while_another_is_kept_is_not_mixed_with_it(models, monkeypatch, moment):
+    path = models / "things"
+    left = [ContinualClassifier.load(path)]
+
+    def save() -> None:
+        if left:
+            classifier = left.pop()
+            classifier.learn(X, np.repeat(["up", "down"], 150), task="ways")
+            classifier.save(path)
+
+    alone, link = Kept._alone, os.link
+
+    @contextlib.contextmanager
+    def waited(self: Kept) -> Iterator[None]:
+        with alone(self):
+            save()
+            yield
+
+    def linked(*args: Path) -> None:
+        link(*args)
+        save()
+
+    if moment == "waiting":
+        monkeypatch.setattr(Kept, "_alone", waited)
+    else:
+        monkeypatch.setattr(os, "link", linked)
+    with contextlib.suppress(StoreError) if moment == "linking" else contextlib.nullcontext():
+        Kept(path).keep()
+    kept = list((path / ".serving" / "versions").glob("[0-9]*"))
+    assert [one.name for one in kept] == (["00004"] if moment == "waiting" else [])
+    assert all(not verify_model(one).problems for one in kept)
+    assert ServedModel("things", path).versions == [1, 2, 3, 4]
+
+
+def test_what_is_copied_for_a_version_or_made_for_a_job_is_on_disk_before_it_has_its_name(
+    models, tmp_path, monkeypatch
+):
+    synced, fsync = set[int](), os.fsync
+
+    def no_links(*args: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def noted(file: int) -> None:
+        fsync(file)
+        synced.add(os.fstat(file).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "link", no_links)
+    kept = Kept(models / "things")
+    kept.keep()
+    files = list(kept.path(3).iterdir())
+    assert len(files) > 3
+    assert {file.stat().st_ino for file in files} <= synced
+
+    def rename(self: Path, target: Path) -> Path:
+        assert self.stat().st_ino in synced
+        return Path(shutil.move(self, target))
+
+    image = png(np.zeros((4, 4), dtype=np.uint8))
+    (tmp_path / "job").mkdir()
+    monkeypatch.chdir(tmp_path / "job")
+    Path("data.zip").write_bytes(archive({f"{name}/0.png": image for name in ("apple", "pear")}))
+    monkeypatch.setattr(Path, "rename", rename)
+    job = {"data": "data.zip", "limits": asdict(Limits())}
+    assert worker._data(models / "pictures", job) == Path("data.npz")
+
+
+def test_a_model_that_is_saved_while_it_is_exported_is_exported_as_it_was_at_one_moment(
+    models, tmp_path, monkeypatch
+):
+    path = models / "things"
+    left = [ContinualClassifier.load(path)]
+
+    def saved(copy: Callable[..., object]) -> Callable[..., object]:
+        def copied(*args: Any) -> object:
+            if left:
+                classifier = left.pop()
+                classifier.learn(X, np.repeat(["up", "down"], 150), task="ways")
+                classifier.save(path)
+            return copy(*args)
+
+        return copied
+
+    monkeypatch.setattr(shutil, "copyfile", saved(shutil.copyfile))
+    monkeypatch.setattr(os, "link", saved(os.link))
+    monkeypatch.chdir(tmp_path)
+    found = worker._export(path, {"to": "folder"})
+    shutil.unpack_archive(found["file"], tmp_path / "exported")
+    assert not verify_model(tmp_path / "exported").problems
+    assert ContinualClassifier.load(tmp_path / "exported").tasks_ == ["fruit", "trees", "pets", "ways"]
+
+
+def test_a_version_in_memory_is_asked_while_another_is_loaded(models, monkeypatch):
+    service = Service(ServeOptions(models, read_only=True))
+    model, begun, go_on = service.registry["things"], threading.Event(), threading.Event()
+    first, make = model.version(1), ServedModel._make
+
+    def slow(self: ServedModel, *about: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return make(self, *about)
+
+    monkeypatch.setattr(ServedModel, "_make", slow)
+    loading = threading.Thread(target=model.version, args=(2,))
+    loading.start()
+    assert begun.wait(30)
+    late = threading.Timer(5, go_on.set)
+    late.start()
+    try:
+        assert asyncio.run(service.version(model, 1)) is first
+        assert not go_on.is_set()
+    finally:
+        late.cancel()
+        go_on.set()
+        loading.join(30)
+    assert model.in_memory(2) is model.version(2)
+    assert [model.in_memory(number) for number in (None, 3)] == [model.newest] * 2
+
+
 def test_a_folder_without_models_is_refused(tmp_path):
     with pytest.raises(StoreError, match="no model folder"):
         Registry(tmp_path)
@@ -205,7 +336,6 @@ def test_a_folder_without_models_is_refused(tmp_path):
 
 def test_a_model_that_was_not_learnt_from_files_takes_one_tensor(tmp_path):
     from ibpwf.serving.inputs import examples_of, input_tensors
-    from ibpwf.serving.limits import Limits
 
     classifier = ContinualClassifier(epochs=2, hidden=(8,), settings={"random_features": 16})
     classifier.learn(X[:100], np.repeat(["a", "b"], 50), task="one")

@@ -7,6 +7,7 @@ import errno
 from ibpwf.errors import IBPWFError
 
 FULL = "The server's disk is full. Free some space on it and try again; nothing was changed."
+FAULT = "Internal server error; see the server log."
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last: of a limit on the size of files
 
 

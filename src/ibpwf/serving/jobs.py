@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import os
 import re
 import secrets
@@ -25,10 +26,10 @@ from typing import Any, Literal
 
 from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError, StoreError
-from ibpwf.serving.faults import FULL, Refused, busy, is_disk_full
+from ibpwf.serving.faults import FAULT, FULL, Refused, busy, is_disk_full
 from ibpwf.serving.lease import Lease
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.records import Metrics, audit, log
+from ibpwf.serving.records import Metrics, RateLimitedLog, audit, log
 from ibpwf.serving.registry import Registry, ServedModel
 from ibpwf.serving.uploads import receive_file, suffix_of
 from ibpwf.serving.versions import STATE, make_state_folder
@@ -43,6 +44,9 @@ _ID = re.compile("[0-9a-f]{16}")
 Kind = Literal["learn", "more", "forget"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
+
+CHANGES: dict[Kind, str] = {"learn": "learnt", "more": "more", "forget": "forgot"}
+"""What a model's history says of a job that has changed it."""
 
 KEPT = 50
 """Finished jobs of a model that can still be looked at."""
@@ -73,13 +77,14 @@ class Job:
     validate: float | None = None
     keep: str = "better"
     limits: dict[str, Any] = field(default_factory=dict)
+    begun: int | None = None  # events of the model's history when it was begun first
     version: int | None = None
     error: str | None = None
     result: dict[str, Any] = field(default_factory=dict)
 
     def shown(self) -> dict[str, Any]:
         """What clients are told."""
-        hidden = ("data", "limits", "options", "keep", "validate")
+        hidden = ("data", "limits", "options", "keep", "validate", "begun")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -108,6 +113,7 @@ class Jobs:
         self._leases: dict[str, Lease] = {}
         self._ours = set[str]()  # models whose lease this server has, and whose jobs it has taken up
         self._looking: asyncio.Task[None] | None = None
+        self._trouble = RateLimitedLog(logging.ERROR, 60.0)
         self._closing = False
         self.telling = True  # once it is not, whoever watches a job is to ask the next server
 
@@ -139,26 +145,30 @@ class Jobs:
     async def _look_on(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            try:
-                await self._look()
-            except Exception:  # a folder that cannot be read now is looked at again
-                log.exception("looking at the leases")
+            await self._look()
 
     async def _look(self) -> None:
         models = {model.name: model for model in self.registry}
         for model in models.values():
-            new = model.name not in self._leases
-            lease = self._leases.setdefault(model.name, Lease(model.path / STATE / "lease"))
-            taken = await asyncio.to_thread(_take, lease, model)
-            if taken and model.name not in self._ours:
-                await self._adopt(model)
-            elif not taken and (new or model.name in self._ours):
-                self._leave(model.name)
-                log.warning("%s", self.problem(model))
-                model.read_only = True
+            try:
+                await self._look_at(model)
+            except Exception as error:  # what cannot be read now is looked at again, and does not hinder the others
+                what = f"looking at the jobs of model {model.name}: {type(error).__name__}: {error}"
+                self._trouble.note(model.name, what)
         for name in [name for name in self._leases if name not in models]:
             self._leave(name)
             self._leases.pop(name).release()
+
+    async def _look_at(self, model: ServedModel) -> None:
+        new = model.name not in self._leases
+        lease = self._leases.setdefault(model.name, Lease(model.path / STATE / "lease"))
+        taken = await asyncio.to_thread(_take, lease, model)
+        if taken and model.name not in self._ours:
+            await self._adopt(model)
+        elif not taken and (new or model.name in self._ours):
+            self._leave(model.name)
+            log.warning("%s", self.problem(model))
+            model.read_only = True
 
     async def _adopt(self, model: ServedModel) -> None:
         """Make a model's changes from now on, beginning with those that were promised."""
@@ -169,12 +179,11 @@ class Jobs:
             await asyncio.to_thread(model.keep_versions)
         except (OSError, StoreError) as error:  # each job tries it, too, before it changes anything
             log.error("model %s: its version could not be kept: %s", model.name, error)
-        self._ours.add(model.name)
-        for job in sorted(found, key=lambda one: one.created):
+        self._ours.add(model.name)  # from here on nothing may fail: the jobs are taken up all together, and once
+        for job, stored in found:
             self.all[job.id] = job
             if job.state not in FINISHED:
-                data = (jobs_folder(model) / job.id).glob("data*")
-                self._stored[job.id] = sum(file.stat().st_size for file in data)
+                self._stored[job.id] = stored
                 self._enqueue(model, job)
         waiting = len(self._waiting.get(model.name, []))
         log.info("this server makes the changes of model %s; it has found %d unfinished jobs", model.name, waiting)
@@ -232,14 +241,14 @@ class Jobs:
                 self.check_writes(model)  # the data may have taken long to arrive
                 aside.rename(folder / job.id)
                 await asyncio.to_thread(sync_folder, folder)
+                what = f"asked to {job.kind}"
+                await asyncio.to_thread(audit, model.path, job.who, what, task=job.task, job=job.id)
             except BaseException:
+                await asyncio.to_thread(_remove, aside, folder / job.id)  # not promised: it must not be done either
                 self._stored.pop(job.id, None)
-                shutil.rmtree(aside, ignore_errors=True)
-                shutil.rmtree(folder / job.id, ignore_errors=True)  # not promised: it must not be done either
                 raise
             self.all[job.id] = job
             self._enqueue(model, job)
-        audit(model.path, job.who, f"asked to {job.kind}", task=job.task, job=job.id)
         return job
 
     async def _receive(self, job: Job, body: AsyncIterator[bytes], aside: Path, length: int) -> Job:
@@ -270,22 +279,28 @@ class Jobs:
             runner = asyncio.create_task(self._run_all(model), context=contextvars.Context())  # of no request
             self._runners[model.name] = runner
 
-    def find(self, id: str) -> Job:
-        job = self.all.get(id) or next((job for job in self._elsewhere() if job.id == id), None)
+    async def find(self, id: str) -> Job:
+        job = self.all.get(id)
+        if job is None and _ID.fullmatch(id):
+            job = next(iter(await asyncio.to_thread(self._elsewhere, id)), None)
         if job is None:
             raise Refused(404, f"there is no job {quoted(id)}; GET /v2/jobs lists those that are.")
         return job
 
-    def known(self, model: ServedModel | None = None) -> list[Job]:
+    async def known(self, model: ServedModel | None = None) -> list[Job]:
         """All jobs, or those of one model, the oldest first."""
-        found = [*self.all.values(), *self._elsewhere()]
+        elsewhere = await asyncio.to_thread(self._elsewhere)
+        found = {job.id: job for job in (*elsewhere, *self.all.values())}.values()  # some may be ours by now
         return sorted((job for job in found if model is None or job.model == model.name), key=lambda one: one.created)
 
-    def _elsewhere(self) -> Iterator[Job]:
-        """Jobs of other servers, as these have stored them."""
+    def _elsewhere(self, id: str | None = None) -> list[Job]:
+        """Jobs of other servers, as these have stored them: all of them, or the one with an ID."""
+        found = list[Job]()
         for model in self.registry:
             if model.name not in self._ours:
-                yield from (replace(job, model=model.name) for job in map(_read, _job_folders(model)) if job)
+                folders = _job_folders(model) if id is None else [jobs_folder(model) / id]
+                found += [replace(job, model=model.name) for job in map(_read, folders) if job]
+        return found
 
     # Doing them
 
@@ -293,19 +308,22 @@ class Jobs:
         try:
             while self.writes(model) and (waiting := self._waiting.get(model.name)):
                 await self._run(model, self.all[waiting.pop(0)])
-                self._drop_old(model)
+                await self._drop_old(model)
         finally:
             del self._runners[model.name]
 
     async def _run(self, model: ServedModel, job: Job) -> None:
         folder, tries, reached = jobs_folder(model) / job.id, 0, None
-        job = replace(job, state="running")
-        self._note(model, job)
         try:
+            await asyncio.to_thread(model.look)
+            if not self.writes(model):
+                return
+            job = replace(job, state="running", begun=len(model.history) if job.begun is None else job.begun)
+            await self._begin(model, job)
             while job.id not in self._cancelled and self.writes(model):
                 await asyncio.to_thread(model.look)
                 if model.problem is not None:
-                    self._end(model, replace(job, state="failed", error=model.problem))
+                    await self._end(model, replace(job, state="failed", error=model.problem))
                     return
                 code = await self._work(model, job, folder)
                 if not self.writes(model):
@@ -320,16 +338,23 @@ class Jobs:
                     return
             if self.writes(model):
                 await self._cancel(model, job, folder)
-        except (IBPWFError, OSError) as error:
-            told = FULL if is_disk_full(error) else str(error).replace(str(model.path), model.name)
+        except Exception as error:
+            known = isinstance(error, IBPWFError | OSError)
+            told = str(error).replace(str(model.path), model.name) if known else FAULT
+            told = FULL if is_disk_full(error) else told
             log.error("job %s: %s", job.id, error, exc_info=not is_disk_full(error))
-            self._end(model, replace(job, state="failed", error=told))
+            if not self.writes(model):
+                return
+            await self._end(model, replace(job, state="failed", error=told))
 
     async def _work(self, model: ServedModel, job: Job, folder: Path) -> int:
-        worker = await self.start_worker(model, folder)
+        try:
+            worker = await self.start_worker(model, folder)
+        except Refused:  # the lease was lost
+            return LOCKED
         self._workers[job.id] = worker
         try:
-            if job.id in self._cancelled:
+            if job.id in self._cancelled or not self.writes(model):  # since it was started
                 worker.kill()
             return await worker.wait()
         finally:
@@ -346,25 +371,24 @@ class Jobs:
             ended = FULL if code == DISK_FULL else "the process that did it ended unexpectedly; ask again."
             error = result.get("error", ended)
             await asyncio.to_thread(_discard, model.path, job.task)
-            self._end(model, replace(job, state="failed", error=error))
+            await self._end(model, replace(job, state="failed", error=error))
             return
         await asyncio.to_thread(model.refresh)
-        self._end(model, replace(job, state="done", result=result, version=model.newest.number))
         if job.kind == "forget":  # nor may older jobs tell of the task
             told = [one for one in self.all.values() if (one.model, one.task) == (job.model, job.task)]
-            self._drop(model, [one for one in told if one.state in FINISHED and one.id != job.id])
+            await self._drop(model, [one for one in told if one.state in FINISHED and one.id != job.id])
+        await self._end(model, replace(job, state="done", result=result, version=model.newest.number))
 
     async def _cancel(self, model: ServedModel, job: Job, folder: Path) -> None:
-        """What was finished before it could be cancelled counts."""
-        if _result(folder) is not None:
-            await self._finish(model, job, folder, DONE)
-            return
-        await asyncio.to_thread(model.refresh)
-        if job.kind == "learn" and job.task in model.newest.tasks:
-            self._end(model, replace(job, state="done", version=model.newest.number))
-            return
-        await asyncio.to_thread(_discard, model.path, job.task)
-        self._end(model, replace(job, state="cancelled"))
+        """What was done before it could be cancelled counts."""
+        result = _result(folder)
+        if result is None:
+            await asyncio.to_thread(model.refresh)
+            if CHANGES[job.kind] not in [event["event"] for event in model.history[job.begun :]]:
+                await asyncio.to_thread(_discard, model.path, job.task)
+                await self._end(model, replace(job, state="cancelled"))
+                return
+        await self._finish(model, job, folder, FAILED if result is not None and "error" in result else DONE)
 
     async def cancel(self, job: Job) -> Job:
         """Stop a job; one that has ended stays as it is."""
@@ -375,47 +399,41 @@ class Jobs:
         waiting = self._waiting.get(job.model, [])
         if job.id in waiting:
             waiting.remove(job.id)
-            self._end(model, replace(job, state="cancelled"))
-            return self.all[job.id]
+            ended = replace(job, state="cancelled")
+            await self._end(model, ended)
+            return ended
         self._cancelled.add(job.id)
         if job.id in self._workers:
             self._workers[job.id].kill()
-        while self.find(job.id).state not in FINISHED:
+        while (found := await self.find(job.id)).state not in FINISHED:
             await asyncio.sleep(0.02)
             self.check_writes(model)
-        return self.all[job.id]
+        return found
 
-    def _note(self, model: ServedModel, job: Job) -> bool:
-        """Record a job's state; whether the disk took it. If not, a restarted server does the job again."""
-        self.all[job.id] = job
-        try:
-            write_json(jobs_folder(model) / job.id / "job.json", asdict(job))
-        except StoreError as error:
-            log.error("job %s: its state %s could not be stored: %s", job.id, job.state, error)
-            return False
-        return True
+    def _tell(self, model: ServedModel, job: Job) -> None:
+        """Let clients see a job's state, which is on disk; that of one that another server has by now is not ours."""
+        if model.name in self._ours:
+            self.all[job.id] = job
 
-    def _end(self, model: ServedModel, job: Job) -> None:
-        folder = jobs_folder(model) / job.id
+    async def _begin(self, model: ServedModel, job: Job) -> None:
+        await asyncio.to_thread(_store, jobs_folder(model) / job.id, job)
+        self._tell(model, job)
+
+    async def _end(self, model: ServedModel, job: Job) -> None:
+        await asyncio.to_thread(_store_end, model, job)
         self._cancelled.discard(job.id)
-        noted = self._note(model, job)
-        for path in (*folder.glob("data*"), folder / "result.json"):
-            path.unlink(missing_ok=True)
         self._stored.pop(job.id, None)
-        if not noted:
-            self._note(model, job)  # there may be room now
+        self._tell(model, job)
         self.metrics.jobs.labels(model.name, job.state).inc()
-        details = {"error": job.error} if job.error else {"version": job.version} if job.version else {}
-        audit(model.path, job.who, f"{job.kind} {job.state}", task=job.task, job=job.id, **details)
 
-    def _drop_old(self, model: ServedModel) -> None:
+    async def _drop_old(self, model: ServedModel) -> None:
         ended = [job for job in self.all.values() if job.model == model.name and job.state in FINISHED]
-        self._drop(model, sorted(ended, key=lambda one: one.created)[:-KEPT])
+        await self._drop(model, sorted(ended, key=lambda one: one.created)[:-KEPT])
 
-    def _drop(self, model: ServedModel, jobs: list[Job]) -> None:
+    async def _drop(self, model: ServedModel, jobs: list[Job]) -> None:
         for job in jobs:
             del self.all[job.id]
-            shutil.rmtree(jobs_folder(model) / job.id, ignore_errors=True)
+        await asyncio.to_thread(_remove, *(jobs_folder(model) / job.id for job in jobs))
 
     # Looking on
 
@@ -424,7 +442,7 @@ class Jobs:
         seen, told = 0, ""
         while self.telling:
             try:
-                job = self.find(id)
+                job = await self.find(id)
             except Refused:  # it was dropped meanwhile
                 return
             lines = await asyncio.to_thread(progress_of, jobs_folder(self.registry[job.model]) / id)
@@ -481,6 +499,34 @@ def _read(folder: Path) -> Job | None:
         return None
 
 
+def _store(folder: Path, job: Job) -> bool:
+    """Record a job's state; whether the disk took it. If not, a restarted server does the job again."""
+    try:
+        write_json(folder / "job.json", asdict(job))
+    except StoreError as error:
+        log.error("job %s: its state %s could not be stored: %s", job.id, job.state, error)
+        return False
+    return True
+
+
+def _store_end(model: ServedModel, job: Job) -> None:
+    """Record how a job has ended, and remove its data."""
+    folder = jobs_folder(model) / job.id
+    stored = _store(folder, job)
+    for path in (*folder.glob("data*"), folder / "result.json"):
+        with contextlib.suppress(OSError):  # what stays goes with the job
+            path.unlink()
+    if not stored:
+        _store(folder, job)  # there may be room now
+    details = {"error": job.error} if job.error else {"version": job.version} if job.version else {}
+    audit(model.path, job.who, f"{job.kind} {job.state}", task=job.task, job=job.id, **details)
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _take(lease: Lease, model: ServedModel) -> bool:
     """Whether the lease of a model is held. That of a folder which is damaged, or another model's, is not taken."""
     if lease.is_held():
@@ -496,9 +542,10 @@ def _job_folders(model: ServedModel) -> list[Path]:
         return []
 
 
-def _left_by_others(model: ServedModel) -> list[Job]:
-    """The jobs in a folder whose lease was just taken. What was never promised is removed: uploads broken off, and
-    exports that nobody waits for any more. A job that cannot be read is left where it is."""
+def _left_by_others(model: ServedModel) -> list[tuple[Job, int]]:
+    """The jobs in a folder whose lease was just taken, the oldest first, and the bytes of their data. What was never
+    promised is removed: uploads broken off, and exports that nobody waits for any more. A job that cannot be read is
+    left where it is."""
     shutil.rmtree(exports_folder(model), ignore_errors=True)
     for path in jobs_folder(model).glob("*.new"):
         shutil.rmtree(path, ignore_errors=True)
@@ -507,12 +554,13 @@ def _left_by_others(model: ServedModel) -> list[Job]:
         job = _read(path)
         if job is not None:
             state: JobState = job.state if job.state in FINISHED else "queued"
-            found.append(replace(job, model=model.name, state=state))
+            stored = sum(file.stat().st_size for file in path.glob("data*"))
+            found.append((replace(job, model=model.name, state=state), stored))
         elif (path / "job.json").exists():
             log.error("model %s: job %s cannot be read and is not done", model.name, path.name)
         else:
             shutil.rmtree(path, ignore_errors=True)  # half of one that was removed
-    return found
+    return sorted(found, key=lambda one: one[0].created)
 
 
 def _reached(model: Path, task: str) -> tuple[int, int, int] | None:

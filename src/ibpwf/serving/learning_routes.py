@@ -108,16 +108,16 @@ def _share(text: str | None) -> float | None:
 
 
 async def list_jobs(service: Service, request: Request, caller: Caller) -> Response:
-    return JSONResponse([job.shown() for job in service.jobs.known()])
+    return JSONResponse([job.shown() for job in await service.jobs.known()])
 
 
 async def show_job(service: Service, request: Request, caller: Caller) -> Response:
-    return JSONResponse(service.jobs.find(request.path_params["job"]).shown())
+    return JSONResponse((await service.jobs.find(request.path_params["job"])).shown())
 
 
 async def job_events(service: Service, request: Request, caller: Caller) -> Response:
     """What a job tells, as server-sent events, from its beginning to its end."""
-    job = service.jobs.find(request.path_params["job"])
+    job = await service.jobs.find(request.path_params["job"])
 
     async def lines() -> AsyncIterator[bytes]:
         async for event in service.jobs.events(job.id):
@@ -130,10 +130,11 @@ async def job_events(service: Service, request: Request, caller: Caller) -> Resp
 
 
 async def cancel_job(service: Service, request: Request, caller: Caller) -> Response:
-    job = service.jobs.find(request.path_params["job"])
+    job = await service.jobs.find(request.path_params["job"])
     ended = await service.jobs.cancel(job)
     if ended.state == "cancelled":
-        audit(service.registry[job.model].path, caller.name, "cancelled", task=job.task, job=job.id)
+        path = service.registry[job.model].path
+        await asyncio.to_thread(audit, path, caller.name, "cancelled", task=job.task, job=job.id)
     return JSONResponse(ended.shown())
 
 
@@ -165,7 +166,7 @@ async def verify(service: Service, request: Request, caller: Caller) -> Response
     problems = [
         {"file": one.file, "message": one.message.replace(str(model.path), model.name)} for one in checked.problems
     ]
-    audit(model.path, caller.name, "verified", whole=not problems)
+    await asyncio.to_thread(audit, model.path, caller.name, "verified", whole=not problems)
     return JSONResponse(
         {
             "model": model.name,
@@ -194,7 +195,7 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
     try:
         await asyncio.to_thread(model.check_changeable)
         make_state_folder(model.path, "exports", folder.name)
-        write_json(folder / "job.json", {"kind": "export", "to": to, "task": task})
+        await asyncio.to_thread(write_json, folder / "job.json", {"kind": "export", "to": to, "task": task})
         worker = await service.jobs.start_worker(model, folder)
         try:
             async with asyncio.timeout(EXPORT_SECONDS):
@@ -211,11 +212,11 @@ async def export_model(service: Service, request: Request, caller: Caller) -> Re
             raise Refused(409, "the export could not be written; the server's log says why.") from None
         if "error" in result:
             raise Refused(409, result["error"])
+        await asyncio.to_thread(audit, model.path, caller.name, "exported", to=to, task=task)
     except BaseException:
         await clean()
         raise
     finally:
         service.exporting -= 1
-    audit(model.path, caller.name, "exported", to=to, task=task)
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(result['name'])}"}
     return FileResponse(folder / result["file"], media_type="application/zip", headers=headers, background=clean)

@@ -15,6 +15,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
+from ibpwf.serving.faults import Refused
 from ibpwf.serving.records import log
 from ibpwf.storage.folder import NO_LOCKS
 
@@ -68,7 +69,8 @@ class Lease:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A worker that is given the lease holds the lock, too, until it ends."""
-        assert self._handle is not None
+        if self._handle is None:  # another server makes the changes by now, or this one in a moment
+            raise Refused(503, "the right to change the model was lost; try again.", retry_after=5)
         return _detach, (reduction.DupFd(self._handle),)
 
 

@@ -82,7 +82,7 @@ async def model(service: Service, request: Request, caller: Caller) -> Response:
     except (NoSuchModel, Refused) as error:
         status = error.status if isinstance(error, Refused) else 404
         return _rendered("missing.html", service, caller, status, problem=str(error))
-    jobs = service.jobs.known(served)[::-1]
+    jobs = (await service.jobs.known(served))[::-1]
     layout = version.layout
     return _rendered(
         "model.html",

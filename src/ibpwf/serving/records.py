@@ -164,6 +164,9 @@ class AccessLog:
         return (here.st_dev, here.st_ino) != (ours.st_dev, ours.st_ino)
 
 
+_auditing = threading.Lock()
+
+
 def audit(model: Path, who: str, what: str, **details: Any) -> None:
     """A line of `.serving/audit.jsonl` in a model folder: who changed what, and when."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -174,7 +177,8 @@ def audit(model: Path, who: str, what: str, **details: Any) -> None:
     with contextlib.suppress(OSError):
         (model / STATE).mkdir(exist_ok=True)
     try:
-        append_jsonl(model / STATE / "audit.jsonl", line)
+        with _auditing:
+            append_jsonl(model / STATE / "audit.jsonl", line)
     except StoreError as error:  # the change is made; that it could not be noted must be seen
         log.error("the audit log could not be written: %s", error)
 

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -88,37 +89,52 @@ class ServedModel:
         self._state = self._read()
         self._earlier: OrderedDict[tuple[Stamp, int], LoadedVersion] = OrderedDict()
         self._loading, self._reading = threading.Lock(), threading.Lock()
+        self._using = threading.Lock()  # of `_earlier`, and for a moment only: the event loop takes it, too
 
     @property
     def versions(self) -> list[int]:
         return self._state.numbers
 
     @property
+    def history(self) -> list[dict[str, Any]]:
+        """What was learned and forgotten, in order."""
+        return self._state.folder.history
+
+    @property
     def newest(self) -> LoadedVersion:
         return self._state.newest
 
-    def is_loaded(self, number: int | None) -> bool:
+    def in_memory(self, number: int | None) -> LoadedVersion | None:
+        """A version that can be asked at once; None of one that has to be made first."""
         state = self._state
-        return number in (None, state.newest.number) or (state.stamp, number) in self._earlier
+        return state.newest if number is None else self._in_memory(state, number)
 
     def version(self, number: int | None = None) -> LoadedVersion:
         """A version to ask, the newest if none is named; an earlier one may have to be made first."""
         state = self._state
-        if number is None or number == state.newest.number:
-            return state.newest
+        number = state.newest.number if number is None else number
+        if (found := self._in_memory(state, number)) is not None:
+            return found
         if number not in state.ways:
             raise NoSuchModel(self._why_not(state, number))
-        key = (state.stamp, number)
         with self._loading:
-            found = self._earlier.get(key)
-            if found is None:
-                found = self._earlier[key] = self._make(state, number)
-            self._earlier.move_to_end(key)
-            for old in [one for one in self._earlier if one[0] != state.stamp]:
-                del self._earlier[old]
-            while len(self._earlier) > RESIDENT:
-                self._earlier.popitem(last=False)
+            found = self._in_memory(state, number) or self._make(state, number)  # another thread may have made it
+            with self._using:
+                self._earlier[state.stamp, number] = found
+                for old in [one for one in self._earlier if one[0] != state.stamp]:
+                    del self._earlier[old]
+                while len(self._earlier) > RESIDENT:
+                    self._earlier.popitem(last=False)
             return found
+
+    def _in_memory(self, state: State, number: int) -> LoadedVersion | None:
+        if number == state.newest.number:
+            return state.newest
+        key = (state.stamp, number)
+        with self._using:
+            if key in self._earlier:
+                self._earlier.move_to_end(key)
+            return self._earlier.get(key)
 
     def _why_not(self, state: State, number: int) -> str:
         known = f"it has {', '.join(map(str, state.numbers[-8:]))}"

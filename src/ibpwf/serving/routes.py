@@ -23,7 +23,7 @@ from ibpwf.serving import inference_routes as ask
 from ibpwf.serving import learning_routes as learn
 from ibpwf.serving import page_routes as page
 from ibpwf.serving.access import Caller, Role
-from ibpwf.serving.faults import FULL, Refused, bad, is_disk_full
+from ibpwf.serving.faults import FAULT, FULL, Refused, bad, is_disk_full
 from ibpwf.serving.middleware import Gateway, refusal
 from ibpwf.serving.records import log
 from ibpwf.serving.registry import NoSuchModel
@@ -188,7 +188,7 @@ async def _answered(service: Service, route: Route, request: Request) -> Respons
         if isinstance(error, IBPWFError):
             return JSONResponse({"error": _without_paths(service, str(error))}, 400)
         log.exception("%s %s", route.method, route.path)
-        return JSONResponse({"error": "Internal server error; see the server log."}, 500)
+        return JSONResponse({"error": FAULT}, 500)
 
 
 def _address(request: Request) -> str:

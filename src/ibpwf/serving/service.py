@@ -140,8 +140,8 @@ class Service:
     async def version(self, model: ServedModel, number: int | None) -> LoadedVersion:
         """A version to ask. One whose files go while they are read is gone, or, if it is being rewritten because a
         task is forgotten, there again in a moment."""
-        if model.is_loaded(number):
-            return model.version(number)
+        if (found := model.in_memory(number)) is not None:
+            return found
         try:
             return await self.loading.run(model.version, number)
         except (StoreError, OSError) as error:

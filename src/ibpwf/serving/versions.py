@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,9 +23,10 @@ from typing import Any, Self
 from ibpwf.errors import StoreError
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.serving.faults import is_disk_full
-from ibpwf.storage.files import encode_json, sync_folder
+from ibpwf.storage.files import encode_json, read_bytes, replacing, write_bytes
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, whole_folder
+from ibpwf.storage.whole_folder import replacing_folder
 
 STATE = ".serving"
 """What a server keeps in a model folder."""
@@ -213,6 +213,23 @@ def leave_out(classifier: ContinualClassifier, serials: Collection[int]) -> None
             classifier.forget(number)
 
 
+def link_model(opened: OpenedFolder, target: Path) -> None:
+    """Fill an empty folder with the files of a model folder as it was opened: links, or copies where the disk has
+    none. A `StoreError`, or an `OSError` of a file that is gone, if the model was saved since."""
+    for entry in opened.files.values():
+        try:
+            os.link(opened.path / entry.file, target / entry.file)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            with open(opened.path / entry.file, "rb") as source, replacing(target / entry.file) as copy:
+                shutil.copyfileobj(source, copy)
+    # The original is replaced, and must not be linked to.
+    write_bytes(target / MANIFEST, read_bytes(opened.path / MANIFEST))
+    if open_folder(target).sha256 != opened.sha256:
+        raise StoreError(f"{opened.path} was written meanwhile; read it again.")
+
+
 class Kept:
     """What was kept of earlier versions, in `.serving/versions` of a model folder."""
 
@@ -260,25 +277,28 @@ class Kept:
         return ways
 
     def keep(self) -> None:
-        """Keep the version that the folder holds now, if that was not done before; the caller holds the lock, or
-        nobody writes."""
-        opened = open_folder(self.model, kind=KIND)
-        newest = versions_of(history_of(opened))[-1:]
-        if not newest or self._has(newest[0].number, FolderVersions.of(opened)):
+        """Keep the version that the folder holds now, if that was not done before. One that is saved meanwhile is a
+        `StoreError`."""
+        if self._has_newest(FolderVersions.read(self.model)):
             return
         with self._alone():
-            if not self._has(newest[0].number, FolderVersions.of(opened)):
-                self._put(newest[0].number, self.model, [MANIFEST, *(entry.file for entry in opened.files.values())])
+            opened = open_folder(self.model, kind=KIND)  # it may have been saved while this waited
+            model = FolderVersions.of(opened)
+            if not self._has_newest(model):
+                with replacing_folder(self.path(model.versions[-1].number)) as aside:
+                    link_model(opened, aside)
 
-    def _has(self, number: int, model: FolderVersions) -> bool:
-        kept = self.there().get(number)
+    def _has_newest(self, model: FolderVersions) -> bool:
+        if not model.versions:
+            return True
+        kept = self.there().get(model.versions[-1].number)
         return kept is not None and model.forgotten_since(kept) is not None
 
     def needs_following(self, model: FolderVersions) -> bool:
         """Whether something is kept that `follow` would change."""
         kept = self.there()
-        damaged = len(list(self.folder.glob("[0-9]" * 5))) - len(kept)
-        return damaged > 0 or any(model.forgotten_since(one) != set() for one in kept.values())
+        there = list(self.folder.glob("[!.]*"))  # with what is damaged, and what a killed process has left
+        return len(there) > len(kept) or any(model.forgotten_since(one) != set() for one in kept.values())
 
     def follow(self, *, wait: float = WAIT) -> list[int]:
         """Take out of all that was kept what has been forgotten in the model since, by whomever, and remove what a
@@ -304,52 +324,20 @@ class Kept:
     def _leave_out(self, path: Path, gone: Collection[int], number: int | None) -> None:
         """Put what is left without these serials in the place of what was kept; nothing, where it is no version or
         one that is there already."""
-        aside = self.folder / f"new-{secrets.token_hex(8)}"
         try:
             if number is not None and (path == self.path(number) or not self.path(number).exists()):
-                shutil.copytree(path, aside)
-                classifier = ContinualClassifier.load(aside, device="cpu")
-                leave_out(classifier, gone)
-                classifier.save(aside)
-                (aside / ".lock").unlink(missing_ok=True)
-                self._replace(number, aside)
+                with replacing_folder(self.path(number)) as aside:
+                    link_model(open_folder(path, kind=KIND), aside)
+                    classifier = ContinualClassifier.load(aside, device="cpu")
+                    leave_out(classifier, gone)
+                    classifier.save(aside)
+                    (aside / ".lock").unlink(missing_ok=True)
         except (OSError, StoreError) as error:  # what cannot be written without the task goes with it
             if not is_disk_full(error):
                 raise
             shutil.rmtree(path)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)  # it has the task
         if number is None or path != self.path(number):
             shutil.rmtree(path, ignore_errors=True)
-
-    def _put(self, number: int, source: Path, names: Sequence[str]) -> None:
-        """Links to files of a folder, all of them or none; copies where the disk has no links."""
-        aside = self.folder / f"new-{secrets.token_hex(8)}"
-        aside.mkdir()
-        try:
-            for name in names:
-                if name == MANIFEST:  # the original is replaced, and must not be linked to
-                    shutil.copyfile(source / name, aside / name)
-                    continue
-                try:
-                    os.link(source / name, aside / name)
-                except FileNotFoundError:
-                    raise
-                except OSError:
-                    shutil.copyfile(source / name, aside / name)
-            sync_folder(aside)
-            self._replace(number, aside)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-
-    def _replace(self, number: int, aside: Path) -> None:
-        target, old = self.path(number), self.folder / f"old-{secrets.token_hex(8)}"
-        if target.exists():
-            target.rename(old)
-        aside.rename(target)
-        sync_folder(self.folder)
-        shutil.rmtree(old, ignore_errors=True)
 
     @contextlib.contextmanager
     def _alone(self, wait: float = WAIT) -> Iterator[None]:

@@ -23,8 +23,8 @@ class WatchedFiles:
         self._seen, self._young = self._look()
         return young or self._seen != before
 
-    def _look(self) -> tuple[list[tuple[int, int, int, int] | None], bool]:
-        found: list[tuple[int, int, int, int] | None] = []
+    def _look(self) -> tuple[list[tuple[int, ...] | None], bool]:
+        found: list[tuple[int, ...] | None] = []
         young, now = False, time.time()
         for path in self.paths:
             try:
@@ -32,6 +32,7 @@ class WatchedFiles:
             except OSError:
                 found.append(None)
                 continue
-            found.append((one.st_dev, one.st_ino, one.st_mtime_ns, one.st_size))
-            young = young or abs(now - one.st_mtime) < YOUNG
+            # The time of the last write may be set back, as copying does; that of the last change may not.
+            found.append((one.st_dev, one.st_ino, one.st_mtime_ns, one.st_ctime_ns, one.st_size))
+            young = young or any(abs(now - when) < YOUNG for when in (one.st_mtime, one.st_ctime))
         return found, young

@@ -31,6 +31,8 @@ DONE, FAILED, LOCKED, DISK_FULL, STOPPED = 0, 2, 3, 4, 130
 CHECKPOINT_MINUTES = 0.5
 """At most between two checkpoints, however long writing one takes."""
 NICE = 10
+TRIES = 5
+"""To copy a model that is being written."""
 PATIENCE = 20.0
 """Seconds in which a job that is asked to stop must have done so."""
 
@@ -97,7 +99,7 @@ def run(model: str, folder: str, held: Connection, lease: int, device: str) -> N
 def _do(model: Path, stop: threading.Event, device: str) -> int:
     import torch
 
-    from ibpwf.serving.faults import is_disk_full
+    from ibpwf.serving.faults import FAULT, is_disk_full
     from ibpwf.storage.files import read_json, write_json
     from ibpwf.storage.folder import lock_folder
 
@@ -123,7 +125,7 @@ def _do(model: Path, stop: threading.Event, device: str) -> int:
         told = str(error).replace(str(model), model.name)
         if not isinstance(error, IBPWFError):  # the same would happen again; the log says where
             traceback.print_exc()
-            told = "Internal server error; see the server log."
+            told = FAULT
         result, code = {"error": told}, FAILED
     try:
         write_json(Path("result.json"), result)
@@ -216,6 +218,8 @@ def _data(model: Path, job: dict[str, Any]) -> Path:
         layout = layout_of(load_classifier(model, "cpu"))
         layout.expect("images", "the archive")
         images_to_arrays(data, Path("data.part"), layout, Limits(**job["limits"]))
+        with open("data.part", "rb") as part:
+            os.fsync(part.fileno())  # what has the name is whole, also after a power cut
         Path("data.part").rename(arrays)
     return arrays
 
@@ -225,16 +229,28 @@ def _export(model: Path, job: dict[str, Any]) -> dict[str, Any]:
 
     out = Path("export")
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
     if job["to"] == "folder":
-        from ibpwf.storage.folder import MANIFEST, open_folder
-
-        opened = open_folder(model)
-        for name in (MANIFEST, *(entry.file for entry in opened.files.values())):
-            shutil.copyfile(model / name, out / name)
+        _link_newest(model, out)
     else:
+        out.mkdir()
         target = out / f"{model.name}.{job['to']}" if job["to"] in ("peft", "mlflow") else out
         export(model, job["task"], job["to"], target)
     shutil.make_archive("export", "zip", out)
     shutil.rmtree(out)
     return {"file": "export.zip", "name": f"{model.name}-{job['to']}.zip"}
+
+
+def _link_newest(model: Path, out: Path) -> None:
+    """A new folder of the model's files as they were at one moment; a job may save the model meanwhile."""
+    from ibpwf.serving.versions import link_model
+    from ibpwf.storage.folder import open_folder
+
+    for attempt in range(TRIES):
+        out.mkdir()
+        try:
+            link_model(open_folder(model), out)
+            return
+        except (StoreError, OSError):
+            shutil.rmtree(out)
+            if attempt == TRIES - 1:
+                raise
