@@ -22,6 +22,7 @@ from ibpwf.own_data.more import learn_more
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import FolderVersions, Kept
+from ibpwf.storage import whole_folder
 from killed_writes import run_until
 
 X = blobs(range(6), each=1, seed=2)[0]
@@ -57,8 +58,15 @@ def test_a_version_whose_files_go_while_they_are_read_is_503_or_404(models):
         assert client.post("/v2/models/things/versions/3/infer", json=request(X)).status_code == 404
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.faults)])
-def test_versions_that_are_rewritten_without_a_task_survive_a_kill_at_any_call_to_the_disk(models, tmp_path, step):
+@pytest.mark.parametrize(
+    ("step", "exchanges"), [(17, True), *(pytest.param(1, one, marks=pytest.mark.faults) for one in (True, False))]
+)
+def test_versions_that_are_rewritten_without_a_task_survive_a_kill_at_any_call_to_the_disk(
+    models, tmp_path, monkeypatch, step, exchanges
+):
+    """Also on a disk that cannot exchange two folders in one step."""
+    if not exchanges:
+        monkeypatch.setattr(whole_folder, "_exchanged", lambda one, other: False)
     path = with_kept_versions(models)
     Kept(path).keep()
     classifier = ContinualClassifier.load(path)
@@ -85,12 +93,23 @@ def test_versions_that_are_rewritten_without_a_task_survive_a_kill_at_any_call_t
         shutil.rmtree(path)
         shutil.copytree(begun, path)
         assert run_until(follow, at)[0] == -9
-        assert versions() == there, at
+        assert versions() == there or not exchanges, at
         kept = Kept(path)
         if kept.needs_following(FolderVersions.read(path)):
             kept.follow()
         assert versions() == there, at
         assert not has_trees(), at
+
+
+def test_a_version_that_a_killed_process_has_moved_aside_is_put_back(models):
+    """On a disk that cannot exchange two folders in one step."""
+    path = with_kept_versions(models)
+    kept = Kept(path)
+    kept.path(3).rename(kept.folder / f"00003.tmp-{0:016x}.old")
+    assert kept.needs_following(FolderVersions.read(path))
+    assert kept.follow() == []
+    assert sorted(kept.ways(FolderVersions.read(path))) == [1, 2, 3, 4]
+    assert not kept.needs_following(FolderVersions.read(path))
 
 
 class Asking(threading.Thread):

@@ -307,6 +307,7 @@ class Kept:
         if not self.folder.is_dir():
             return strange
         with self._alone(wait):
+            self._put_back()
             model = FolderVersions.read(self.model)
             kept = self.there()
             for path in sorted(self.folder.iterdir()):
@@ -320,6 +321,14 @@ class Kept:
                 elif gone:
                     self._leave_out(path, gone, max(found.holds(gone), default=None))
         return strange
+
+    def _put_back(self) -> None:
+        """Put back what a process that was killed had moved aside to replace it, where the system cannot exchange
+        folders in one step."""
+        for path in self.folder.glob("*.old"):
+            number = path.name.partition(".")[0]
+            if number.isdigit() and not self.path(int(number)).exists():
+                path.rename(self.path(int(number)))
 
     def _leave_out(self, path: Path, gone: Collection[int], number: int | None) -> None:
         """Put what is left without these serials in the place of what was kept; nothing, where it is no version or
