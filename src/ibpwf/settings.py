@@ -177,21 +177,6 @@ def longest_schedule(rows: int) -> Schedule:
     return Schedule(min(max(math.ceil(300 / steps), 2), 30), min(max(math.ceil(2_500 / steps), 7), 120), batch, rate)
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings under the names they have now: before schema 3 of model folders, features and task inference
-    were told by `gaussians`, `inference_features` and `inference_layers`."""
-    now = dict(values)
-    if "gaussians" in now:
-        kinds = {"task": "gaussian", "class": "class-gaussian", "shared": "shared-gaussian"}
-        now["inference"] = kinds[now.pop("gaussians")]
-    if "inference_features" in now:
-        now["features"] = "factors" if now.pop("inference_features") == "factors" else "layer"
-    if now.get("inference_layers") == "random":
-        now["features"] = "random"
-        del now["inference_layers"]
-    return now
-
-
 FAST = {"experts": "likely", "views": "plain"}
 """Settings with which a router asks few experts, and each of them once."""
 
@@ -403,11 +388,6 @@ class Settings(Factorization):
         mean, std = self.image_mean, self.image_std
         alike = mean == std == "auto" if "auto" in (mean, std) else len(mean) == len(std) in (1, 3)
         require(alike, "image_mean", mean, f"image_std is {std}: give both, one number or three each, or neither")
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Settings as they were stored, by earlier versions too."""
-        return cls(**renamed(values))
 
     @property
     def factorization(self) -> dict[str, Any]:
