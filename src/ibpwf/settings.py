@@ -189,8 +189,7 @@ class Settings(Factorization):
         "auto", description="passes with the selection fixed and no KL; 'auto': half of epochs, rounded up"
     )
     batch_size: Count | Auto = Field("auto", description="rows in a mini-batch; 'auto': by rows")
-    learning_rate: Positive | Auto = Field("auto", description="of the ELBO phase; 'auto': by rows")
-    finetune_learning_rate: Positive | None = Field(None, description="none: that of the ELBO phase")
+    learning_rate: Positive | Auto = Field("auto", description="'auto': by rows")
     early_stopping: bool = Field(
         False,
         description="the rows that held_out keeps apart, at most 2,000 in a task, end each phase once they are "
@@ -224,7 +223,6 @@ class Settings(Factorization):
         None, description="where the temperature starts, to fall by temperature_decay a step; none: at temperature"
     )
     temperature_decay: Annotated[float, Field(gt=0, le=1)] = Field(0.99, description="see temperature_start")
-    kl_weight: NotNegative = Field(1.0, description="factor of the KL in the loss; the paper's is 1")
     kl_terms: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="terms of the series in appendix B (the paper takes 10); none sums it exactly"
     )
@@ -312,12 +310,6 @@ class Settings(Factorization):
         False,
         description="an image and its mirror image mean the same: patch and backbone features learn from both, and "
         "tasks learned with turns answer for both; for photographs, not for digits",
-    )
-    moved_by: Annotated[int, Field(ge=0, le=64)] = Field(
-        0,
-        description="features also look at images moved by so many pixels along a diagonal, either way, and enlarged "
-        "by as many at each side: four times as many rows to learn from, and answers about all four; for "
-        "photographs; 0: only as they are",
     )
     image_shape: Auto | tuple[Count, Count, Count] = Field(
         "auto",
