@@ -156,7 +156,7 @@ def test_one_task_is_said_in_the_singular(folder: Path, command: Command) -> Non
     assert command("inspect", "model").out.startswith("model: ibpwf, 1 task, ")
 
 
-def test_old_folders_folders_with_a_forgotten_task_and_other_methods_can_be_inspected(
+def test_folders_with_a_forgotten_task_and_other_methods_can_be_inspected(
     folder: Path, tmp_path: Path, digits: Scenario
 ) -> None:
     learner = Learner.load(folder)
@@ -167,8 +167,6 @@ def test_old_folders_folders_with_a_forgotten_task_and_other_methods_can_be_insp
     uses = [{layer: vars(use) for layer, use in task.factors.items()} for task in report.tasks]
     assert uses == [learner.method.use(number) for number in range(2)]
     assert report.layers == {name: dictionary.locked for name, dictionary in learner.model.layers.items()}
-    old = inspect_model(Path(__file__).parent / "storage" / "model-folders" / "v1" / "mlp-shared-head")
-    assert [sum(use.new for use in task.factors.values()) for task in old.tasks] == [8, 2, 3]
     from ibpwf.lab.methods import method_named
     from ibpwf.lab.methods.dense import Problem
     from ibpwf.learner import TaskLearner

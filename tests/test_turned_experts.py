@@ -153,7 +153,6 @@ def test_the_loss_of_a_mini_batch_is_cross_entropy_on_turned_rows_and_the_kl_sha
     phase: str, task: int
 ) -> None:
     method = taught().method.fork() if task else Learner(network(), SETTINGS, device="cpu").method
-    method = method.with_settings(method.settings.replace(kl_weight=0.7))
     (x, y), classes = examples(task), CLASSES[task]
     local = torch.tensor([classes.index(int(label)) for label in y])
     phases = method.begin_task(TaskData("next", len(method.classes), classes, x, local))
@@ -172,7 +171,7 @@ def test_the_loss_of_a_mini_batch_is_cross_entropy_on_turned_rows_and_the_kl_sha
     log_p = special.log_softmax(outputs, axis=1)
     wanted = [turn * len(classes) + int(label) for turn in range(4) for label in local[:16]]
     fit = -np.mean([log_p[row, output] for row, output in enumerate(wanted)])
-    assert float(loss.total) == pytest.approx(fit + (0.7 * kl / (4 * len(x)) if kl is not None else 0), rel=1e-5)
+    assert float(loss.total) == pytest.approx(fit + (kl / (4 * len(x)) if kl is not None else 0), rel=1e-5)
     assert loss.penalty is None if kl is None else float(loss.penalty) == pytest.approx(kl)
     assert loss.accuracy is not None
     right = outputs[:16, : len(classes)].argmax(1) == local[:16].numpy()
@@ -180,7 +179,7 @@ def test_the_loss_of_a_mini_batch_is_cross_entropy_on_turned_rows_and_the_kl_sha
 
 
 def test_the_training_accuracy_that_is_told_is_that_of_images_as_they_came() -> None:
-    hardly = SETTINGS.replace(epochs=2, finetune_epochs=1, finetune_learning_rate=1e-12, batch_size=48)
+    hardly = SETTINGS.replace(epochs=2, finetune_epochs=1, learning_rate=1e-12, batch_size=48)
     learner = Learner(flat_network(), hardly, seed=1)
     x, y = examples(0)
     told = learner.learn(x, y).training_accuracy

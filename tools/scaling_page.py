@@ -33,13 +33,12 @@ REASONS = {
     "tasks": """A task is learned beside the factors that are there, most of which it reuses: what grows is the number
 of factors that it chooses among, ever more slowly, and with it the posterior. With the task given, its own weights
 alone are multiplied, and the columns of other tasks are not made unless they are asked for, so the number of tasks
-does not matter. To infer it, a few coordinates of every task's Gaussian are looked at, twelve of each from a hundred
-tasks on, which is one product for all of them, and the rest of those that may still win. Both grow with the tasks,
-the latter where a thousand of them share a small space of features, as here; but up to a thousand tasks what an
-answer costs anyway is a part of it, so that the whole grows more slowly. The folder has a part a task, most of it the
-covariance of its features. From 100 parts on, opening it reads the manifest and looks whether all parts are there; a
-task's part, and the factors of the tasks before it, are read when it is first asked for. The line for fewer parts has
-all of them read and checked.""",
+does not matter. To infer it, a few coordinates of every task's Gaussian are looked at, which is one product for all
+of them, and the rest of those that may still win. Both grow with the tasks, the latter where a thousand of them share
+a small space of features, as here; but up to a thousand tasks what an answer costs anyway is a part of it, so that
+the whole grows more slowly. The folder has a part a task, most of it the covariance of its features. From 100 parts
+on, opening it reads the manifest and looks whether all parts are there; a task's part, and the factors of the tasks
+before it, are read when it is first asked for. The line for fewer parts has all of them read and checked.""",
     "classes": """Experts are of their own task's size, so a task costs what it costs. The router's regression has one
 column a class; its sums are those of its features, D²/2 numbers whatever the number of classes, and a mean per
 class. To infer a class all columns are multiplied, and all experts are asked. Of 10,000 classes whose centers are

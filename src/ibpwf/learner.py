@@ -30,7 +30,7 @@ from ibpwf.method_checks import check_inputs
 from ibpwf.more_rows import VersionedLearner
 from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import digest_of, discard_finished
-from ibpwf.storage.folder import MANIFEST, SCHEMA, OpenedFolder, lock_folder, open_folder
+from ibpwf.storage.folder import MANIFEST, OpenedFolder, lock_folder, open_folder
 from ibpwf.storage.model_folder import KIND, face_of, whole_folder
 from ibpwf.storage.model_record import Configuration, StoredPacking, manifest_of, read_content
 from ibpwf.storage.network_json import NeedsParts, build, check_same, describe, signature
@@ -46,7 +46,7 @@ from ibpwf.training.sources import Batches
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
 
-__all__ = ["KIND", "SCHEMA", "Learner", "TaskInfo", "TaskLearner", "choose_device", "load", "open_model"]
+__all__ = ["KIND", "Learner", "TaskInfo", "TaskLearner", "choose_device", "load", "open_model"]
 
 
 class Learner(VersionedLearner):

@@ -51,7 +51,7 @@ ELBO, FINETUNE = "elbo", "finetune"
 
 BUILT_WITH = (
     *Factorization.model_fields,
-    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror", "moved_by"),
+    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
     *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon"),
     *("backbone", "backbone_depths", "backbone_grid", "backbone_size", "backbone_projection"),
     *("image_mean", "image_std", "image_shape"),
@@ -174,11 +174,10 @@ class IBPWF(KeepingMethod):
         rows = len(self.rows_to_train(data))
         self.network, self._phase, self._examples = network, ELBO, turns * rows
         plan = self._plan(rows)
-        rate = s.finetune_learning_rate or plan.learning_rate
         if outputs == 1:
             return []  # there is nothing to tell apart: the answer is that class
         elbo = self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)
-        finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, rate)
+        finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, plan.learning_rate)
         if self._is_stopped:
             steps = max(rows // plan.batch_size, 1)
             patience = min(max(math.ceil(PATIENCE / steps), 3), 15)
@@ -293,7 +292,7 @@ class IBPWF(KeepingMethod):
         right = share_right(logits[: len(y), :classes], y)
         if kl is None:
             return Loss(fit, accuracy=right)
-        return Loss(negative_elbo(fit, kl, self._examples, self.settings.kl_weight), kl, right)
+        return Loss(negative_elbo(fit, kl, self._examples), kl, right)
 
     def after_backward(self) -> None:
         self._training.release()

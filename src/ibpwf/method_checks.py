@@ -13,7 +13,6 @@ from ibpwf.inference.features.backbone import BackboneFeatures
 from ibpwf.inference.features.joined import JoinedFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
 from ibpwf.inference.features.layer import features as layer_outputs
-from ibpwf.inference.features.moved import MovedFeatures
 from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
@@ -73,8 +72,6 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
 
 def _width(method: IBPWF, features: Features, shape: tuple[int, ...]) -> int | None:
     """How many features φ has of inputs of this shape; None where that is not for us to know."""
-    if isinstance(features, MovedFeatures):
-        return _width(method, features.inner, shape)
     if isinstance(features, JoinedFeatures):
         widths = [_width(method, part, shape) for part in features.parts]
         return None if None in widths else sum(each for each in widths if each is not None)

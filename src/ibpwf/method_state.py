@@ -139,11 +139,9 @@ def _reference_part(method: IBPWF) -> Tensors:
 
 
 def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """The inverse of `state_of`, on a fresh method, of earlier schemas too. Everything is checked against the network
-    before it is taken."""
+    """The inverse of `state_of`, on a fresh method. Everything is checked against the network before it is taken."""
     if len(content["tasks"]) > len(files):  # before so many are looked at
         raise NotWhole(f"{len(content['tasks'])} tasks are declared, and {len(files)} parts are there")
-    content, files = _upgraded(content, files)
     try:
         state = FactorState.model_validate(content)
     except ValidationError as error:
@@ -171,9 +169,7 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
             tensors = part(place)
             opinion = taken_opinion(place, tensors, len(entry.classes) if entry.opinion else None)
             task, inference, widths = _task(method, entry, tensors)
-            block_place = place if entry.factors is None else f"factors-{entry.serial:04d}"
-            blocks = _blocks(method, entry, part(block_place), widths)
-            model.add_task(task, blocks)
+            model.add_task(task, _blocks(method, entry, part(f"factors-{entry.serial:04d}"), widths))
             learned.append((entry.inference or {}, inference))
         origin, classes = entry.serial if entry.origin is None else entry.origin, tuple(entry.classes)
         found = Version(entry.serial, classes, origin, entry.version, opinion=opinion)
@@ -190,14 +186,13 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
 
 def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTask, Tensors, dict[str, int]]:
     """A task from its part, checked; what is kept of its inputs, which is checked by who reads it; and how many
-    sticks it has in each layer. Schema 1 has its factors there too."""
+    sticks it has in each layer."""
     model, place, inference = method.model, f"task-{entry.serial:04d}", {}
     for name in [name for name in tensors if name.startswith("inference/")]:
         inference[name.removeprefix("inference/")] = tensors.pop(name)
     if entry.inference is None and inference:
         raise NotWhole(f"part '{place}' is of an older version, and has what is known of the task's inputs")
-    shapes = task_shapes(method, place, tensors, entry.outputs)
-    check_part(place, tensors, shapes if entry.factors is not None else shapes | block_shapes(method, tensors))
+    check_part(place, tensors, task_shapes(method, place, tensors, entry.outputs))
     vectors, selected = {}, {}
     for name in model.layers:
         vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
@@ -212,9 +207,8 @@ def _blocks(
     method: IBPWF, entry: FactorTask, tensors: Tensors, widths: Mapping[str, int] | None = None
 ) -> dict[str, FactorBlock]:
     """The factors that a task locked, from their part, checked."""
-    place = f"task-{entry.serial:04d}" if entry.factors is None else f"factors-{entry.serial:04d}"
-    if entry.factors is not None:
-        check_part(place, tensors, block_shapes(method, tensors))
+    place = f"factors-{entry.serial:04d}"
+    check_part(place, tensors, block_shapes(method, tensors))
     blocks = {name: _block(method, name, tensors) for name in method.model.layers}
     _check_positions(place, blocks, widths, entry.factors)
     return blocks
@@ -299,30 +293,6 @@ def _check_positions(
     found = sum(len(block.positions) for block in blocks.values())
     if declared is not None and found != declared:
         raise NotWhole(f"part '{part}' holds {found} factors instead of {declared}")
-
-
-def _upgraded(
-    content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]
-) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]]]:
-    """What schemas 1 and 2 stored, in the form of schema 3: moments of φ lay beside the tasks under names of their
-    own, and schema 1 had a task's factors in the task's part and no serials."""
-    if "features" in content:
-        return content, files
-    renamed = {
-        name: {key.replace("moments/", "inference/", 1): tensor for key, tensor in tensors.items()}
-        for name, tensors in files.items()
-    }
-    if "random-features" in renamed:
-        renamed["features"] = renamed.pop("random-features")
-    tasks = [
-        {"serial": number, **{key: value for key, value in entry.items() if key != "groups"}, "inference": groups}
-        for number, entry in enumerate(content["tasks"])
-        for groups in ({"groups": entry["groups"]},)
-    ]
-    features = {"layers": content["inference_layers"]}
-    inference = {"absolute_ridge": content["absolute_ridge"]}
-    reference = content.get("reference", False)
-    return {"features": features, "inference": inference, "reference": reference, "tasks": tasks}, renamed
 
 
 def _take_reference(method: IBPWF, tensors: Tensors) -> None:

@@ -177,21 +177,6 @@ def longest_schedule(rows: int) -> Schedule:
     return Schedule(min(max(math.ceil(300 / steps), 2), 30), min(max(math.ceil(2_500 / steps), 7), 120), batch, rate)
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings under the names they have now: before schema 3 of model folders, features and task inference
-    were told by `gaussians`, `inference_features` and `inference_layers`."""
-    now = dict(values)
-    if "gaussians" in now:
-        kinds = {"task": "gaussian", "class": "class-gaussian", "shared": "shared-gaussian"}
-        now["inference"] = kinds[now.pop("gaussians")]
-    if "inference_features" in now:
-        now["features"] = "factors" if now.pop("inference_features") == "factors" else "layer"
-    if now.get("inference_layers") == "random":
-        now["features"] = "random"
-        del now["inference_layers"]
-    return now
-
-
 FAST = {"experts": "likely", "views": "plain"}
 """Settings with which a router asks few experts, and each of them once."""
 
@@ -204,8 +189,7 @@ class Settings(Factorization):
         "auto", description="passes with the selection fixed and no KL; 'auto': half of epochs, rounded up"
     )
     batch_size: Count | Auto = Field("auto", description="rows in a mini-batch; 'auto': by rows")
-    learning_rate: Positive | Auto = Field("auto", description="of the ELBO phase; 'auto': by rows")
-    finetune_learning_rate: Positive | None = Field(None, description="none: that of the ELBO phase")
+    learning_rate: Positive | Auto = Field("auto", description="'auto': by rows")
     early_stopping: bool = Field(
         False,
         description="the rows that held_out keeps apart, at most 2,000 in a task, end each phase once they are "
@@ -239,7 +223,6 @@ class Settings(Factorization):
         None, description="where the temperature starts, to fall by temperature_decay a step; none: at temperature"
     )
     temperature_decay: Annotated[float, Field(gt=0, le=1)] = Field(0.99, description="see temperature_start")
-    kl_weight: NotNegative = Field(1.0, description="factor of the KL in the loss; the paper's is 1")
     kl_terms: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="terms of the series in appendix B (the paper takes 10); none sums it exactly"
     )
@@ -328,12 +311,6 @@ class Settings(Factorization):
         description="an image and its mirror image mean the same: patch and backbone features learn from both, and "
         "tasks learned with turns answer for both; for photographs, not for digits",
     )
-    moved_by: Annotated[int, Field(ge=0, le=64)] = Field(
-        0,
-        description="features also look at images moved by so many pixels along a diagonal, either way, and enlarged "
-        "by as many at each side: four times as many rows to learn from, and answers about all four; for "
-        "photographs; 0: only as they are",
-    )
     image_shape: Auto | tuple[Count, Count, Count] = Field(
         "auto",
         description="channels, height and width of images that come as flat rows, such as [1, 28, 28]; 'auto': "
@@ -403,11 +380,6 @@ class Settings(Factorization):
         mean, std = self.image_mean, self.image_std
         alike = mean == std == "auto" if "auto" in (mean, std) else len(mean) == len(std) in (1, 3)
         require(alike, "image_mean", mean, f"image_std is {std}: give both, one number or three each, or neither")
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Settings as they were stored, by earlier versions too."""
-        return cls(**renamed(values))
 
     @property
     def factorization(self) -> dict[str, Any]:

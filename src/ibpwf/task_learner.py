@@ -32,7 +32,7 @@ from ibpwf.storage.checkpoint_folder import (
     discard_finished,
     has_checkpoint,
 )
-from ibpwf.storage.folder import SCHEMA, OpenedFolder, lock_folder, open_folder, parts_at, save_folder
+from ibpwf.storage.folder import OpenedFolder, lock_folder, open_folder, parts_at, save_folder
 from ibpwf.storage.model_folder import KIND, SavedParts, storable, whole_folder
 from ibpwf.storage.model_record import read_content
 from ibpwf.storage.network_json import NeedsParts
@@ -398,7 +398,6 @@ class TaskLearner:
             opened = save_folder(
                 path,
                 kind=KIND,
-                schema=SCHEMA,
                 content=content,
                 files=files,
                 unchanged=unchanged,
@@ -443,14 +442,12 @@ class TaskLearner:
             check_parts(parts, *_rules(method))
         method.load_state(content.state, parts)
         stored = [TaskInfo.from_json(task.model_dump()) for task in content.tasks]
-        learned = [{"event": "learnt", "serial": number, "version": None} for number in range(len(stored))]
-        history = learned if content.history is None else [event.model_dump() for event in content.history]
+        history = [event.model_dump() for event in content.history]
         shape = None if content.input_shape is None else tuple(content.input_shape)
         self._learned = Learned(method, (), tuple(history), shape).numbered(method.by_number(stored))
         self._learned.check_whole()
         self.extra = dict(content.extra)
-        same_layout = opened.schema == SCHEMA and method.locks  # an older folder is written anew when saved
-        self._saved.remember(opened, {**self._fixed_parts(method), **method.state()[1]} if same_layout else {})
+        self._saved.remember(opened, {**self._fixed_parts(method), **method.state()[1]} if method.locks else {})
         return self
 
 

@@ -16,7 +16,7 @@ from ibpwf.backbones import BACKBONES
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier, recipes
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, as_rows, averaging, smaller
-from ibpwf.estimator.recipes import RECIPES, FirstTask, Plan, suitable
+from ibpwf.estimator.recipes import RECIPES, FirstTask, suitable
 from tiny_backbone import NAME, Shelf, tiny_network
 
 QUICK: dict[str, Any] = {"epochs": 20, "settings": {"finetune_epochs": 20, "patch_filters": 12}, "device": "cpu"}
@@ -157,10 +157,6 @@ def test_large_images_are_averaged_down_in_whole_blocks() -> None:
     down, across = averaging((3, 224, 224), (37, 37))
     assert torch.allclose(down.sum(1), torch.ones(37))
     assert torch.equal(down, across)
-
-
-def test_a_model_of_an_earlier_version_is_plain() -> None:
-    assert Plan.from_json(None, 7) == Plan(RECIPES["plain"], FirstTask(0, 7))
 
 
 @pytest.fixture

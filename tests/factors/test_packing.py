@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ibpwf import Learner, Settings, factorize
 from ibpwf.errors import InputError, StoreError
 from ibpwf.factors.packing import find_packing, pack_inputs, packing_of, unpack_inputs
-from ibpwf.storage.folder import SCHEMA, open_folder, save_folder
+from ibpwf.storage.folder import open_folder, save_folder
 from ibpwf.storage.model_folder import KIND
 
 SETTINGS = Settings(epochs=1, finetune_epochs=1, batch_size=8, alpha=3.0)
@@ -142,7 +142,7 @@ def test_a_damaged_packing_is_refused(damage: Callable[[dict[str, Any]], None], 
     stored(tmp_path / "model")
     opened = open_folder(tmp_path / "model", kind=KIND)
     damage(opened.content["configuration"]["packing"])
-    save_folder(tmp_path / "damaged", kind=KIND, schema=SCHEMA, content=opened.content, files=opened.all_tensors())
+    save_folder(tmp_path / "damaged", kind=KIND, content=opened.content, files=opened.all_tensors())
     with pytest.raises(StoreError, match=r"packing|fields"):
         Learner.load(tmp_path / "damaged", net=Fused())
 

@@ -160,15 +160,6 @@ def test_turns_survive_a_state_dict_and_another_device() -> None:
         assert all(torch.equal(each.logits(x, task), model.logits(x, task)) for task in (0, 1))
 
 
-def test_a_state_dict_from_before_there_were_turns_is_of_tasks_without_them() -> None:
-    model, x = taught("per-task", (1, 1)), images(6)
-    old = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(".turns")}
-    other = factorize(network(4 * CLASSES), alpha=4, heads="per-task")
-    other.load_state_dict(old)
-    assert [task.turns for task in other.tasks] == [1, 1]
-    assert torch.equal(other.logits(x, 1), model.logits(x, 1))
-
-
 def test_turned_images_lie_in_memory_as_they_came() -> None:
     x = images(4, channels=3)
     assert turned(x, 4).is_contiguous()

@@ -89,8 +89,7 @@ def test_many_tasks_are_told_apart_as_by_the_reference_however_few_coordinates_c
     apart = 10**log_apart
     phi = torch.cat([drawn(task, 3, apart, seed) for task in range(tasks)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(screening, "MANY_GROUPS", 4)
-        patch.setattr(screening, "FEWER_COORDINATES", coordinates)
+        patch.setattr(screening, "COORDINATES", coordinates)
         patch.setattr(screening, "AT_ONCE", at_once)
         patch.setattr(pairs, "AT_ONCE", at_once)
         patch.setattr(pairs, "FEW", few)

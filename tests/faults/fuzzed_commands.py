@@ -39,7 +39,7 @@ TEXTS = [
 ]
 SETTINGS = [
     *("alpha", "epochs", "kappa", "clip", "ridge", "features", "inference", "random_features", "max_factors"),
-    *("heads", "init", "shrinkage", "temperature", "kl_weight", "kl_terms", "optimizer", "precision", "augment"),
+    *("heads", "init", "shrinkage", "temperature", "kl_terms", "optimizer", "precision", "augment"),
     *("inference_layers", "learning_rate", "strength_std", "weight_decay", "schedule", "batch_size", "nonsense"),
 ]
 KNOWN = {

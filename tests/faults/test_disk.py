@@ -116,7 +116,6 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     save_folder(
         folder,
         kind=manifest["kind"],
-        schema=manifest["schema"],
         content=manifest["content"],
         files={name: tensors for name, tensors in parts.items() if name in manifest["files"]},
     )

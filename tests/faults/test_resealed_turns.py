@@ -59,20 +59,6 @@ def test_outputs_that_are_not_four_per_class_are_refused(whole: Folder, tmp_path
         ibpwf.load(tmp_path / "model", device="cpu")
 
 
-def test_turns_that_are_left_out_are_one_as_in_folders_from_before_there_were_any(
-    whole: Folder, tmp_path: Path
-) -> None:
-    folder = whole.changed()
-    del folder.content["state"]["tasks"][1]["turns"]
-    folder.write(tmp_path / "model")
-    loaded = ibpwf.load(tmp_path / "model", device="cpu")
-    assert [task.turns for task in loaded.model.tasks] == [4, 1, 4]  # type: ignore[union-attr]
-    del folder.content["state"]["tasks"][0]["turns"]
-    folder.write(tmp_path / "model")
-    with pytest.raises(StoreError, match="task 0 has 8 outputs for 2 classes in 1 turns"):
-        ibpwf.load(tmp_path / "model", device="cpu")
-
-
 def test_four_classes_do_not_become_one_in_four_turns(whole: Folder, tmp_path: Path) -> None:
     """Then the outputs would fit; the task's classes do not."""
     folder = whole.changed()

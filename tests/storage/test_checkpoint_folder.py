@@ -44,7 +44,7 @@ def test_a_field_that_is_not_what_it_should_be_is_named_with_the_remedy(
     field: str, value: object, words: str, tmp_path: Path
 ) -> None:
     content = {**CONTENT.model_dump(), field: value}
-    save_folder(tmp_path / IN_PROGRESS, kind="ibpwf-task-in-progress", schema=1, content=content, files={})
+    save_folder(tmp_path / IN_PROGRESS, kind="ibpwf-task-in-progress", content=content, files={})
     with pytest.raises(StoreError, match=f"manifest.json': {words}.*To start the task anew, leave resume out"):
         open_checkpoint(tmp_path)
     assert task_in_progress(tmp_path) is None

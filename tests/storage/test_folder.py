@@ -239,7 +239,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: m.update(schema=4), "written by a newer ibpwf; upgrade"),
+        (lambda m: m.update(schema=4), "schema version 4, and this ibpwf reads 3.* newer ibpwf; upgrade"),
+        (lambda m: m.update(schema=2), "schema version 2, and this ibpwf reads 3.* older ibpwf; read it with that"),
         (lambda m: m.update(schema=True), "'schema' is True"),
         (lambda m: m.update(schema=0), "'schema' is 0"),
         (lambda m: m.pop("schema") and None, "field 'schema' is missing"),

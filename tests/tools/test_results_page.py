@@ -9,9 +9,9 @@ import pytest
 
 from ibpwf.errors import InputError
 from ibpwf.lab.report import result_files
-from ibpwf.settings import renamed
 from ibpwf.storage.files import read_json
 from tools import choosing_page, results_page
+from tools.recorded_command import present_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +73,7 @@ def test_the_page_on_choosing_says_each_tables_settings_and_lengths_by_the_recor
         presets = {result["preset"] for result in records.values() if result}
         assert presets == {preset for preset in ("paper", "default", "quick") if f"preset `{preset}`" in settings}
         for method, result in records.items():
-            for key, value in renamed((result or {}).get("changes", {})).items():
+            for key, value in present_settings((result or {}).get("changes", {})).items():
                 assert f"{method} with {key}={value}" in settings
         lengths = [line for line in table.splitlines() if line.startswith("- Trained for another time")]
         if first["scenario"] == "split-mnist":  # the variant that was trained longer is not in the table

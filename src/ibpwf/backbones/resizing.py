@@ -15,8 +15,8 @@ Resize = Literal["bilinear", "bicubic"]
 
 
 def stored_resize(content: Mapping[str, Any]) -> Resize:
-    """How a model that was stored resizes its images; one from before networks said how: bilinearly."""
-    found: Resize = content.get("resize", "bilinear")
+    """How a model that was stored resizes its images."""
+    found: Resize = content["resize"]
     if found not in get_args(Resize):
         raise NotWhole(f"images are resized by {found!r}, which is none of {', '.join(get_args(Resize))}")
     return found

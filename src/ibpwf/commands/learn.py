@@ -274,14 +274,14 @@ def _parameters(
             asked["alpha"] = "auto" if alpha == "auto" else float(alpha)
         except ValueError:
             raise InputError(f"--alpha is '{alpha}'; give a number above 0, or auto.") from None
-    from ibpwf.settings import Settings, parse_assignment, renamed
+    from ibpwf.settings import Settings, parse_assignment
 
     chosen = dict(parse_assignment(text) for text in settings or [])
     for name in chosen:
         if name in asked and asked[name] is not None:
             raise InputError(f"{own.option(name)} and --set {name} were both given; choose one.")
     fields = {name: value for name, value in asked.items() if name in Settings.model_fields and value is not None}
-    Settings(**fields, **renamed(chosen))  # a wrong one is named before the data are read
+    Settings(**fields, **chosen)  # a wrong one is named before the data are read
     if chosen:
         asked["settings"] = chosen
     return {name: value for name, value in asked.items() if value is not None}

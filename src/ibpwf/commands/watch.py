@@ -123,7 +123,7 @@ def _stream(buffer: int | None, detector: str | None) -> dict[str, Any] | None:
 
 def _parameters(settings: list[str] | None) -> dict[str, Any]:
     """Settings of a new model, as `ContinualClassifier` takes them."""
-    from ibpwf.settings import Settings, parse_assignment, renamed
+    from ibpwf.settings import Settings, parse_assignment
 
     chosen = dict(parse_assignment(text) for text in settings or [])
     own_names = ("alpha", "epochs", "batch_size", "learning_rate")
@@ -133,5 +133,5 @@ def _parameters(settings: list[str] | None) -> dict[str, Any]:
         if not isinstance(widths, list):
             raise InputError(f"hidden is {widths!r}; give the widths of layers, such as --set hidden=[400].")
         parameters["hidden"] = tuple(widths)
-    Settings(**{name: value for name, value in parameters.items() if name != "hidden"}, **renamed(chosen))
+    Settings(**{name: value for name, value in parameters.items() if name != "hidden"}, **chosen)
     return {**parameters, "settings": chosen} if chosen else parameters

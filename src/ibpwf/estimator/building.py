@@ -19,7 +19,7 @@ from ibpwf.learner import Learner
 from ibpwf.method import BUILT_WITH
 from ibpwf.plain_arrays import numbers
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD
-from ibpwf.settings import Settings, renamed
+from ibpwf.settings import Settings
 
 DEFAULTS: dict[str, Any] = {
     "heads": "per-task",  # nobody knows how many classes a later task will have
@@ -37,7 +37,7 @@ BACKBONE = "backbone"
 def make_settings(given: Mapping[str, Any] | None, recipe: Mapping[str, Any], **own: Any) -> Settings:
     """The settings that tasks are learned with: those `given`, the parameters that the classifier has itself, and
     what its recipe has for those that are left to it."""
-    chosen = renamed(given or {})
+    chosen = given or {}
     if chosen.get("base") == "frozen":
         raise InputError(
             "base is 'frozen', but a classifier's network is new and knows nothing worth keeping; leave it out, "

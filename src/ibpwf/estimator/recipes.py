@@ -123,13 +123,9 @@ class Plan:
         return {"name": self.recipe.name, **asdict(self.first)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any] | None, columns: int) -> Self:
-        """Models of earlier versions have none: they are plain."""
-        if values is None:
-            return cls(RECIPES["plain"], FirstTask(0, columns))
-        image = values["image"]
-        many = tuple(values.get("many", ()))
-        first = FirstTask(values["rows"], values["inputs"], None if image is None else tuple(image), many)
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        image = None if values["image"] is None else tuple(values["image"])
+        first = FirstTask(values["rows"], values["inputs"], image, tuple(values["many"]))
         return cls(RECIPES[values["name"]], first)
 
 

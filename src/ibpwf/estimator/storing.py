@@ -77,8 +77,8 @@ class Face:
         count, hidden = int(face["features"]["count"]), face["parameters"]["hidden"]
         hidden = hidden if isinstance(hidden, str) else tuple(hidden)
         return cls(
-            parameters={"recipe": "plain", **face["parameters"], "hidden": hidden},
-            plan=Plan.from_json(face.get("recipe"), count),
+            parameters={**face["parameters"], "hidden": hidden},
+            plan=Plan.from_json(face["recipe"]),
             columns=Columns(count, None if names is None else np.array(names, dtype=object)),
             labels=LabelBook.from_json(face["labels"]),
             standardizer=read_preparation(face["standardizer"]),
@@ -97,8 +97,7 @@ def read_classifier(path: str | Path, device: str) -> tuple[Face, Learner, dict[
         read_record(ClassifierFace, face, f"{manifest_of(opened)} content.face").check_fits(read_content(opened))
     learner = Learner.restored(opened, None, device, distributed="auto")
     with whole_folder(path):
-        extra = dict(face.get("own", {}) if learner.extra.get("kind") == KIND else learner.extra)
-        return Face.from_json(face, learner), learner, extra
+        return Face.from_json(face, learner), learner, dict(learner.extra)
 
 
 def _finite(limits: Sequence[float]) -> list[float | None]:

@@ -38,9 +38,9 @@ class StickPrior(NamedTuple):
     d: Tensor | None
 
 
-def negative_elbo(fit: Tensor, kl: Tensor, examples: int, kl_weight: float = 1.0) -> Tensor:
+def negative_elbo(fit: Tensor, kl: Tensor, examples: int) -> Tensor:
     """`-L_t / N_t` = mean cross-entropy + KL / N_t (eq. ELBO), a mini-batch's `fit` standing for the task's."""
-    return fit + kl * (kl_weight / examples)
+    return fit + kl * (1 / examples)
 
 
 @reference

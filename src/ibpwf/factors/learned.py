@@ -107,4 +107,4 @@ def task_from_tensors(
     selected = {name: tensors[f"selected.{name}"] for name in layers}
     own = {name.removeprefix("own."): tensor for name, tensor in tensors.items() if name.startswith("own.")}
     blocks = {name: FactorBlock(*(tensors[f"factors.{part}.{name}"] for part in BLOCK)) for name in layers}
-    return LearnedTask(int(tensors["outputs"]), vectors, selected, own, int(tensors.get("turns", 1))), blocks
+    return LearnedTask(int(tensors["outputs"]), vectors, selected, own, int(tensors["turns"])), blocks

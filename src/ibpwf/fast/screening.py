@@ -6,8 +6,7 @@ The squared Mahalanobis distance is a sum of squares of whitened coordinates, �
 
 so a few coordinates of every group, one product for all groups together, bound every group's distance from below, and
 the whole distance to the group that looks nearest bounds the best score from below. What may still come within
-NEGLIGIBLE_NATS nats of that is looked at in more coordinates, and what is left then gets its whole distance too. Of
-many groups the first look is at fewer coordinates: it is the one look that all of them get. φ
+NEGLIGIBLE_NATS nats of that is looked at in more coordinates, and what is left then gets its whole distance too. φ
 seldom fills its space: all this happens in the r directions that the groups' φ takes. Everything is in float32, less
 (or plus) all that rounding and the other directions can do: a group that is dropped has a probability below
 e^-NEGLIGIBLE_NATS for certain, and who is left is scored in float64.
@@ -24,7 +23,6 @@ from ibpwf.fast.pairs import products
 
 NEGLIGIBLE_NATS = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
 COORDINATES = 32  # of every group, for every input
-MANY_GROUPS, FEWER_COORDINATES = 100, 12  # from so many groups on, so few of each
 FURTHER_COORDINATES = 16  # beyond the first 32, of the groups that these do not rule out
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
 AT_ONCE = 2**20  # numbers of the first look, for as many inputs as that is enough for
@@ -99,14 +97,13 @@ class Screen:
         frame = factor @ _telling_directions(factor, there, values[taken])
         centers = (there.unsqueeze(1) @ factor).squeeze(1)
         offset = (there.unsqueeze(1) @ frame).squeeze(1)
-        first = COORDINATES if len(means) < MANY_GROUPS else FEWER_COORDINATES
         return cls(
             center,
             basis.float(),
             Coordinates(factor.float(), -centers.float()),
-            frame[:, :, :first].permute(1, 2, 0).reshape(basis.shape[1], -1).float(),
-            -offset[:, :first].T.flatten().float(),
-            Coordinates(frame[:, :, first:].float(), -offset[:, first:].float()),
+            frame[:, :, :COORDINATES].permute(1, 2, 0).reshape(basis.shape[1], -1).float(),
+            -offset[:, :COORDINATES].T.flatten().float(),
+            Coordinates(frame[:, :, COORDINATES:].float(), -offset[:, COORDINATES:].float()),
             constant,
             factor.flatten(1).norm(dim=1),
             centers.norm(dim=1),

@@ -15,7 +15,6 @@ from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
 from ibpwf.inference.features.inputs import InputFeatures
 from ibpwf.inference.features.joined import JoinedFeatures
 from ibpwf.inference.features.layer import FactorFeatures, LayerFeatures
-from ibpwf.inference.features.moved import MovedFeatures
 from ibpwf.inference.features.patches import PatchFeatures
 from ibpwf.inference.features.quantiles import QuantileFeatures
 from ibpwf.inference.features.random import RandomFeatures
@@ -96,12 +95,7 @@ def make_features(settings: Settings, model: FactorModel, *, imports: bool = Tru
     if len(names) > 1:
         _check_names(settings.features, names)
     parts = [_one_of(name, settings, model, imports=imports) for name in names]
-    made = parts[0] if len(parts) == 1 else JoinedFeatures(parts)
-    if not settings.moved_by:
-        return made
-    return MovedFeatures(
-        made, settings.moved_by, shape=None if settings.image_shape == "auto" else settings.image_shape
-    )
+    return parts[0] if len(parts) == 1 else JoinedFeatures(parts)
 
 
 def _check_names(given: str, names: list[str]) -> None:

@@ -98,10 +98,9 @@ class Mark:
 
     told: list[Any]
     part: str | None
-    schema: int
 
     def agrees(self, other: Mark) -> bool:
-        comparable = self.part and other.part and self.schema == other.schema
+        comparable = self.part and other.part
         return self.told == other.told and (not comparable or self.part == other.part)
 
 
@@ -133,7 +132,7 @@ class FolderVersions:
                 told = [info.get(name) for name in ("classes", "examples", "training_accuracy", "held_out")]
                 # The part of an older version is written anew without its statistics.
                 part = opened.files.get(f"task-{serial:04d}") if info.get("version_of") is None else None
-                marks[serial] = Mark(told, None if part is None else part.sha256, opened.schema)
+                marks[serial] = Mark(told, None if part is None else part.sha256)
             settings, face = content["configuration"].get("settings", {}), content.get("face") or {}
             setup = {
                 "settings": {name: settings.get(name) for name in ANSWERED_WITH},

@@ -26,7 +26,6 @@ from ibpwf.storage.records import Record, read_record
 
 IN_PROGRESS = ".in-progress"
 KIND = "ibpwf-task-in-progress"
-SCHEMA = 2
 
 ANEW = "To start the task anew, leave resume out."
 
@@ -62,7 +61,7 @@ def open_checkpoint(model: str | Path) -> OpenedCheckpoint:
     """The checkpoint in a model folder."""
     folder = Path(model) / IN_PROGRESS
     try:
-        opened = open_folder(folder, kind=KIND, newest=SCHEMA, within=model)
+        opened = open_folder(folder, kind=KIND, within=model)
         return OpenedCheckpoint(opened, read_record(CheckpointContent, opened.content, str(folder / MANIFEST)))
     except StoreError as error:
         raise StoreError(str(error), remedy=ANEW) from None
@@ -72,7 +71,7 @@ def save_checkpoint(model: str | Path, content: CheckpointContent, files: Mappin
     """Write the checkpoint in a model folder, whose lock the caller holds; the one that was there stays until it is
     whole."""
     with Directory.opened(model) as outer, outer.inside(IN_PROGRESS, make=True) as folder:
-        write_folder(folder, kind=KIND, schema=SCHEMA, content=content.model_dump(), files=files)
+        write_folder(folder, kind=KIND, content=content.model_dump(), files=files)
 
 
 def check_place(model: str | Path) -> None:

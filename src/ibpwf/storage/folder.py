@@ -44,7 +44,7 @@ from ibpwf.storage.files import (
 )
 from ibpwf.storage.records import Record, read_record
 
-SCHEMA = 3  # the newest layout of a folder that this version writes and reads
+SCHEMA = 3  # the layout of a folder; no other is read
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 
@@ -223,7 +223,6 @@ def save_folder(
     kind: str,
     content: Mapping[str, Any],
     files: Mapping[str, Mapping[str, Tensor]],
-    schema: int = SCHEMA,
     unchanged: Mapping[str, FileEntry] | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> OpenedFolder:
@@ -235,9 +234,7 @@ def save_folder(
     and not what there is; should its file be lost or cut, it is put back from `files`.
     """
     with lock_folder(path), Directory.opened(path) as folder:
-        return write_folder(
-            folder, kind=kind, content=content, files=files, schema=schema, unchanged=unchanged, announce=announce
-        )
+        return write_folder(folder, kind=kind, content=content, files=files, unchanged=unchanged, announce=announce)
 
 
 def write_folder(
@@ -246,13 +243,12 @@ def write_folder(
     kind: str,
     content: Mapping[str, Any],
     files: Mapping[str, Mapping[str, Tensor]],
-    schema: int,
     unchanged: Mapping[str, FileEntry] | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> OpenedFolder:
     """`save_folder` into a folder that is held open, and locked, by the caller."""
     there = folder.kind(MANIFEST) is not None
-    old = read_folder(folder, kind=kind, newest=schema).files if there else {}
+    old = read_folder(folder, kind=kind).files if there else {}
     plain = json.loads(encode_json(content, "content"))  # refused before anything is written
     if (what := _too_long(plain)) is not None:
         remedy = "What was saved before is untouched; learn further tasks in another folder."
@@ -270,7 +266,7 @@ def write_folder(
             if entry != old.get(name) or not _is_there(folder, entry):  # a part that was lost or cut is put back
                 aside[entry.file] = folder.stage(f"{name}.safetensors", data)
         listed = {name: entry.model_dump() for name, entry in entries.items()}
-        manifest: dict[str, Any] = {"schema": schema, "kind": kind, "files": listed, "content": plain}
+        manifest: dict[str, Any] = {"schema": SCHEMA, "kind": kind, "files": listed, "content": plain}
         manifest["sha256"] = _seal(manifest)
         encoded = encode_lines(manifest, MANIFEST)
         if len(encoded) > LARGEST_MANIFEST:
@@ -290,7 +286,7 @@ def write_folder(
         raise
     folder.sync()
     sweep(folder, {entry.file for entry in entries.values()})
-    return OpenedFolder(folder.path, kind, schema, plain, entries, manifest["sha256"])
+    return OpenedFolder(folder.path, kind, SCHEMA, plain, entries, manifest["sha256"])
 
 
 _TOO_LARGE = f"A manifest may have {LARGEST_MANIFEST} bytes. Keep less in extra, or use fewer features."
@@ -352,19 +348,15 @@ def sweep(folder: Directory, wanted: set[str] | None = None) -> None:
             folder.discard(left.aside)
 
 
-def open_folder(
-    path: StrPath, *, kind: str | None = None, newest: int = SCHEMA, within: StrPath | None = None
-) -> OpenedFolder:
+def open_folder(path: StrPath, *, kind: str | None = None, within: StrPath | None = None) -> OpenedFolder:
     """Reads and checks the manifest of a folder; `kind=None` accepts any kind. `within` is the user's folder that it
     must lie in itself, not by a link."""
     with Directory.opened(path, within) as folder:
-        opened = read_folder(folder, kind=kind, newest=newest)
+        opened = read_folder(folder, kind=kind)
     return opened if within is None else replace(opened, within=Path(within))
 
 
-def read_folder(
-    folder: Directory, *, kind: str | None = None, newest: int = SCHEMA, manifest: str = MANIFEST
-) -> OpenedFolder:
+def read_folder(folder: Directory, *, kind: str | None = None, manifest: str = MANIFEST) -> OpenedFolder:
     """`open_folder` of one that is held open; `manifest` may be another file of its kind."""
     where = str(folder.path / manifest)
     if folder.kind(manifest) is None:
@@ -373,9 +365,11 @@ def read_folder(
         raise StoreError(f"{where!r} has {folder.size(manifest)} bytes. {_TOO_LARGE}")
     found = decode_json(folder.read(manifest), where)
     schema = found.get("schema") if isinstance(found, dict) else None
-    if type(schema) is int and schema > newest:  # before anything else: a newer layout may differ everywhere
-        versions = f"schema version {schema}, and this ibpwf reads up to {newest}"
-        raise StoreError(f"{where!r} has {versions}: written by a newer ibpwf; upgrade ibpwf to read it.")
+    if type(schema) is int and schema != SCHEMA and schema > 0:  # first: another layout may differ everywhere
+        versions = f"schema version {schema}, and this ibpwf reads {SCHEMA}"
+        newer = "written by a newer ibpwf; upgrade ibpwf to read it"
+        older = "written by an older ibpwf; read it with that, or learn its tasks again in another folder"
+        raise StoreError(f"{where!r} has {versions}: {newer if schema > SCHEMA else older}.")
     _check_lengths(found, where)
     record = read_record(Manifest, found, where)
     if record.sha256 != _seal(found):
@@ -433,10 +427,10 @@ def foreign_files(path: StrPath, within: StrPath | None = None) -> list[str]:
         return [name for name in folder.names() if name not in ours]
 
 
-def verify_folder(path: StrPath, *, newest: int = SCHEMA, within: StrPath | None = None) -> list[Problem]:
+def verify_folder(path: StrPath, *, within: StrPath | None = None) -> list[Problem]:
     """Everything that is wrong with a folder; an empty list says that it is whole."""
     try:
-        opened = open_folder(path, newest=newest, within=within)
+        opened = open_folder(path, within=within)
     except StoreError as error:
         kind = "damaged" if os.path.lexists(Path(path) / MANIFEST) else "missing"
         return [Problem(MANIFEST, str(error), kind)]

@@ -80,10 +80,9 @@ KINDS = {
     "posterior": "task vectors",
     "own": "own parameters",
     "inference": "feature statistics",
-    "moments": "feature statistics",  # before schema 3
 }
 """What a tensor is, by the first word of its name."""
-STATISTICS = ("features", "inference", "random-features")
+STATISTICS = ("features", "inference")
 """Files that hold nothing else than feature statistics."""
 NETWORK = "network"
 """What all others are: the network's own tensors, or another method's."""
@@ -126,7 +125,6 @@ def _report(opened: OpenedFolder) -> ModelReport:
     unfinished = task_in_progress(opened.path)
     if unfinished is not None and unfinished.serial <= max(serials, default=-1):
         unfinished = None  # finished since
-    learned = [{"event": "learnt", "serial": serial, "version": None} for serial in serials]
     return ModelReport(
         path=str(opened.path),
         method=content["method"],
@@ -140,9 +138,9 @@ def _report(opened: OpenedFolder) -> ModelReport:
         bytes=parts_bytes + manifest,
         shared_bytes=parts_bytes - sum(task.bytes for task in tasks),
         manifest_bytes=manifest,
-        history=list(content.get("history", learned)),
+        history=content["history"],
         in_progress=None if unfinished is None else unfinished.task,
-        extra=dict(content.get("extra", {})),
+        extra=content["extra"],
     )
 
 
@@ -169,7 +167,7 @@ def _tasks(
                 classes=list(task["classes"]),
                 labels=[names[label] for label in task["classes"]] if names else list(task["classes"]),
                 examples=task["examples"],
-                accuracy=task.get("accuracy"),
+                accuracy=task["accuracy"],
                 version=task.get("version", 1),
                 version_of=task.get("version_of"),
                 bytes=sum(part.bytes for part in mine),

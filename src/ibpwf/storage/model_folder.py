@@ -37,10 +37,8 @@ KIND = "ibpwf-model"
 
 
 def face_of(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a folder's learner stands inside of; schema 2 and before kept it among the user's own JSON."""
-    found, extra = content.get("face"), content.get("extra")
-    if found is None and isinstance(extra, dict) and extra.get("kind") == "continual-classifier":
-        found = dict(extra)
+    """What a folder's learner stands inside of."""
+    found = content.get("face")
     if found is not None and not isinstance(found, dict):
         raise StoreError(f"field 'face' of {MANIFEST} is {reprlib.repr(found)}; it should be an object. {RESTORE}")
     return found

@@ -34,7 +34,7 @@ class StoredHeldOut(Record):
     rows: Count
     accuracy: PerCent
     majority: PerCent
-    linear: PerCent | None = None
+    linear: PerCent | None
 
 
 class StoredTask(Record):
@@ -43,9 +43,9 @@ class StoredTask(Record):
     name: Name
     classes: Annotated[list[Class], Field(min_length=1)]
     examples: Count
-    accuracy: PerCent | None = None
-    training_accuracy: PerCent | None = None
-    held_out: StoredHeldOut | None = None
+    accuracy: PerCent | None
+    training_accuracy: PerCent | None
+    held_out: StoredHeldOut | None
     further_factors: dict[Name, Annotated[int, Field(ge=1)]] | None = None
     version: Annotated[int, Field(ge=1)] = 1
     version_of: Name | None = None  # of an older version, the task that has a newer one
@@ -74,9 +74,9 @@ class ModelContent(Record):
     input_shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=8)] | None
     tasks: Annotated[list[StoredTask], Field(max_length=MOST_ENTRIES)]
     state: dict[str, Any]
-    history: Annotated[list[Event], Field(max_length=MOST_ENTRIES)] | None = None
-    face: dict[str, Any] | None = None
-    extra: Annotated[dict[str, Any], Field(default_factory=dict)]
+    history: Annotated[list[Event], Field(max_length=MOST_ENTRIES)]
+    face: dict[str, Any] | None
+    extra: dict[str, Any]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -121,10 +121,10 @@ class Configuration(Record):
     signature: list[Annotated[tuple[Name, list[Annotated[int, Field(ge=0)]], Name], Field(strict=False)]]
     head: Name
     layers: Annotated[Names, Field(min_length=1)]
-    frozen: Annotated[Names, Field(default_factory=list)]
-    parts: Annotated[Names, Field(default_factory=list)]
-    base: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of a frozen base, which is not stored
-    packing: StoredPacking | None = None  # of a network whose inputs have names
+    frozen: Names
+    parts: Names
+    base: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None  # of a frozen base, which is not stored
+    packing: StoredPacking | None  # of a network whose inputs have names
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -149,7 +149,7 @@ class TaskCalibration(Record):
     alone: AboveZero | None
     nearness: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
     losses: list[Annotated[float, Field(ge=0, le=1e300)]] | None
-    opinion: Annotated[tuple[AboveZero, Weight], Field(strict=False)] | None = None
+    opinion: Annotated[tuple[AboveZero, Weight], Field(strict=False)] | None
 
     @model_validator(mode="after")
     def _of_a_router_or_not(self) -> Self:
@@ -163,17 +163,17 @@ class TaskCalibration(Record):
 
 
 class FactorTask(Record):
-    """What IBP-WF keeps of a task beside its tensors. `factors` is None where its part holds them (schema 1)."""
+    """What IBP-WF keeps of a task beside its tensors."""
 
     serial: Serial
     origin: Serial | None = None  # of a later version of a task, the serial of its first
     version: Annotated[int, Field(ge=1, lt=1_000_000_000)] = 1
     classes: list[Class]
     outputs: Annotated[int, Field(ge=1)]
-    turns: Literal[1, 4] = 1
-    factors: Count | None = None
+    turns: Literal[1, 4]
+    factors: Count
     inference: dict[str, Any] | None  # of an older version None: the newest has it
-    calibration: TaskCalibration | None = None
+    calibration: TaskCalibration | None
     opinion: bool = False  # whether its part has what the router said of its classes
 
     @model_validator(mode="after")
@@ -293,7 +293,7 @@ class ClassifierBackbone(Record):
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     size: Annotated[int, Field(ge=32, le=1024)]
     levels: Positive
-    resize: Literal["bilinear", "bicubic"] = "bilinear"  # what was made before networks said how
+    resize: Literal["bilinear", "bicubic"]
     features: ClassifierScale
 
     def check_fits(self, count: int, shape: list[int] | None) -> None:
@@ -309,7 +309,7 @@ class ClassifierRecipe(Record):
     rows: Count
     inputs: Annotated[int, Field(ge=1)]
     image: StoredImage | None
-    many: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list, max_length=1_000_000)
+    many: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1_000_000)]
 
 
 class ClassifierNovelty(Record):
@@ -324,7 +324,7 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 class ClassifierParameters(Record):
     """What a `ContinualClassifier` was made with."""
 
-    recipe: str = "plain"
+    recipe: str
     hidden: list[AtLeastOne] | Auto
     alpha: Positive | Auto
     epochs: AtLeastOne | Auto
@@ -334,8 +334,8 @@ class ClassifierParameters(Record):
     false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
     random_state: int
     device: str
-    stream: bool | dict[str, Any] = False
-    class_weight: Literal["balanced"] | list[Annotated[list[Any], Field(min_length=2, max_length=2)]] | None = None
+    stream: bool | dict[str, Any]
+    class_weight: Literal["balanced"] | list[Annotated[list[Any], Field(min_length=2, max_length=2)]] | None
 
 
 class ClassifierFace(Record):
@@ -344,12 +344,11 @@ class ClassifierFace(Record):
     kind: Literal["continual-classifier"]
     parameters: ClassifierParameters
     labels: ClassifierLabels
-    recipe: ClassifierRecipe | None = None  # of earlier versions, which had but one
+    recipe: ClassifierRecipe
     features: ClassifierFeatures
     standardizer: ClassifierScale | ClassifierPixels | ClassifierBackbone
     novelty: ClassifierNovelty | None
     stream: dict[str, Any] | None = None  # read by ibpwf.streaming.storing
-    own: Annotated[dict[str, Any], Field(default_factory=dict)]  # the user's JSON, before schema 3
 
     def check_fits(self, content: ModelContent) -> None:
         """Refuse a face that does not belong to the learner beside it."""

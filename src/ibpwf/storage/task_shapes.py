@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]
 
 
-def own_shapes(method: IBPWF, tensors: Tensors, outputs: int) -> dict[str, Expected]:
-    """A task's own parameters and buffers: all of the network but factorized weights, and but for frozen ones, which
-    older folders have here too; a dense head has a row per class of the task."""
+def own_shapes(method: IBPWF, outputs: int) -> dict[str, Expected]:
+    """A task's own parameters and buffers: all of the network but factorized and frozen weights; a dense head has a
+    row per class of the task."""
     model = method.model
-    elsewhere = {model.weights[name].parameter for name in model.layers}
-    elsewhere |= {name for name in model.fixed_tensors() if f"own/{name}" not in tensors}
+    elsewhere = {model.weights[name].parameter for name in model.layers} | model.fixed_tensors().keys()
     buffers = buffer_rules(model.net)
     shapes = {}
     for name, value in model.net.state_dict().items():
@@ -39,7 +38,7 @@ def task_shapes(method: IBPWF, part: str, tensors: Tensors, outputs: int) -> dic
     model = method.model
     if model.heads == "shared" and outputs > model.head_width:
         raise NotWhole(f"part '{part}' has {outputs} classes, and the network {model.head_width} outputs")
-    shapes = {f"own/{name}": shape for name, shape in own_shapes(method, tensors, outputs).items()}
+    shapes = {f"own/{name}": shape for name, shape in own_shapes(method, outputs).items()}
     for name in model.layers:
         width = length(tensors, f"posterior/{name}/strength")
         shapes |= {f"posterior/{name}/{key}": Expected((width,)) for key in VECTORS}
@@ -64,7 +63,7 @@ def reference_shapes(method: IBPWF, tensors: Tensors) -> dict[str, Expected]:
     model, unread = method.model, tuple(method.features.unread())
     shapes = block_shapes(method, tensors)
     head = f"{model.head}."
-    for name, shape in own_shapes(method, tensors, 0).items():
+    for name, shape in own_shapes(method, 0).items():
         if f"own/{name}" in tensors or not name.startswith(unread):
             if name.startswith(head) and shape.shape[:1] == (0,):  # a row per class of the task, which is forgotten
                 shape = replace(shape, shape=(length(tensors, f"own/{name}"), *shape.shape[1:]))

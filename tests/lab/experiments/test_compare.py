@@ -237,16 +237,3 @@ def test_a_finished_run_of_another_network_is_not_the_one_asked_for(tmp_path: Pa
     assert comparing.finished(tmp_path, config) == result
     write_json(tmp_path / "result.json", {**result, "network": {"builder": "mlp", "hidden": [9]}})
     assert comparing.finished(tmp_path, config) is None
-
-
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
-STORED = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.glob("compare-*/*.json"))
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_results_stored_under_earlier_names_of_settings_are_still_their_presets(name: str) -> None:
-    result = read_json(RESULTS / name)
-    changed = bool(result["changes"]) or "paper-settings" in name
-    network = result["network"] if result["method"] == "ibpwf" else None
-    config = RunConfig(result["scenario"], method=result["method"], preset=result["preset"], network=network)
-    assert config.same_settings(result) is not changed

@@ -146,12 +146,6 @@ def test_settings_that_make_no_sense_are_refused_by_name(field: str, value: obje
         SMALL.replace(**{field: value})
 
 
-@pytest.mark.parametrize(("before", "now"), [("task", "gaussian"), ("class", "class-gaussian")])
-def test_settings_that_an_earlier_version_stored_are_read(before: str, now: str) -> None:
-    stored = {name: value for name, value in SMALL.to_json().items() if name != "inference"}
-    assert ConstWFSettings.from_json({**stored, "gaussians": before}) == SMALL.replace(inference=now)
-
-
 def test_a_task_with_more_classes_than_the_shared_head_is_refused_and_forgotten(digits: Scenario) -> None:
     method = ConstWF(Problem((64,), 1, "class"), SMALL)
     with pytest.raises(InputError, match="heads='per-task'"):

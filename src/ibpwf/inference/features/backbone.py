@@ -187,8 +187,7 @@ class BackboneFeatures(Features):
                 f"'{self.name}' here has {self.digest}; give the one it was learned with."
             )
         sizes = tuple(content["size"]) if isinstance(content["size"], list) else (content["size"],)
-        grid = tuple(content.get("grid", [1] * len(content["depths"])))  # older folders have none
-        stored = (tuple(content["depths"]), grid, sizes, content["projection"], content["mirror"])
+        stored = (tuple(content["depths"]), tuple(content["grid"]), sizes, content["projection"], content["mirror"])
         if stored != (self.depths, self.grid, self.sizes, self.projection, self.mirror):
             raise NotWhole(f"backbone features were {stored}, which the settings do not say")
         self.shape = None if content["shape"] is None else tuple(content["shape"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from ibpwf.errors import IBPWFError, InputError
+from ibpwf.errors import InputError
 from ibpwf.settings import FrozenSettings, Settings
 
 if TYPE_CHECKING:
@@ -187,43 +187,23 @@ class RunConfig(FrozenSettings):
         }
 
     def same_settings(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a stored result was made with these settings and this network, whatever their names were then."""
-        then = normalized(self.method, stored)
-        mine = {"settings": self.settings().to_json(), "network": self.network_spec()}
-        return all(then.get(key) == value for key, value in mine.items()) and (
-            then.get("settings_for", {}) == self.settings_for()
-        )
+        """Whether a stored result was made with these settings and this network."""
+        mine = {
+            "settings": self.settings().to_json(),
+            "network": self.network_spec(),
+            "settings_for": self.settings_for(),
+        }
+        return all(stored.get(key) == value for key, value in mine.items())
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any], changes: Mapping[str, Any], **others: Any) -> Self:
-        """The configuration in a run folder, also of an earlier version, with more changes."""
+        """The configuration in a run folder, with more changes."""
         names = ("scenario", "method", "preset", "tasks", "examples")
         order = stored.get("order")
         if order is not None:
             others["order"] = order if isinstance(order, str) else tuple(order)
         others["validation"] = stored.get("validation")
         plain = cls(**{name: stored[name] for name in names}, seeds=tuple(stored["seeds"]), **others)
-        usual, then = plain.settings().to_json(), normalized(plain.method, stored)["settings"]
+        usual, then = plain.settings().to_json(), stored["settings"]
         made = plain.replace(changes={k: v for k, v in then.items() if usual[k] != v} | dict(changes))
         return made if stored["network"] == made.network_spec() else made.replace(network=stored["network"])
-
-
-def normalized(method: str, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored configuration or result with its settings under the names that they have now, so that those of
-    earlier versions compare. Settings that cannot be read stay as they are, and are then no others' equals."""
-    from ibpwf.lab.experiments.presets import settings_type
-
-    settings = stored.get("settings")
-    if not isinstance(settings, Mapping):
-        return dict(stored)
-    try:
-        kind = settings_type(method)
-        if kind is not Settings and "gaussians" in settings:  # of a method that infers tasks as IBP-WF does
-            inference = Settings.from_json({"gaussians": settings["gaussians"]}).inference
-            settings = {name: value for name, value in settings.items() if name != "gaussians"}
-            settings["inference"] = inference
-        if kind is Settings and "selection_loss" not in settings:  # of a run from before accuracy was looked at
-            settings = {**settings, "selection_loss": 100.0}
-        return {**stored, "settings": kind.from_json(settings).to_json()}
-    except IBPWFError:
-        return dict(stored)

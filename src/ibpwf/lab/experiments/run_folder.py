@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import IBPWFError, InputError
-from ibpwf.lab.experiments.run_config import RunConfig, normalized
+from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.storage.files import read_json, read_jsonl, write_text
 from ibpwf.storage.folder import LOCK, MANIFEST
 
@@ -36,7 +36,7 @@ def check_folder(out: Path, config: RunConfig, *, resume: bool, overwrite: bool)
         raise InputError(
             f"{out} holds a run already; choose another --out, go on with --resume, or replace it with --overwrite."
         )
-    old = normalized(config.method, read_json(out / CONFIG))
+    old = read_json(out / CONFIG)
     for key, was, now in _differences(old, config.to_json()):
         raise InputError(
             f"{out} was started with {key} = {was!r}, now {key} = {now!r}; "

@@ -178,7 +178,6 @@ def _store(folder: Path, files: Files) -> None:
         kind=manifest["kind"],
         content=manifest["content"],
         files=new,
-        schema=manifest["schema"],
         unchanged=there,
     )
     if saved.sha256 != manifest["sha256"]:

@@ -48,14 +48,6 @@ class ConstWFSettings(DenseSettings):
     )
     ridge: Positive = Field(1e-4, description="added to covariances, relative to the first task's variance")
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Settings as they were stored, by earlier versions too."""
-        now = dict(values)
-        if "gaussians" in now:
-            now["inference"] = {"task": "gaussian", "class": "class-gaussian"}[now.pop("gaussians")]
-        return cls(**now)
-
 
 class ConstantDictionary(Dictionary):
     """Grows by the same number of factors with every task."""

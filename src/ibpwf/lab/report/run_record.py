@@ -369,16 +369,14 @@ def _scores(opened: OpenedFolder, seed: int) -> Scores | None:
     for name in sorted(name for name in opened.files if name.startswith("task-")):
         tensors = opened.tensors(name)
         block = name.replace("task-", "factors-")
-        if opened.schema > 1:  # the factors a task locked lie in a part of their own, if there are any
-            tensors |= opened.tensors(block) if block in opened.files else {}
+        tensors |= opened.tensors(block) if block in opened.files else {}
         names = layers if isinstance(layers, list) else []
         layer = layer or next((str(each) for each in names if f"posterior/{each}/strength" in tensors), "")
         if not layer:
             return None  # a method without factors
         strength, selected = (tensors.get(f"posterior/{layer}/{part}") for part in ("strength", "selected"))
-        none = torch.empty(0, dtype=torch.long) if opened.schema > 1 else None
-        positions = tensors.get(f"factors/{layer}/positions", none)
-        if strength is None or selected is None or positions is None or strength.shape != selected.shape:
+        positions = tensors.get(f"factors/{layer}/positions", torch.empty(0, dtype=torch.long))
+        if strength is None or selected is None or strength.shape != selected.shape:
             raise StoreError(f"{name} does not hold the strengths and selection of layer '{layer}'.")
         if not bool(torch.isfinite(strength.double()).all()):
             raise StoreError(f"{name} holds strengths that are not numbers.")
