@@ -32,7 +32,6 @@ from ibpwf.factors.selection import further_factors, sufficient_selection
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.kinds import make_features, make_inference
-from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.versions import Versions
 from ibpwf.method_keeping import KeepingMethod
 from ibpwf.settings import Factorization, Schedule, Settings
@@ -113,7 +112,7 @@ class IBPWF(KeepingMethod):
         self._examples = 1
 
     def _take(self, settings: Settings) -> None:
-        if settings.second_opinion and not isinstance(self.inference, RidgeRouter):
+        if settings.second_opinion and not self.inference.has_opinions:
             raise InputError(
                 f"second_opinion is True, and {type(self.inference).__name__} has no regression on classes to keep; "
                 "set inference='router', or second_opinion=False."

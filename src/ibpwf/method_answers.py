@@ -16,10 +16,9 @@ from ibpwf.factors.model import FactorModel
 from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
-from ibpwf.inference.fusion import Calibration, ClassScores, by_task
+from ibpwf.inference.fusion import Calibration, by_task
 from ibpwf.inference.opinion import EXPERT, REGRESSION
 from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
-from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.uncertainty import draw_probabilities, entropy
 from ibpwf.inference.versions import Versions
 from ibpwf.limits import check_draws, check_rate
@@ -95,21 +94,20 @@ class AnsweringMethod(Method):
     def class_scores(self, x: Tensor, experts: fusion.Experts, *, distances: bool = False) -> fusion.Scores:
         """What router and experts say of every class of every task (see `inference.fusion`), and how far rows lie
         from each, where that is asked for and known."""
-        assert isinstance(self.inference, ClassScores)
         widths = tuple(len(labels) for labels in self.classes)
         parts: list[fusion.Scores] = []
         apart: list[Tensor] = []
         for rows in torch.split(x, ROWS_AT_ONCE):
             phi = self.features(rows)
             parts.append(fusion.look(self.inference.class_log_scores(phi), rows, widths, self.expert, experts))
-            if distances and isinstance(self.inference, RidgeRouter):
+            if distances and self.inference.has_distances:
                 apart.append(self.inference.distances(phi))
         own = [part.experts for part in parts if part.experts is not None]
         return fusion.Scores(
             torch.cat([part.router for part in parts]),
             torch.cat(own) if own else None,
             widths,
-            self.inference.class_levels() if isinstance(self.inference, RidgeRouter) else None,
+            self.inference.class_levels(),
             torch.cat(apart) if apart else None,
             parts[0].silent,
         )
@@ -117,7 +115,7 @@ class AnsweringMethod(Method):
     def class_log_scores(self, x: Tensor) -> Tensor | None:
         """log P(t, c | x) up to a constant, N×ΣC, where task inference looks at every class (see `inference.fusion`);
         None where it tells tasks alone."""
-        if not isinstance(self.inference, ClassScores):
+        if not self.inference.has_class_scores:
             return None
         router, experts = self.fusion_weights()
         return self.class_scores(x, self.settings.experts if experts else 0).joint(router, experts)
@@ -134,7 +132,7 @@ class AnsweringMethod(Method):
         """How unlike everything learned each row is, by router and experts; above 1 for a share `rate` of the rows of
         the tasks themselves."""
         check_rate(rate)
-        if not isinstance(self.inference, ClassScores):
+        if not self.inference.has_class_scores:
             raise InputError(
                 f"inference is {self.settings.inference}, which does not look at every class; learn with "
                 "inference='router' and held_out above 0 to tell what is new, or with a ContinualClassifier."

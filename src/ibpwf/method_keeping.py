@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ibpwf.inference import fusion
 from ibpwf.inference.base import Features
-from ibpwf.inference.fusion import Calibration, ClassScores
+from ibpwf.inference.fusion import Calibration
 from ibpwf.inference.opinion import Opinion
-from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.versions import Version
 from ibpwf.method_answers import AnsweringMethod
 from ibpwf.training.linear import FEWEST_ROWS, compared
@@ -39,7 +38,7 @@ class KeepingMethod(AnsweringMethod):
     def keep(self, data: TaskData, rows: Rows) -> None:
         """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
         # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
-        seen = rows if isinstance(self.inference, ClassScores) else data.rows
+        seen = rows if self.inference.has_class_scores else data.rows
         if data.more:
             self.take_rows(data.index, seen)
             old = self.versions[data.index]
@@ -78,10 +77,7 @@ class KeepingMethod(AnsweringMethod):
         return ((phi, y) for x, y in batches for phi in self.features.views(x))
 
     def _opinion(self, task: int) -> Opinion | None:
-        if not self.settings.second_opinion:
-            return None
-        assert isinstance(self.inference, RidgeRouter)  # or it would have been refused
-        return self.inference.opinion(task)
+        return self.inference.opinion(task) if self.settings.second_opinion else None
 
     def _as_if_not_asked(self) -> None:
         """Let a router on a CPU solve again: training has other threads than answering, so other bits."""
@@ -94,7 +90,7 @@ class KeepingMethod(AnsweringMethod):
         train, rows = apart
         x, y = rows.tensors()
         own = self.logits(x, task)
-        scores = self.class_scores(x, "all", distances=True) if isinstance(self.inference, ClassScores) else None
+        scores = self.class_scores(x, "all", distances=True) if self.inference.has_class_scores else None
         kept = self.versions[task].opinion
         opinion = None if kept is None else kept.scores(self.phi(x))
         if old is None:

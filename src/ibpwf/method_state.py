@@ -14,12 +14,11 @@ from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.learned import BLOCK, VECTORS, LearnedTask, Reference
 from ibpwf.factors.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
 from ibpwf.factors.posterior import LayerVectors
-from ibpwf.inference.fusion import GRID, RATES, Calibration, ClassScores
-from ibpwf.inference.gaussian import GaussianTaskInference, UnreadTensors
+from ibpwf.inference.fusion import GRID, RATES, Calibration
+from ibpwf.inference.gaussian import UnreadTensors
 from ibpwf.inference.opinion import taken_opinion
-from ibpwf.inference.router import RidgeRouter
 from ibpwf.inference.versions import Version
-from ibpwf.method_checks import check_groups, check_opinions, check_read
+from ibpwf.method_checks import check_opinions, check_read
 from ibpwf.storage.model_record import FactorState, FactorTask
 from ibpwf.storage.on_demand import StoredPart
 from ibpwf.storage.records import first_problem
@@ -82,9 +81,7 @@ def _task_state(
     """What is kept of a task's inputs, and its part; an older version has no `number` to be inferred by."""
     task = model.tasks[place]
     if isinstance(task, TaskOnDemand):
-        known = (
-            inference.unread(number) if number is not None and isinstance(inference, GaussianTaskInference) else None
-        )
+        known = None if number is None else inference.unread(number)
         part = task.part
         assert isinstance(part, StoredPart)
         if number is None and not part.inferred:
@@ -163,7 +160,7 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     learned: list[tuple[dict[str, Any], Any]] = []
     for entry in state.tasks:
         place, opinion = f"task-{entry.serial:04d}", None
-        if isinstance(files[place], StoredPart) and isinstance(method.inference, GaussianTaskInference):
+        if isinstance(files[place], StoredPart) and method.inference.reads_later:
             learned.append((entry.inference or {}, _add_on_demand(method, entry, files)))
         else:
             tensors = part(place)
@@ -181,7 +178,7 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     check_opinions(method)
     if not any(isinstance(task, TaskOnDemand) for task in model.tasks):
         check_read(method)
-    check_groups(method)
+    method.inference.check_tasks({task.serial: len(task.classes) for task in method.versions.newest})
 
 
 def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTask, Tensors, dict[str, int]]:
@@ -242,8 +239,8 @@ def _calibration(method: IBPWF, entry: FactorTask, version: Version) -> Calibrat
     found = entry.calibration
     if found is None:
         return None
-    wanted = len(RATES) if isinstance(method.inference, ClassScores) else 0
-    measured = wanted if isinstance(method.inference, RidgeRouter) else 0
+    wanted = len(RATES) if method.inference.has_class_scores else 0
+    measured = wanted if method.inference.has_distances else 0
     for name, table, count in (("limits", found.limits, wanted), ("nearness", found.nearness, measured)):
         if len(table or ()) != count:
             raise NotWhole(f"task {entry.serial} has {len(table or ())} {name} in its calibration, not {count}")

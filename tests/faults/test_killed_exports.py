@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from killed_writes import run_until
 from safetensors import safe_open
 
 import ibpwf
@@ -24,6 +23,7 @@ from ibpwf.exporting.writing import SCRIPT, script
 from ibpwf.storage import whole_folder
 from ibpwf.storage.leftovers import hold
 from ibpwf.storage.model_folder import verify_model
+from killed_writes import run_until
 from peft_networks import taught
 
 FILES, FOLDERS = ("onnx", "pt2", "safetensors"), ("peft", "mlflow")

@@ -12,7 +12,6 @@ import pytest
 import torch
 import typer
 from killed_learner import examples, fresh
-from killed_writes import run_until
 
 from ibpwf import Learner
 from ibpwf.commands.model import DAMAGED, forget_command, verify_command
@@ -24,6 +23,7 @@ from ibpwf.storage.files import read_json
 from ibpwf.storage.folder import MANIFEST, lock_folder, open_folder
 from ibpwf.storage.model_folder import verify_model
 from ibpwf.training.checkpoint import Checkpoint
+from killed_writes import run_until
 
 X = torch.cat([examples(number)[0][:8] for number in range(3)])
 DELETED = "t2"

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from killed_watch import DONE, LABELLED, MEANS, ROWS, watch, write_files
-from killed_writes import run_until
 
 from ibpwf import ContinualClassifier
 from ibpwf.own_data.watching import undo_last
 from ibpwf.storage.files import read_jsonl
 from ibpwf.storage.folder import MANIFEST
 from ibpwf.storage.model_folder import verify_model
+from killed_writes import run_until
 
 X = np.repeat(MEANS, 4, axis=0)
 

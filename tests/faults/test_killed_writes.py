@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from killed_learner import TASKS, examples, fresh
-from killed_writes import run_until
 
 from ibpwf import Learner
 from ibpwf.errors import StoreError
@@ -19,6 +18,7 @@ from ibpwf.storage.checkpoint_folder import task_in_progress
 from ibpwf.storage.folder import MANIFEST
 from ibpwf.storage.model_folder import verify_model
 from ibpwf.training.checkpoint import Checkpoint
+from killed_writes import run_until
 
 X = torch.cat([examples(number)[0][:8] for number in range(TASKS)])
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from ibpwf.errors import InputError
 from ibpwf.estimator.recipes import HELD_OUT
-from ibpwf.inference.fusion import ClassScores
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.learner import Learner
 from ibpwf.method import BUILT_WITH
@@ -141,7 +140,7 @@ def told_by_router(learner: Learner) -> bool:
     """Whether every class of every task is looked at to infer a task, by a router, or by Gaussians of tasks and
     classes; anything else cannot tell what is new."""
     inference = learner.method.inference
-    if isinstance(inference, ClassScores):
+    if inference.has_class_scores:
         if not learner.settings.held_out:
             raise InputError(
                 "held_out is 0, but a classifier with a router tells what is new by rows it did not learn from; give "

@@ -18,11 +18,7 @@ from ibpwf.backbones.resizing import resizing, shrinks
 from ibpwf.data.layout import Layout
 from ibpwf.errors import InputError
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, Preparation, averaging, loaded
-from ibpwf.exporting.features import phi_of
 from ibpwf.inference import fusion
-from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.inference.router import SHARPNESS, RidgeRouter
-from ibpwf.inference.shared import SharedGaussianInference
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO, Standardizer
 from ibpwf.views import Views
@@ -203,23 +199,16 @@ class WholeGraph(nn.Module):
 
 def joint_of(method: IBPWF) -> nn.Module:
     """P(t,c|x) and P(t|x) as the method's task inference has them."""
-    if isinstance(method.inference, GaussianTaskInference):
-        return _Mixture(method, method.inference)
-    if type(method.inference) is RidgeRouter:
-        return _Fusion(method, method.inference)
-    raise InputError(
-        f"tasks are inferred by a {type(method.inference).__name__}, which cannot be put into one graph; "
-        "export one task at a time with --task."
-    )
+    return _Fusion(method) if method.inference.has_class_scores else _Mixture(method)
 
 
 class _Mixture(nn.Module):
-    """P(t,c|x) = P(t|φ(x)) p(c|x,t), where Gaussians tell tasks apart."""
+    """P(t,c|x) = P(t|φ(x)) p(c|x,t), where only tasks are inferred."""
 
-    def __init__(self, method: IBPWF, inference: GaussianTaskInference) -> None:
+    def __init__(self, method: IBPWF) -> None:
         super().__init__()
         tasks = range(len(method.classes))
-        self.phi, self.scores = phi_of(method), _Scores(inference)
+        self.scores, self.phi = method.inference.export_module(), method.features.export_module()
         self.experts = nn.ModuleList(Expert.of(method, task) for task in tasks)
         self.temperatures = [method.temperature(task) for task in tasks]
 
@@ -236,14 +225,12 @@ class _Fusion(nn.Module):
     """log P(t,c|x) = α r_c(x) + β e_c(x) + const (see `inference.fusion`). All experts are asked about all rows; what
     the settings would not have asked about a row does not count for it."""
 
-    def __init__(self, method: IBPWF, router: RidgeRouter) -> None:
+    def __init__(self, method: IBPWF) -> None:
         super().__init__()
         self.alpha, self.beta = method.fusion_weights()
         self.asked: fusion.Experts = method.settings.experts if self.beta else 0
         self.widths = [len(labels) for labels in method.classes]
-        self.phi, solution = phi_of(method), router.solution()
-        self.register_buffer("weight", solution.weight.cpu())
-        self.register_buffer("intercept", solution.intercept.cpu())
+        self.router, self.phi = method.inference.export_module(), method.features.export_module()
         owner = torch.arange(len(self.widths)).repeat_interleave(torch.tensor(self.widths))
         self.register_buffer("owner", F.one_hot(owner).double())
         asked = range(len(self.widths)) if self.asked else ()
@@ -254,7 +241,7 @@ class _Fusion(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         owner = self.get_buffer("owner")
-        router = SHARPNESS * (self.phi(x).double() @ self.get_buffer("weight") + self.get_buffer("intercept"))
+        router = self.router(self.phi(x))
         scores = self.alpha * router
         if self.asked:
             mask = fusion.asked(router, self.widths, self.asked)
@@ -266,31 +253,3 @@ class _Fusion(nn.Module):
             scores = scores + self.beta * fusion.spoken_for(found, mask, self.widths, self.silent)
         joint = scores.softmax(1)
         return joint, joint @ owner
-
-
-class _Scores(nn.Module):
-    """log P(t|φ) up to a constant: the sum over a task's groups (see `inference.gaussian` and `inference.shared`)."""
-
-    def __init__(self, inference: GaussianTaskInference) -> None:
-        super().__init__()
-        means, matrix, constant = (tensor.cpu() for tensor in inference.prepared())
-        self.shared = isinstance(inference, SharedGaussianInference)
-        self.register_buffer("matrix", matrix)
-        self.register_buffer("constant", constant)
-        if not self.shared:
-            self.register_buffer("shift", means.unsqueeze(1) @ matrix)
-        self.groups = [
-            [group for group, owner in enumerate(inference.owner) if owner == task]
-            for task in range(1 + max(inference.owner))
-        ]
-
-    def forward(self, phi: Tensor) -> Tensor:
-        phi = phi.double()
-        matrix, constant = self.get_buffer("matrix"), self.get_buffer("constant")
-        if self.shared:
-            scores = phi @ matrix + constant
-        else:
-            z = phi.unsqueeze(0) @ matrix - self.get_buffer("shift")
-            scores = constant - 0.5 * z.square().sum(-1).T
-        # A task's groups are neighbours: they are added task by task, and forgotten together.
-        return torch.stack([scores[:, own[0] : own[-1] + 1].logsumexp(1) for own in self.groups], 1)

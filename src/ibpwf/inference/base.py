@@ -11,15 +11,18 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf.dispatch import reference
 from ibpwf.distributed import ALONE, Group
 from ibpwf.errors import InputError
 from ibpwf.factors.model import FactorModel
+
+if TYPE_CHECKING:
+    from ibpwf.inference.opinion import Opinion
 
 ROWS_AT_ONCE = 1024
 
@@ -61,6 +64,15 @@ class Features(ABC):
     def check(self, x: Tensor) -> None:  # noqa: B027
         """Refuse a network or inputs these features cannot be had of, seen by one example, before anything is
         learned."""
+
+    def width_for(self, shape: tuple[int, ...]) -> int | None:
+        """How many features φ has for inputs of this shape; None if that is unknown. Rejects inputs that do not fit
+        what has been loaded."""
+        return None
+
+    def export_module(self) -> nn.Module:
+        """φ as a module that can be traced into a graph."""
+        not_in_a_graph(self)
 
     def unread(self) -> tuple[str, ...]:
         """Prefixes of what φ does not read of the first task's weights; "" stands for all of them."""
@@ -107,6 +119,47 @@ class TaskInference(ABC):
     def log_scores(self, phi: Tensor) -> Tensor:
         """log P(t | φ) of every row and task, N×T, up to a constant in each row."""
 
+    def class_log_scores(self, phi: Tensor) -> Tensor:
+        """log P(t, c | φ) up to a constant, N×ΣC, tasks in order and their classes in order; only of inference that
+        looks at every class of every task."""
+        raise NotImplementedError
+
+    @property
+    def has_class_scores(self) -> bool:
+        """Whether every class of every task is looked at; answers are then joined with the experts' class scores."""
+        return type(self).class_log_scores is not TaskInference.class_log_scores
+
+    def class_levels(self) -> Tensor | None:
+        """What `class_log_scores` are on average for the rows of each class that were learned from, ΣC, if known."""
+        return None
+
+    def distances(self, phi: Tensor) -> Tensor:
+        """How far rows lie from each task, N×T; only of inference that knows it."""
+        raise NotImplementedError
+
+    @property
+    def has_distances(self) -> bool:
+        return type(self).distances is not TaskInference.distances
+
+    def opinion(self, task: int) -> Opinion:
+        """What is said of a task's own classes now, to keep with the task; only of inference that has one."""
+        raise NotImplementedError
+
+    @property
+    def has_opinions(self) -> bool:
+        return type(self).opinion is not TaskInference.opinion
+
+    def phi_width(self) -> int | None:
+        """How many features φ has; None if that is unknown."""
+        return None
+
+    def check_tasks(self, classes: Mapping[int, int]) -> None:  # noqa: B027
+        """Reject a loaded state that is not of these tasks, which are told by serial number, and their classes."""
+
+    def export_module(self) -> nn.Module:
+        """`class_log_scores`, or else `log_scores`, as a module that can be traced into a graph."""
+        not_in_a_graph(self)
+
     @abstractmethod
     def forget(self, task: int) -> None:
         """Leave no trace of a task; later ones move up by one number."""
@@ -126,9 +179,23 @@ class TaskInference(ABC):
         """What is kept of one task; a later task must not change it."""
         return {}, {}
 
+    def unread(self, task: int) -> tuple[dict[str, Any], object] | None:
+        """The JSON of a task whose tensors have not been read from its folder yet, and where they lie."""
+        return None
+
+    reads_later: ClassVar[bool] = False
+    """Whether `load_state` takes `UnreadTensors` in the place of a task's tensors."""
+
     @abstractmethod
     def load_state(self, state: State, tasks: Iterable[State]) -> None:
         """The inverse of `state` and every task's `task_state`."""
+
+
+def not_in_a_graph(part: object) -> NoReturn:
+    raise InputError(
+        f"{type(part).__name__}, which infers tasks here, cannot be put into one graph; export one task at a time "
+        "with --task."
+    )
 
 
 @reference

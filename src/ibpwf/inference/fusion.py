@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -51,15 +51,6 @@ RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 NOTHING_IS_NEW = -1e300
 """The limit where a single row was held out, which tells nothing of how far others lie apart."""
-
-
-@runtime_checkable
-class ClassScores(Protocol):
-    """Task inference that looks at every class of every task."""
-
-    def class_log_scores(self, phi: Tensor) -> Tensor:
-        """r: log P(t, c | φ) up to a constant, N×ΣC, tasks in order and their classes in order."""
-        ...
 
 
 @dataclass(frozen=True)

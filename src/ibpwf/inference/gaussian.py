@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf.distributed import Group
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, State, TaskInference
 from ibpwf.limits import check_features
+from ibpwf.storage.tensor_checks import NotWhole
 
 LARGEST = 1e150
 """Of a mean or covariance: the product of two such numbers is still one."""
@@ -154,6 +155,7 @@ class GaussianTaskInference(TaskInference):
     """
 
     adds_up: ClassVar[bool] = True
+    reads_later: ClassVar[bool] = True
 
     def __init__(self, ridge: float = 1e-4, shrinkage: float = 0.0, *, per_class: bool = False) -> None:
         if not ridge > 0:
@@ -316,6 +318,24 @@ class GaussianTaskInference(TaskInference):
             scores = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)[:, table].logsumexp(2)
         return scores
 
+    def phi_width(self) -> int | None:
+        return len(self.groups[0].mean) if self.groups else None
+
+    def groups_for(self, classes: int) -> int:
+        """How many groups a task of so many classes has."""
+        return classes if self.per_class else 1
+
+    def check_tasks(self, classes: Mapping[int, int]) -> None:
+        if (self.absolute_ridge is None) != (not classes):
+            raise NotWhole(f"absolute_ridge is {self.absolute_ridge} with {len(classes)} tasks")
+        for number, (serial, count) in enumerate(classes.items()):
+            found = len(self.groups_of(number))
+            if found != self.groups_for(count):
+                raise NotWhole(f"task {serial} has {found} Gaussians, which are not its own")
+
+    def export_module(self) -> nn.Module:
+        return GaussianScores(self)
+
     def to(self, device: torch.device) -> None:
         self.groups = [group.apply(lambda tensor: tensor.to(device)) for group in self.groups]
         self._changed()
@@ -419,3 +439,27 @@ def check_moment(name: str, tensor: Tensor, size: int, scale: float) -> None:
     apart = float((product - probe @ tensor).abs().max())
     if float(variances.min()) < -slack or float(product @ probe) < -slack * size or apart > slack * size:
         raise ValueError(f"'{name}' is no covariance")
+
+
+class GaussianScores(nn.Module):
+    """`log_scores`, to be traced."""
+
+    def __init__(self, inference: GaussianTaskInference) -> None:
+        super().__init__()
+        means, matrix, constant = (tensor.cpu() for tensor in inference.prepared())
+        self.register_buffer("matrix", matrix)
+        self.register_buffer("shift", means.unsqueeze(1) @ matrix if matrix.ndim == 3 else None)
+        self.register_buffer("constant", constant)
+        self.groups = [
+            [group for group, owner in enumerate(inference.owner) if owner == task] for task in range(inference.tasks)
+        ]
+
+    def forward(self, phi: Tensor) -> Tensor:
+        scores = self.of_groups(phi.double())
+        # A task's groups are neighbors: they are added task by task, and forgotten together.
+        return torch.stack([scores[:, own[0] : own[-1] + 1].logsumexp(1) for own in self.groups], 1)
+
+    def of_groups(self, phi: Tensor) -> Tensor:
+        """`group_scores` of φ in float64."""
+        z = phi.unsqueeze(0) @ self.get_buffer("matrix") - self.get_buffer("shift")
+        return self.get_buffer("constant") - 0.5 * z.square().sum(-1).T

@@ -14,16 +14,16 @@ sum of the columns that mean the same label is exactly what regression on the la
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf.errors import InputError
 from ibpwf.inference import outline
-from ibpwf.inference.base import Batch, State, TaskInference
+from ibpwf.inference.base import Batch, State, TaskInference, not_in_a_graph
 from ibpwf.inference.opinion import Opinion
 from ibpwf.inference.ridge_regression import NormalEquations, RidgeSolution, solve
 from ibpwf.inference.ridge_sums import (
@@ -37,6 +37,7 @@ from ibpwf.inference.ridge_sums import (
     together,
     unpacked,
 )
+from ibpwf.storage.tensor_checks import NotWhole
 
 SHARPNESS = 10.0
 """By which f is multiplied to be log P(class | φ). On held-out training images the likelihood was largest at 12 to 15
@@ -77,9 +78,7 @@ class RidgeRouter(TaskInference):
     def tasks(self) -> int:
         return len(self._sums.tasks)
 
-    @property
-    def width(self) -> int | None:
-        """How many features φ has; None before the first task."""
+    def phi_width(self) -> int | None:
         return self._sums.tasks[0].means.shape[1] if self._sums.tasks else None
 
     @property
@@ -155,6 +154,15 @@ class RidgeRouter(TaskInference):
         """How many classes each task has."""
         return self._sums.columns()
 
+    def check_tasks(self, classes: Mapping[int, int]) -> None:
+        if self.columns() != list(classes.values()):
+            raise NotWhole(f"the router's tasks have {self.columns()} classes, which are not those of the tasks")
+
+    def export_module(self) -> nn.Module:
+        if type(self).class_log_scores is not RidgeRouter.class_log_scores:  # of a router derived from this one
+            not_in_a_graph(self)
+        return _Scores(self.solution())
+
     def forget(self, task: int) -> None:
         tasks = self._sums.tasks
         if not 0 <= task < len(tasks):
@@ -226,3 +234,15 @@ class RidgeRouter(TaskInference):
         for kept in sums.scatters():
             check_squares(kept.diagonal(), NormalEquations(sums).diagonal)
         self._sums = sums
+
+
+class _Scores(nn.Module):
+    """`class_log_scores`, to be traced."""
+
+    def __init__(self, solution: RidgeSolution) -> None:
+        super().__init__()
+        self.register_buffer("weight", solution.weight.cpu())
+        self.register_buffer("intercept", solution.intercept.cpu())
+
+    def forward(self, phi: Tensor) -> Tensor:
+        return SHARPNESS * (phi.double() @ self.get_buffer("weight") + self.get_buffer("intercept"))

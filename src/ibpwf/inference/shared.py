@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf.distributed import ALONE, Group
 from ibpwf.inference.base import Batch
-from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
+from ibpwf.inference.gaussian import GaussianScores, GaussianTaskInference, MomentAccumulator, Moments
 
 
 def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int, group: Group = ALONE) -> list[Moments]:
@@ -65,6 +65,9 @@ def pooled(first: list[Moments], second: list[Moments]) -> list[Moments]:
 class SharedGaussianInference(GaussianTaskInference):
     """P(t | φ(x)) from class means and the covariance that all classes share."""
 
+    def groups_for(self, classes: int) -> int:
+        return classes
+
     def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
         return class_moments(batches, classes, self.group)
 
@@ -89,7 +92,15 @@ class SharedGaussianInference(GaussianTaskInference):
             found = self._whitening = means, directions, prior - 0.5 * (means.T * directions).sum(0)
         return found
 
+    def export_module(self) -> nn.Module:
+        return _SharedScores(self)
+
     def group_scores(self, phi: Tensor) -> Tensor:
         """log N_c + log N(φ | μ_c, Σ) up to what all classes have in common, for every row and class."""
         _, directions, constant = self.prepared()
         return phi.double() @ directions + constant
+
+
+class _SharedScores(GaussianScores):
+    def of_groups(self, phi: Tensor) -> Tensor:
+        return phi @ self.get_buffer("matrix") + self.get_buffer("constant")

@@ -100,8 +100,8 @@ class AdaptedFeatures(Features):
             raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
         self._scale = Scale(tensors["mean"], tensors["deviation"])
 
-    def width(self, outputs: int) -> int:
-        """How many features φ has, where the layers have so many outputs."""
+    def width_for(self, shape: tuple[int, ...]) -> int:
+        outputs = self.outputs.width_for(shape)
         if self._scale is not None and len(self._scale.mean) != outputs:
             raise NotWhole(f"adapted features have {len(self._scale.mean)} means, and the layers {outputs} outputs")
         return outputs

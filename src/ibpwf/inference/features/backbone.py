@@ -156,9 +156,10 @@ class BackboneFeatures(Features):
         if not self.text and self.scale is None and self._fitted is None and float(rows.min()) < 0:
             raise _no_pixels(rows)
 
-    def check_shape(self, x: Tensor) -> None:
-        """Refuse rows that are no images or no texts; needs no network."""
-        self._rows(x)
+    def width_for(self, shape: tuple[int, ...]) -> int:
+        """Needs no network."""
+        self._rows(torch.zeros(1, *shape, dtype=torch.float32))
+        return self.width
 
     def state(self) -> State:
         if self._fitted is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import math
+
+from torch import Tensor, nn
 
 from ibpwf.inference.base import Features
 
@@ -12,3 +14,9 @@ class InputFeatures(Features):
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.flatten(1).float()
+
+    def width_for(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape)
+
+    def export_module(self) -> nn.Module:
+        return nn.Flatten()

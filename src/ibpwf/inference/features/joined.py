@@ -8,11 +8,11 @@ Each is fitted as it would be alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf.errors import InputError
 from ibpwf.factors.model import FactorModel
@@ -57,6 +57,13 @@ class JoinedFeatures(Features):
         for part in self.parts:
             part.check(x)
 
+    def width_for(self, shape: tuple[int, ...]) -> int | None:
+        widths = [part.width_for(shape) for part in self.parts]
+        return None if None in widths else sum(each for each in widths if each is not None)
+
+    def export_module(self) -> nn.Module:
+        return SideBySide([part.export_module() for part in self.parts])
+
     def unread(self) -> tuple[str, ...]:
         """What none of them reads."""
         first, *others = (part.unread() for part in self.parts)
@@ -91,3 +98,14 @@ class JoinedFeatures(Features):
             own[int(number)][rest] = tensor
         for part, told, kept in zip(self.parts, content["parts"], own, strict=True):
             part.load_state(told, kept)
+
+
+class SideBySide(nn.Module):
+    """The outputs of several modules in a row."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], 1)

@@ -6,6 +6,7 @@ several layers' side by side: a convolution is averaged over space, a transforme
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,12 +34,37 @@ class LayerFeatures(Features):
 
     def __call__(self, x: Tensor) -> Tensor:
         with self.model.shell() as net:
-            return features(net, self.model.reference_state(), self.layers, x)
+            return features(net, self._weights(), self.layers, x)
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        return self.model.reference_state()
 
     def check(self, x: Tensor) -> None:
         """A layer that never runs is named now."""
         with self.model.shell() as net:
             features(net, {}, self.layers, x)
+
+    def width_for(self, shape: tuple[int, ...]) -> int:
+        net, one = self.model.net, torch.zeros(1, *shape, device=self.model.device, dtype=torch.float32)
+        return features(net, dict(net.state_dict()), self.layers, one).shape[1]
+
+    def export_module(self) -> nn.Module:
+        """A copy of the network up to the layer that is read."""
+        net, layers = self.model.net, self.layers
+        names = [name for name, _ in net.named_children()]
+        plain = type(net).forward is nn.Sequential.forward and len(layers) == 1 and layers[0] in names
+        module = net.get_submodule(layers[0])
+        if not plain or not isinstance(module, (nn.Linear, _ConvNd)):
+            raise InputError(
+                f"tasks are inferred from layer {', '.join(layers)}, inside a network that is no plain sequence, "
+                "which cannot be put into one graph; export one task at a time with --task."
+            )
+        weights = self._weights()
+        parts = [
+            _with(net.get_submodule(name), {k: v for k, v in weights.items() if k.startswith(f"{name}.")}, name)
+            for name in names[: names.index(layers[0]) + 1]
+        ]
+        return _UpToLayer(parts, isinstance(module, _ConvNd))
 
     def unread(self) -> tuple[str, ...]:
         return unread_by(self.model.net, self.layers)
@@ -66,9 +92,12 @@ class FactorFeatures(LayerFeatures):
                 "one, or set features='layer'."
             )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        with self.model.shell() as net:
-            return features(net, self.model.factor_state(self.layers[0]), self.layers, x)
+    def _weights(self) -> Mapping[str, Tensor]:
+        return self.model.factor_state(self.layers[0])
+
+    def width_for(self, shape: tuple[int, ...]) -> int:
+        kept = self.model.reference or self.model.tasks[0]
+        return int(kept.selected[self.layers[0]].sum())
 
 
 class _Enough(Exception):
@@ -233,3 +262,27 @@ def features(net: nn.Module, state: Mapping[str, Tensor], layers: Sequence[str],
         if name not in reading.found:
             raise InputError(f"inference_layers: '{name}' gives no output when the network runs; name another layer.")
     return torch.cat([reading.found[name] for name in layers], dim=1)
+
+
+class _UpToLayer(nn.Module):
+    """The output of a layer of an `nn.Sequential`, averaged over space for a convolution."""
+
+    def __init__(self, parts: Sequence[nn.Module], average: bool) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(*parts)
+        self.average = average
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.parts(x)
+        return out.flatten(2).mean(2) if self.average else out
+
+
+def _with(module: nn.Module, state: dict[str, Tensor], prefix: str) -> nn.Module:
+    """A copy of a module with other tensors, whatever their shapes."""
+    module = copy.deepcopy(module).eval().cpu()
+    for name, value in state.items():
+        parent, _, leaf = name.removeprefix(f"{prefix}.").rpartition(".")
+        owner = module.get_submodule(parent)
+        fixed = value.detach().cpu().clone()
+        setattr(owner, leaf, nn.Parameter(fixed) if leaf in owner._parameters else fixed)
+    return module

@@ -12,17 +12,19 @@ is all of them in a row.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.errors import InputError, unknown
 from ibpwf.inference.base import Batch, Features, State
 from ibpwf.inference.features.images import as_images
+from ibpwf.inference.features.joined import SideBySide
 from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
 
 Size = Literal["small", "medium", "large", "best"]
@@ -45,6 +47,9 @@ KEPT_NUMBERS = 2**26
 NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**28}
 """How many responses are held at a time: what fits a processor's cache, and 1 GB of a GPU."""
 
+
+RESPONSES = 2**18
+"""Of patches to filters, of one image, that are held at a time while a graph is traced: 1 MB."""
 
 TENSORS = ("whitening", "filters", "mean", "deviation")
 
@@ -161,6 +166,14 @@ class PatchFeatures(Features):
         for images in self._looks(self._images(x)):
             parts = [fitted.standardized(images, self.threshold) for fitted in self._fitted]
             yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def width_for(self, shape: tuple[int, ...]) -> int:
+        device = self._fitted[0].filters.device
+        return self(torch.zeros(1, *shape, device=device, dtype=torch.float32)).shape[1]
+
+    def export_module(self) -> nn.Module:
+        sizes = [_TracedPatches(one) for one in self.alone()]
+        return sizes[0] if len(sizes) == 1 else SideBySide(sizes)
 
     def alone(self) -> list[Self]:
         """The features of each size of patches by itself; φ is all of theirs in a row."""
@@ -346,3 +359,43 @@ def pooling_matrix(height: int, width: int, cells: int) -> Tensor:
     )
     matrix: Tensor = torch.kron(down.contiguous(), across.contiguous())
     return matrix
+
+
+class _TracedPatches(nn.Module):
+    """Patches of one size, to be traced. Whitened they are a convolution, their cosines with the filters a product.
+    Of large images and many filters, responses are made and averaged for some lines of places after others."""
+
+    def __init__(self, features: PatchFeatures) -> None:
+        super().__init__()
+        content, tensors = features.state()
+        fitted = {name: tensor.cpu() for name, tensor in tensors.items()}
+        channels, height, width = self.image = tuple(content["image"])
+        patch, filters = content["patch"], fitted["filters"]
+        self.threshold, self.mirror = float(content["threshold"]), bool(content["mirror"])
+        lines, across = height - patch + 1, width - patch + 1
+        self.at_once = across * max(1, RESPONSES // (across * len(filters)))
+        cells = math.isqrt(len(fitted["mean"]) // (2 * len(filters)))
+        self.register_buffer("whitening", fitted["whitening"].T.reshape(-1, channels, patch, patch).contiguous())
+        self.register_buffer("filters", filters.T.contiguous())
+        self.register_buffer("pooling", pooling_matrix(lines, across, cells).to(filters))
+        self.register_buffer("mean", fitted["mean"])
+        self.register_buffer("deviation", fitted["deviation"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = x.float().reshape(-1, *self.image)
+        if not self.mirror:
+            return self._standardized(images)
+        both = self._standardized(torch.cat([images, images.flip(-1)]))
+        return both.reshape(2, -1, both.shape[1]).mean(0)
+
+    def _standardized(self, images: Tensor) -> Tensor:
+        directions = F.conv2d(images, self.get_buffer("whitening")).flatten(2).transpose(1, 2)
+        directions = directions / torch.linalg.vector_norm(directions, dim=2, keepdim=True).clamp(min=BLANK)
+        filters, total = self.get_buffer("filters"), torch.zeros((), dtype=torch.float32)
+        for start in range(0, directions.shape[1], self.at_once):
+            places = slice(start, start + self.at_once)
+            pooling, response = self.get_buffer("pooling")[:, places], directions[:, places] @ filters
+            beyond = F.softshrink(response, self.threshold)  # relu(h − b) − relu(−h − b)
+            total = total + torch.stack([pooling @ beyond.relu(), pooling @ (-beyond).relu()], 1)
+        # The mean is that of relu(h − b) + b.
+        return (total.flatten(1) - self.get_buffer("mean")) / self.get_buffer("deviation")

@@ -8,15 +8,16 @@ on 500 such features tell forest covers (covertype, three tasks) apart better th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibpwf.factors.encoding import MOST_ROWS, TableEncoding, columns_of_many
 from ibpwf.inference.base import Batch, State
-from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.inference.features.random import RandomFeatures, RandomLayer
 
 BINS = 16
 WEIGHT = 1.7
@@ -61,6 +62,9 @@ class QuantileFeatures(RandomFeatures):
     def inputs(self) -> int:
         return self.encoding.inputs
 
+    def export_module(self) -> nn.Module:
+        return nn.Sequential(_Weighted(self.encoding), RandomLayer(self.weight, self.bias))
+
     def state(self) -> State:
         content, tensors = super().state()
         if not tensors:
@@ -88,3 +92,14 @@ class QuantileFeatures(RandomFeatures):
             )
         encoding.load_state_dict(own)
         self.encoding = encoding.to(mean.device)
+
+
+class _Weighted(nn.Module):
+    """`weighted`, to be traced."""
+
+    def __init__(self, encoding: TableEncoding) -> None:
+        super().__init__()
+        self.encoding = copy.deepcopy(encoding).cpu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return weighted(self.encoding, x.flatten(1).double())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ibpwf.inference.fusion import ClassScores
+from ibpwf.inference.base import TaskInference
 from ibpwf.learner import Learner
 from ibpwf.task_learner import TaskLearner
 
@@ -30,7 +30,8 @@ def seen_and_unseen(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, 
     how well it tells tasks still to come from those learnt (None after the last one)."""
     some = [x[:ROWS] for x in tests]
     # A router's answer is of the locked weights. All sets in one call: what costs most is to compose every draw's.
-    draws = 0 if isinstance(getattr(learner.method, "inference", None), ClassScores) else DRAWS
+    inference = getattr(learner.method, "inference", None)
+    draws = 0 if isinstance(inference, TaskInference) and inference.has_class_scores else DRAWS
     answers = learner.predict(torch.cat(some), marginal=True, draws=draws).entropy.double().cpu()
     found = torch.split(answers, [len(x) for x in some])
     learned = len(learner.tasks)
@@ -52,7 +53,7 @@ def novelty_found(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, An
     learned = len(learner.tasks)
     if learned == len(tests) or not isinstance(learner, Learner) or None in learner.method.calibrations:
         return None
-    if not isinstance(learner.method.inference, ClassScores):
+    if not learner.method.inference.has_class_scores:
         return None
     known, new = (
         learner.novelty(torch.cat([x[:NOVEL_ROWS] for x in part]), RATE).double().cpu()
