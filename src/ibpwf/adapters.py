@@ -132,7 +132,7 @@ def read_adapter(path: str | Path) -> Adapter:
                     "safetensors."
                 )
         config = _config(decode_json(folder.read(CONFIG), path / CONFIG), path / CONFIG)
-        tensors = decode_tensors(folder.read(TENSORS), path / TENSORS, "cpu")
+        tensors = decode_tensors(folder.read(TENSORS), path / TENSORS)
         about = decode_json(folder.read(ABOUT), path / ABOUT) if folder.size(ABOUT) is not None else {}
     layers, whole = _sorted_out(path, tensors, config)
     _check_targets(path, config, layers)

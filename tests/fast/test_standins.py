@@ -46,7 +46,6 @@ def test_there_is_a_stand_in_for_every_reference_and_all_are_registered_at_once(
         "fast.mixed.in_one_pass",
         "inference.base.infer_tasks",
         "models.normalized",
-        "training.objective.share_right",
         "training.phase.make_optimizer",
         "training.step.make_step",
     }

@@ -120,17 +120,15 @@ class Examples:
         found.update(np.ascontiguousarray(self.x).data)
         return found.hexdigest()
 
-    def check_learnable(self, at_least: int = 2) -> None:
+    def check_learnable(self) -> None:
         """Refuses examples from which nothing can be learnt: labels that are no classes, or a class with too few."""
         if self.y is None:
             raise DataError(f"{shown(self.path)} has no labels; learning needs a label for every example.")
         y = self.y
-        check_counts(Counter(y), self.path, self.layout.label, lambda rare: str(self.where(y.index(rare))), at_least)
+        check_counts(Counter(y), self.path, self.layout.label, lambda rare: str(self.where(y.index(rare))))
 
 
-def check_counts(
-    counts: Mapping[str, int], path: str, column: str | None, where: Callable[[str], str], at_least: int = 2
-) -> None:
+def check_counts(counts: Mapping[str, int], path: str, column: str | None, where: Callable[[str], str]) -> None:
     """Refuse labels, in the order in which they come, from which nothing can be learnt; `where` is a label's first
     row."""
     rows = sum(counts.values())
@@ -140,11 +138,11 @@ def check_counts(
             f"{shown(path)}: {named} has {len(counts):,} different values in {rows:,} examples; it looks like a "
             "measurement or an identifier. Choose the column that holds the class."
         )
-    rare = next((label for label in counts if counts[label] < at_least), None)
+    rare = next((label for label in counts if counts[label] < 2), None)
     if rare is not None:
         have = f"{counts[rare]} example" + "s" * (counts[rare] != 1)
         raise DataError(
-            f"{where(rare)}: class {quoted(rare)} has {have}; learning needs at least {at_least} of each class. Add "
+            f"{where(rare)}: class {quoted(rare)} has {have}; learning needs at least 2 of each class. Add "
             "more, or remove that class."
         )
 

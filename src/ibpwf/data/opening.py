@@ -26,9 +26,9 @@ def shown(path: str | os.PathLike[str]) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
-def quoted(value: str, longest: int = 40) -> str:
+def quoted(value: str) -> str:
     """A value of the user's in quotes, cut where it is long."""
-    return repr(value if len(value) <= longest else value[: longest - 1] + "…")
+    return repr(value if len(value) <= 40 else value[:39] + "…")
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
@@ -37,9 +37,9 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(quoted(name) for name in names[:most]) + rest
 
 
-def few(names: Sequence[str], most: int = 8) -> str:
+def few(names: Sequence[str]) -> str:
     """The first of some names, and how many there are."""
-    return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
+    return ", ".join(names[:8]) + (f", … ({len(names)})" if len(names) > 8 else "")
 
 
 def spelled(shape: Sequence[int]) -> str:

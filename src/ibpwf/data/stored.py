@@ -126,11 +126,11 @@ class StoredRows:
             found.update(np.ascontiguousarray(part).data)
         return found.hexdigest()
 
-    def check_learnable(self, at_least: int = 2) -> None:
+    def check_learnable(self) -> None:
         """As `Examples.check_learnable`."""
         counts = dict(zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True))
         column = None if self.layout is None else self.layout.label
-        check_counts(counts, self.path, column, lambda _: shown(self.path), at_least)
+        check_counts(counts, self.path, column, lambda _: shown(self.path))
 
 
 class Gathering:

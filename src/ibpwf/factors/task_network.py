@@ -64,7 +64,7 @@ class TaskNetwork(nn.Module):
         self.strength_std = model.strength_std
         self.dictionaries = model.layers
         self.selected: dict[str, Tensor] = {}
-        self._temperature, self._kl_terms = temperature, kl_terms
+        self._kl_terms = kl_terms
         self.number = len(model.tasks) + 1
         self._fitted = model.init != "random" and self.number == 1
         self._anew = model.init == "anew" and self.number > 1 and version_of is None

@@ -245,22 +245,3 @@ def scores_gradients(strength: Tensor, b: Tensor, temperature: Tensor, grad: Ten
     grid = (triton.cdiv(count, 256),)
     _scores_gradients_kernel[grid](strength, b, temperature, grad.contiguous(), gradients, count, BLOCK=256)
     return gradients
-
-
-@triton.jit
-def _share_right_kernel(logits_at, y_at, share_at, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    logits = tl.load(logits_at + row[:, None] * stride + column[None, :], mask=inside, other=float("-inf"))
-    best = tl.argmax(logits.to(tl.float32), axis=1)
-    right = best == tl.load(y_at + row, mask=row < rows, other=-1)
-    tl.store(share_at, tl.sum(tl.where(row < rows, right.to(tl.float32), 0.0), 0) / rows)
-
-
-def share_right(logits: Tensor, y: Tensor) -> Tensor:
-    """The share of rows whose largest output is their label's."""
-    share = torch.empty((), device=logits.device, dtype=torch.float32)
-    rows, columns = logits.shape
-    sizes = {"ROWS": triton.next_power_of_2(rows), "COLUMNS": triton.next_power_of_2(columns)}
-    _share_right_kernel[(1,)](logits, y, share, rows, columns, logits.stride(0), **sizes)
-    return share

@@ -88,13 +88,13 @@ INFERENCE: dict[str, Callable[..., TaskInference]] = {
 }
 
 
-def make_features(settings: Settings, model: FactorModel, *, imports: bool = True) -> Features:
+def make_features(settings: Settings, model: FactorModel) -> Features:
     """What `settings.features` names, or of several names with + between them all side by side. One of your own is
     called with `settings` and the model where it takes them, else with nothing."""
     names = settings.features.split("+")
     if len(names) > 1:
         _check_names(settings.features, names)
-    parts = [_one_of(name, settings, model, imports=imports) for name in names]
+    parts = [_one_of(name, settings, model) for name in names]
     return parts[0] if len(parts) == 1 else JoinedFeatures(parts)
 
 
@@ -109,16 +109,16 @@ def _check_names(given: str, names: list[str]) -> None:
     raise InputError(f"features is '{given}', which {what}; {remedy}.")
 
 
-def _one_of(name: str, settings: Settings, model: FactorModel, *, imports: bool) -> Features:
-    kind = registry.find(registry.FEATURES, name, FEATURES, imports=imports)
+def _one_of(name: str, settings: Settings, model: FactorModel) -> Features:
+    kind = registry.find(registry.FEATURES, name, FEATURES)
     made: Features = _made("features", name, Features, kind, settings, model)
     return made
 
 
-def make_inference(settings: Settings, *, imports: bool = True) -> TaskInference:
+def make_inference(settings: Settings) -> TaskInference:
     """What `settings.inference` names. One of your own is called with `settings` where it takes them,
     else with nothing."""
-    kind = registry.find(registry.INFERENCE, settings.inference, INFERENCE, imports=imports)
+    kind = registry.find(registry.INFERENCE, settings.inference, INFERENCE)
     made: TaskInference = _made("inference", settings.inference, TaskInference, kind, settings)
     return made
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 
-def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
+def entropy(probabilities: Tensor) -> Tensor:
     """−Σ p log p in nats, with 0 log 0 = 0 (eq. predictive_entropy)."""
-    total: Tensor = torch.special.xlogy(probabilities, probabilities).sum(dim)
+    total: Tensor = torch.special.xlogy(probabilities, probabilities).sum(-1)
     return -total
 
 

@@ -289,10 +289,10 @@ def encode_tensors(tensors: Mapping[str, Tensor], where: str, metadata: dict[str
         raise StoreError(f"{where}: these tensors cannot be stored ({error}). Use a common dtype.") from error
 
 
-def decode_tensors(data: bytes, path: StrPath, device: str | torch.device) -> dict[str, Tensor]:
+def decode_tensors(data: bytes, path: StrPath) -> dict[str, Tensor]:
     try:
         tensors = safetensors.torch.load(data)
     except Exception as error:  # its parser raises several kinds on a damaged file
         what = f"is not a whole safetensors file ({error})"
         raise StoreError(f"{os.fspath(path)!r} {what}. {RESTORE}") from error
-    return {name: tensors[name].to(device) for name in sorted(tensors)}
+    return {name: tensors[name] for name in sorted(tensors)}

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
-import torch
 from filelock import FileLock, SoftFileLock, Timeout
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -113,7 +112,7 @@ class OpenedFolder:
     sha256: str  # the manifest's own
     within: Path | None = None  # the folder of the user's that this one lies in
 
-    def tensors(self, name: str, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of one part, after its size and digest have been checked."""
         if name not in self.files:
             known = ", ".join(self.files) or "none"
@@ -125,7 +124,7 @@ class OpenedFolder:
             data = folder.read(entry.file)
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise StoreError(f"{str(path)!r} is damaged: its SHA-256 is not the manifest's. {RESTORE}")
-        return decode_tensors(data, path, device)
+        return decode_tensors(data, path)
 
     def check_sizes(self) -> None:
         """That every part is there, and as long as it should be; their content is not read."""
@@ -419,10 +418,10 @@ def own_files(folder: Directory) -> list[str]:
     return sorted(filter(ours, folder.names()), key=lambda name: name != MANIFEST)
 
 
-def foreign_files(path: StrPath, within: StrPath | None = None) -> list[str]:
+def foreign_files(path: StrPath) -> list[str]:
     """What lies in a folder and is not part of the model: a user's own files, and what a killed save has left
     (the next save removes that). None of it is ever read."""
-    with Directory.opened(path, within) as folder:
+    with Directory.opened(path) as folder:
         ours = {MANIFEST, LOCK, *(entry.file for entry in read_folder(folder).files.values())}
         return [name for name in folder.names() if name not in ours]
 

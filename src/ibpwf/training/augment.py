@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from ibpwf.errors import InputError
 
-AUGMENTATIONS = ("none", "crop-flip")
 PADDING = 4
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ibpwf.dispatch import reference
 from ibpwf.distributed import ALONE, Group
 from ibpwf.training.phase import Phase, make_optimizer
 
@@ -23,7 +22,6 @@ class Loss(NamedTuple):
     accuracy: Tensor | None = None
 
 
-@reference
 def share_right(logits: Tensor, y: Tensor) -> Tensor:
     """The share of rows whose largest output is their label's."""
     return (logits.detach().argmax(1) == y).float().mean()

@@ -126,4 +126,4 @@ def test_what_is_no_method_is_refused_with_what_would_be(name: str, message: str
 
 def test_module_and_name_are_not_imported_where_the_text_comes_from_a_file() -> None:
     with pytest.raises(InputError, match="unknown method 'last_rows:LastRows'"):
-        method_named("last_rows:LastRows", imports=False)
+        registry.find(registry.METHODS, "last_rows:LastRows", {}, imports=False)

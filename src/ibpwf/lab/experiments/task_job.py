@@ -169,7 +169,7 @@ def _store(folder: Path, files: Files) -> None:
     manifest = json.loads(files[MANIFEST])
     entries = {name: FileEntry.model_validate(entry) for name, entry in manifest["files"].items()}
     new = {
-        name: decode_tensors(files[entry.file], folder / entry.file, "cpu") if entry.file in files else {}
+        name: decode_tensors(files[entry.file], folder / entry.file) if entry.file in files else {}
         for name, entry in entries.items()
     }
     there = {name: entry for name, entry in entries.items() if entry.file not in files}

@@ -43,10 +43,9 @@ def methods() -> dict[str, type[Method]]:
     return found
 
 
-def method_named(name: str, *, imports: bool = True) -> type[Method]:
-    """The method of that name, or an error that suggests the nearest; `imports` says whether `module:Name`, which
-    runs code of the caller's choice, is a name too."""
-    return _checked(name, registry.find(registry.METHODS, name, own_methods(), imports=imports))
+def method_named(name: str) -> type[Method]:
+    """The method of that name, or an error that suggests the nearest. `module:Name` runs code of the caller's."""
+    return _checked(name, registry.find(registry.METHODS, name, own_methods()))
 
 
 def _checked(name: str, found: Any) -> type[Method]:
