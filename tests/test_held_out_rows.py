@@ -15,7 +15,7 @@ from ibpwf import Learner
 from ibpwf.errors import InputError
 from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration
 from ibpwf.inference.router import RidgeRouter
-from ibpwf.method_keeping import MOST_HELD_OUT
+from ibpwf.method import MOST_HELD_OUT
 from ibpwf.training.rows import Rows, TensorRows
 from router_tasks import (
     CLASSES,

@@ -26,7 +26,7 @@ from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inputs import named_tensors
 from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF, Parts
-from ibpwf.method_checks import check_inputs
+from ibpwf.method_state import check_inputs
 from ibpwf.more_rows import VersionedLearner
 from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import digest_of, discard_finished

@@ -1,16 +1,20 @@
 """IBP-WF: each task selects rank-1 weight factors from a shared, growing dictionary (Mehta et al., 2021).
 
 Per task: (1) maximize the ELBO over the selection, the strengths and the free factors; (2) fix the selection to
-the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the first task's weights; (4) lock.
+the factors with π̄ ≥ κ and fine-tune; (3) take φ's statistics under the first task's weights; (4) lock. Where the
+task is known, its expert answers; where it is not, task inference chooses it, alone or joined with the experts' class
+scores.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Self
+from functools import partial
+from itertools import accumulate
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +22,7 @@ from torch.nn import functional as F
 
 import ibpwf.fast.registered  # noqa: F401 (registers what is faster than the reference)
 from ibpwf import method_state
+from ibpwf.dispatch import accelerated
 from ibpwf.distributed import Group
 from ibpwf.errors import InputError
 from ibpwf.factors import resume as in_progress
@@ -28,23 +33,36 @@ from ibpwf.factors.forget import forget_task
 from ibpwf.factors.merge import check_head
 from ibpwf.factors.model import FactorModel
 from ibpwf.factors.ready_made import ReadyFactors, add_ready_task
+from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.factors.selection import further_factors, sufficient_selection
 from ibpwf.factors.task_network import TaskNetwork
-from ibpwf.inference.base import Features, TaskInference
+from ibpwf.inference import fusion
+from ibpwf.inference.base import Features, TaskInference, infer_tasks
+from ibpwf.inference.fusion import Calibration, by_task
 from ibpwf.inference.kinds import make_features, make_inference
-from ibpwf.inference.versions import Versions
-from ibpwf.method_keeping import KeepingMethod
+from ibpwf.inference.opinion import EXPERT, REGRESSION, Opinion
+from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
+from ibpwf.inference.uncertainty import draw_probabilities, entropy
+from ibpwf.inference.versions import Version, Versions
+from ibpwf.limits import check_draws, check_rate
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
+from ibpwf.storage.tensor_checks import NotWhole
 from ibpwf.torch_state import depends_on_default
-from ibpwf.training.linear import FEWEST_ROWS
-from ibpwf.training.method import Counts, Forgotten, Loss, TaskData
+from ibpwf.training.linear import FEWEST_ROWS, compared
+from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.objective import share_right
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
-from ibpwf.training.rows import Rows
+from ibpwf.training.rows import ROWS_AT_ONCE, Again, Rows
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
 from ibpwf.training.stopping import tempered_loss
-from ibpwf.views import check_square, turned, turned_labels
+from ibpwf.views import Shape, Views, check_square, class_logits, turned, turned_labels
+
+T = TypeVar("T")
+
+MOST_HELD_OUT, MOST_TO_STOP_BY = 500, 2_000
+"""Rows of a task: three numbers and a few quantiles are made of them, and with early stopping it is decided by them
+when to stop, for which more are better."""
 
 ELBO, FINETUNE = "elbo", "finetune"
 
@@ -84,7 +102,7 @@ class Parts:
         return [name for name, part in vars(self).items() if part is not None]
 
 
-class IBPWF(KeepingMethod):
+class IBPWF(Method):
     """The method on a factorized model."""
 
     name: ClassVar[str] = "ibpwf"
@@ -106,6 +124,7 @@ class IBPWF(KeepingMethod):
         self.fit_loss = F.cross_entropy if given.loss is None else given.loss
         self.versions = Versions()
         self.network: TaskNetwork | None = None
+        self._held_out: tuple[Rows, Rows] | None = None  # while a task is learned: what it learns from, and the rest
         self._old_version: nn.Module | None = None  # while a new one is learned
         self._data: TaskData | None = None  # while a task is learned
         self._phase = ELBO
@@ -347,6 +366,368 @@ class IBPWF(KeepingMethod):
         other.features, other.inference = self.features.fork(other.model), self.inference.fork()
         return other
 
+    # What is kept of a task
+
+    def hold_out(self, data: TaskData) -> None:
+        share, apart = self.settings.held_out, data.generator("held out")
+        most = MOST_TO_STOP_BY if self.settings.early_stopping else MOST_HELD_OUT
+        self.outcome = None
+        self._held_out = data.rows.apart(share, most, apart) if share else None
+
+    def keep(self, data: TaskData, rows: Rows) -> None:
+        """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
+        # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
+        seen = rows if self.inference.has_class_scores else data.rows
+        if data.more:
+            self.take_rows(data.index, seen)
+            old = self.versions[data.index]
+            new = replace(old, serial=data.serial, number=old.number + 1)
+        else:
+            if data.index == 0:
+                self._fit_features(data, seen)
+            self.inference.learn(data.index, self._phi(seen), len(data.classes))
+            serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
+            new = Version(serial, data.classes, serial)
+        self.versions = self.versions.added(replace(new, opinion=self._opinion(data.index)))
+        if self._held_out is not None and (not data.more or new.calibration is not None):
+            self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
+            self._as_if_not_asked()
+        elif self.settings.second_opinion:
+            self._as_if_not_asked()
+        self._held_out = None
+
+    def _fit_features(self, data: TaskData, rows: Rows) -> None:
+        """Those that look at some rows alone take them from all over."""
+        for part in self.features.parts_to_fit():
+            part.fit(Again(partial(self._seen_by, part, data, rows)), len(rows), data.generator("random features"))
+
+    @staticmethod
+    def _seen_by(features: Features, data: TaskData, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+        some = features.rows_to_fit
+        return rows.in_order() if some is None else rows.sample(some, data.generator("sample"))
+
+    def take_rows(self, task: int, rows: Rows) -> None:
+        """Let task inference have more rows of a task, as if they had come with its first; its expert stays."""
+        self.inference.more(task, self._phi(rows), len(self.classes[task]))
+
+    def _phi(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = rows.in_order()
+        batches = self.group.shares(batches) if self.inference.adds_up else batches
+        return ((phi, y) for x, y in batches for phi in self.features.views(x))
+
+    def _opinion(self, task: int) -> Opinion | None:
+        return self.inference.opinion(task) if self.settings.second_opinion else None
+
+    def _as_if_not_asked(self) -> None:
+        """Let a router on a CPU solve again: training has other threads than answering, so other bits."""
+        if self.device.type == "cpu":
+            self.inference = self.inference.fork()
+
+    def _calibrated(self, task: int, apart: tuple[Rows, Rows], old: Calibration | None) -> Calibration:
+        """What the held-out rows of a task say of it, the second of the rows that were set `apart`, with all that is
+        learned by now; of a new version, beside what those of the `old` one said."""
+        train, rows = apart
+        x, y = rows.tensors()
+        own = self.logits(x, task)
+        scores = self.class_scores(x, "all", distances=True) if self.inference.has_class_scores else None
+        kept = self.versions[task].opinion
+        opinion = None if kept is None else kept.scores(self.phi(x))
+        if old is None:
+            found = fusion.calibrate(scores, own, y, self.calibrations, opinion)
+        else:
+            found = fusion.recalibrated(old, scores, own, y, task, opinion)
+        if opinion is not None and found.opinion is not None:
+            expert, regression = found.opinion
+            own = expert * own.double() + regression * opinion
+        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_ROWS else None
+        return found
+
+    # Answering
+
+    @property
+    def classes(self) -> list[tuple[int, ...]]:
+        """Of every task."""
+        return [one.classes for one in self.versions.newest]
+
+    @property
+    def calibrations(self) -> list[Calibration | None]:
+        """Of every task's newest version."""
+        return [one.calibration for one in self.versions.newest]
+
+    def by_number(self, learned: Sequence[T]) -> Sequence[T]:
+        if len(learned) != len(self.versions.all):
+            raise NotWhole(f"{len(learned)} tasks are named, and the method's state has {len(self.versions.all)}")
+        return [learned[place] for place in self.versions.places]
+
+    def version(self, task: int) -> tuple[int, int]:
+        return self.versions.owners[task], self.versions[task].number
+
+    def place(self, task: int) -> int:
+        """Where the model has the task, or older version, of this number."""
+        return self.versions.places[task]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def image_shape(self) -> Shape:
+        """Of images that come as flat rows."""
+        return None if self.settings.image_shape == "auto" else self.settings.image_shape
+
+    def logits(self, x: Tensor, task: int) -> Tensor:
+        views, place = self.views(task), self.place(task)
+        parts = [self.model.logits(rows, place, views) for rows in torch.split(x, ROWS_AT_ONCE)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def expert(self, x: Tensor, task: int) -> Tensor | None:
+        """A task's class scores beside those of others; None of a task that had nothing to tell apart."""
+        return None if self.is_silent(task) else self.logits(x, task)
+
+    def is_silent(self, task: int) -> bool:
+        """Whether a task has one class, and no turns to learn it by."""
+        return len(self.classes[task]) == 1 and self.model.tasks[self.place(task)].turns == 1
+
+    def views(self, task: int) -> Views:
+        """How images are looked at to answer for a task."""
+        turns = self.model.tasks[self.place(task)].turns
+        if self.settings.views == "plain" or turns == 1:
+            return Views()
+        return Views(turns, self.settings.mirror, self.image_shape)
+
+    def class_scores(self, x: Tensor, experts: fusion.Experts, *, distances: bool = False) -> fusion.Scores:
+        """What router and experts say of every class of every task (see `inference.fusion`), and how far rows lie
+        from each, where that is asked for and known."""
+        widths = tuple(len(labels) for labels in self.classes)
+        parts: list[fusion.Scores] = []
+        apart: list[Tensor] = []
+        for rows in torch.split(x, ROWS_AT_ONCE):
+            phi = self.features(rows)
+            parts.append(fusion.look(self.inference.class_log_scores(phi), rows, widths, self.expert, experts))
+            if distances and self.inference.has_distances:
+                apart.append(self.inference.distances(phi))
+        own = [part.experts for part in parts if part.experts is not None]
+        return fusion.Scores(
+            torch.cat([part.router for part in parts]),
+            torch.cat(own) if own else None,
+            widths,
+            self.inference.class_levels(),
+            torch.cat(apart) if apart else None,
+            parts[0].silent,
+        )
+
+    def class_log_scores(self, x: Tensor) -> Tensor | None:
+        """log P(t, c | x) up to a constant, N×ΣC, where task inference looks at every class (see `inference.fusion`);
+        None where it tells tasks alone."""
+        if not self.inference.has_class_scores:
+            return None
+        router, experts = self.fusion_weights()
+        return self.class_scores(x, self.settings.experts if experts else 0).joint(router, experts)
+
+    def fusion_weights(self) -> tuple[float, float]:
+        """α of the router and β of the experts: what held-out rows say, or the user's β beside a router of 1."""
+        weight = self.settings.expert_weight
+        alone = not self.settings.experts or not weight
+        if weight != "auto" and not alone:
+            return fusion.ROUTER_WEIGHT, weight
+        return fusion.weights(self.calibrations, alone=alone)
+
+    def novelty(self, x: Tensor, rate: float) -> Tensor:
+        """How unlike everything learned each row is, by router and experts; above 1 for a share `rate` of the rows of
+        the tasks themselves."""
+        check_rate(rate)
+        if not self.inference.has_class_scores:
+            raise InputError(
+                f"inference is {self.settings.inference}, which does not look at every class; learn with "
+                "inference='router' and held_out above 0 to tell what is new, or with a ContinualClassifier."
+            )
+        scores = self.class_scores(x, self.settings.experts or "likely", distances=True)
+        return fusion.novelty(scores, self.calibrations, rate)
+
+    def task_probabilities(self, x: Tensor) -> Tensor:
+        """P(t | φ(x)) for every row and task (eq. phi_task_inference)."""
+        joint = self.class_log_scores(x)
+        if joint is not None:
+            return by_task(joint, [len(labels) for labels in self.classes])
+        with accelerated(self.accelerate):
+            return infer_tasks(self.inference, self.features, x)
+
+    def class_columns(self) -> tuple[tuple[int, int], ...]:
+        return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
+
+    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+        """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
+        entropy (eqs. predictive_marginal, entropy_incr_class)."""
+        joint = self.class_log_scores(x) if task is None and not draws else None
+        if joint is not None:
+            return self._joint_prediction(joint, marginal)
+        inferred = self.task_probabilities(x) if task is None else None
+        if task is None:
+            assert inferred is not None
+            task = inferred.argmax(1)
+            if marginal:
+                return self._mixed_prediction(x, task, inferred, draws, seed)
+        of = RowTasks.of(task)
+        together = None if draws else self._logits_of_all(x, of)
+        if together is None:
+            own, total, single = self._asked_by_task(x, of, draws, seed)
+        else:
+            (own, total), single = self._given_to_all(x, together, of), None
+        information = None if single is None else (total - single).clamp(min=0)
+        owners = of.called(self.versions.owners)
+        return OwnTaskPrediction(own, self.versions.newest, owners, total, information, inferred)
+
+    def _asked_by_task(self, x: Tensor, of: RowTasks, draws: int, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """p(y|x,t) of every row, each through the network of its own task, N×C, and its entropy; with draws also the
+        mean entropy of one. Sums run over a task's own classes only: further columns, though 0, would change the
+        order of the sum and so its last bit."""
+        if len(of.numbers) == 1:
+            p, spread = self.class_probabilities(x, of.numbers[0], draws, seed)
+            return (p, entropy(p), spread) if draws else (p, spread, None)
+        width = max((len(self.versions[t].classes) for t in of.numbers), default=0)
+        own = torch.zeros(len(x), width, dtype=torch.float64, device=x.device)
+        total, single = own.new_zeros(len(x)), own.new_zeros(len(x))
+        for place, rows in rows_by_value(of.place):
+            p, spread = self.class_probabilities(x[rows], of.numbers[place], draws, seed)
+            own[rows, : p.shape[1]], single[rows] = p, spread
+            total[rows] = entropy(p) if draws else spread
+        return own, total, single if draws else None
+
+    def _given_to_all(self, x: Tensor, together: Tensor, of: RowTasks) -> tuple[Tensor, Tensor]:
+        """p(y|x,t) of every row from the class scores of one pass, N×C, and its entropy."""
+        widths = [len(self.versions[t].classes) for t in of.numbers]
+        phi = self._phi_of(x, of.numbers)
+        scores = together.double()
+        temperatures = [self.temperature(t) for t in of.numbers]
+        if phi is None and set(temperatures) != {1.0}:
+            scores /= _of_rows(temperatures, of, x)
+        if phi is not None:
+            for place, rows in rows_by_value(of.place):
+                own = scores[rows, : widths[place]]
+                scores[rows, : widths[place]] = self._given(own, of.numbers[place], phi[rows])
+        if min(widths) == max(widths):
+            own = scores[:, : widths[0]].softmax(1)
+            return own, entropy(own)
+        own, total = torch.zeros_like(scores), scores.new_zeros(len(x))
+        for width, rows in rows_by_value(torch.tensor(widths)[of.place]):  # see `_asked_by_task`
+            p = scores[rows, :width].softmax(1)
+            own[rows, :width], total[rows] = p, entropy(p)
+        return own, total
+
+    def _mixed_prediction(self, x: Tensor, task: Tensor, likely: Tensor, draws: int, seed: int) -> Prediction:
+        """All tasks' answers by how likely each task is; those that are likely for no row are not asked."""
+        columns, widths = self.class_columns(), [len(labels) for labels in self.classes]
+        first = [0, *accumulate(widths)]
+        given = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
+        single = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for t in likely.any(0).nonzero().flatten().tolist():
+            here = slice(first[t], first[t + 1])
+            if draws:
+                given[:, here], spread = self.class_probabilities(x, t, draws, seed)
+                single += likely[:, t] * spread
+            else:
+                given[:, here] = self._given_task(x, t)
+        owner, label = torch.tensor(columns, device=x.device).unbind(1)
+        # The label is the inferred task's own best class (the paper's rule), also here.
+        best = given.masked_fill(owner != task.unsqueeze(1), -1).argmax(1)
+        probabilities = given * likely[:, owner]
+        total = entropy(probabilities)
+        return Prediction(
+            labels=label[best],
+            probabilities=probabilities,
+            classes=columns,
+            task=task,
+            task_probabilities=likely,
+            entropy=total,
+            mutual_information=(total - single).clamp(min=0) if draws else None,
+        )
+
+    def _logits_of_all(self, x: Tensor, of: RowTasks) -> Tensor | None:
+        """Class scores of rows of several tasks in one pass, where that can be had and is worth it."""
+        if self.model.base != "frozen" or len(of.numbers) < 2:
+            return None
+        asked = of.called(self.versions.places).split(ROWS_AT_ONCE)
+        found = []
+        for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), asked, strict=True):
+            part = self.model.mixed_logits(rows, tasks, if_cheaper=True)
+            if part is None:
+                return None
+            found.append(part)
+        if len(found) == 1:
+            return found[0]
+        widest = max(part.shape[1] for part in found)
+        return torch.cat([F.pad(part, (0, widest - part.shape[1])) for part in found])
+
+    def _joint_prediction(self, joint: Tensor, marginal: bool) -> Prediction:
+        """Answers from log P(t, c | x): the likeliest class of all, and its task."""
+        columns = self.class_columns()
+        owner, label = torch.tensor(columns, device=joint.device).unbind(1)
+        best = joint.argmax(1)
+        others = owner != owner[best].unsqueeze(1)
+        probabilities = (joint if marginal else joint.masked_fill(others, -torch.inf)).softmax(1)
+        return Prediction(
+            labels=label[best],
+            probabilities=probabilities,
+            classes=columns,
+            task=owner[best],
+            task_probabilities=by_task(joint, [len(labels) for labels in self.classes]),
+            entropy=entropy(probabilities),
+        )
+
+    def class_probabilities(self, x: Tensor, task: int, draws: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
+        if draws:
+            check_draws(draws, sum(one.inputs * one.outputs for one in self.model.layers.values()))
+            serial, place = self.versions[task].serial, self.place(task)
+            generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + serial) % (1 << 63))
+            stacked = self.model.drawn_states(place, draws, generator)
+            classes, views = self.model.tasks[place].classes, self.views(task)
+            kept = self.versions[task].opinion
+            divisor, beside = self.temperature(task), None
+            if kept is not None:
+                expert, regression = self._weights_given(task)
+                divisor, beside = 1 / expert, regression * kept.scores(self.phi(x))
+            with self.model.shell() as net:
+                return draw_probabilities(
+                    net,
+                    stacked,
+                    x,
+                    logits=lambda of, rows: class_logits(of, rows, classes, views) / divisor,
+                    beside=beside,
+                )
+        p = self._given_task(x, task)
+        return p, entropy(p)
+
+    def _given_task(self, x: Tensor, task: int) -> Tensor:
+        """p(y|x,t) from the locked selection."""
+        return self._given(self.logits(x, task), task, self._phi_of(x, [task])).softmax(1)
+
+    def phi(self, x: Tensor) -> Tensor:
+        """φ of all rows."""
+        return torch.cat([self.features(rows) for rows in torch.split(x, ROWS_AT_ONCE)])
+
+    def _phi_of(self, x: Tensor, tasks: Sequence[int]) -> Tensor | None:
+        """φ where one of the tasks has an opinion."""
+        return self.phi(x) if any(self.versions[task].opinion is not None for task in tasks) else None
+
+    def _given(self, own: Tensor, task: int, phi: Tensor | None) -> Tensor:
+        """log P(c | x, t) up to a constant, from a task's own class scores and what it keeps of the router's."""
+        opinion = self.versions[task].opinion
+        if opinion is None or phi is None:
+            return own.double() / self.temperature(task)
+        expert, regression = self._weights_given(task)
+        return expert * own.double() + regression * opinion.scores(phi)
+
+    def _weights_given(self, task: int) -> tuple[float, float]:
+        """Of a task's own class scores, and of its opinion: what its held-out rows say."""
+        calibration = self.versions[task].calibration
+        return (EXPERT, REGRESSION) if calibration is None or calibration.opinion is None else calibration.opinion
+
+    def temperature(self, task: int) -> float:
+        """What a task's class scores are divided by: 1, or what its held-out rows say."""
+        calibration = self.versions[task].calibration
+        return 1.0 if calibration is None else calibration.temperature
+
     # Forgetting
 
     def serial(self, task: int) -> int:
@@ -403,3 +784,8 @@ def distillation(logits: Tensor, old: Tensor) -> Tensor:
     """KL(old ‖ new): how much a network answers otherwise than an old one (Li and Hoiem, "Learning without
     forgetting", 2016)."""
     return F.kl_div(logits.log_softmax(1), old.detach().softmax(1), reduction="batchmean")
+
+
+def _of_rows(values: Sequence[float], of: RowTasks, x: Tensor) -> Tensor:
+    """Each row's own of values that tasks have, N×1, where x is."""
+    return torch.tensor(values, dtype=torch.float64)[of.place].to(x.device).unsqueeze(1)

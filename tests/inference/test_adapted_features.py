@@ -131,5 +131,5 @@ def test_a_folder_that_does_not_fit_is_refused(fault: str) -> None:
 
 
 def test_one_graph_with_them_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="AdaptedFeatures.*cannot be put into one graph"):
+    with pytest.raises(InputError, match=r"AdaptedFeatures.*cannot be put into one graph"):
         export(learned(2), to="onnx", path=tmp_path / "model.onnx")

@@ -280,7 +280,7 @@ def test_a_loaded_network_may_be_given_itself(tmp_path: Path) -> None:
 
 def test_such_a_model_is_not_exported_as_one_graph(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    with pytest.raises(InputError, match="BackboneFeatures.*cannot be put into one graph"):
+    with pytest.raises(InputError, match=r"BackboneFeatures.*cannot be put into one graph"):
         export(learned(), None, "onnx", tmp_path / "all.onnx")
 
 
