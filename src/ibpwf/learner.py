@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ibpwf import __version__
 from ibpwf.adapters import adapter_classes, as_task, read_adapter
+from ibpwf.concurrency import finish
 from ibpwf.device import choose_device
 from ibpwf.distributed import Distributed, join
 from ibpwf.errors import InputError, StoreError
@@ -27,7 +29,7 @@ from ibpwf.inputs import named_tensors
 from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
-from ibpwf.more_rows import VersionedLearner
+from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, Trial, class_numbers, known_task, try_version
 from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import digest_of, discard_finished
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, lock_folder, open_folder
@@ -38,9 +40,11 @@ from ibpwf.storage.on_demand import parts_of
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at_most, check_numbers, check_part
 from ibpwf.task_learner import TaskLearner
-from ibpwf.torch_state import pinned
+from ibpwf.torch_state import pinned, pinned_steps
+from ibpwf.training.callbacks import Callback
 from ibpwf.training.fitting import check_fits
 from ibpwf.training.method import Method, TaskData
+from ibpwf.training.rows import TensorRows
 from ibpwf.training.sources import Batches
 
 if TYPE_CHECKING:
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "Learner", "TaskInfo", "TaskLearner", "choose_device", "load", "open_model"]
 
 
-class Learner(VersionedLearner):
+class Learner(TaskLearner):
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
     Given a plain network, it is factorized with the settings' `alpha`, `max_factors`, `heads`, `strength_std` and
@@ -140,6 +144,84 @@ class Learner(VersionedLearner):
                 f"this learner was taught with your own {' and '.join(self._needs)}, which a folder cannot hold; "
                 f"pass the same again to learn on: Learner.load(path, {given})."
             )
+
+    def more(
+        self,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None = None,
+        *,
+        task: int | str,
+        keep: Keep = "better",
+        held_out: float = HELD_OUT,
+        callbacks: Sequence[Callback] = (),
+    ) -> MoreRows:
+        """Learn more rows of a task that is known, `x` and `y` as for `learn`; some of its classes may have none.
+
+        Task inference takes them as if they had come with the task's first rows. The task's expert is trained on as
+        a new version, which `task="name"` and task inference use from then on. The old one stays as it is, to the
+        bit: `task="name@1"` asks for it, `forget("name@1")` drops it.
+
+        A share `held_out` of the rows is not learned from. The new version is kept if their answers are right at
+        least as often as before, with the task given and inferred (keep="better"), in any case ("always"), or not at
+        all ("never"): the result says what would change. Held-out rows then go to task inference as well. A version
+        that is kept and answers clearly worse than the one before, or than a linear model, is a warning. Everything
+        is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
+        """
+        self._check_owner("learned")
+        steps = pinned_steps(self._more_steps(x, y, task, keep, held_out, callbacks))
+        self._writer.claim(steps, "learned")
+        result, doubt = finish(steps)
+        if doubt is not None:
+            warnings.warn(doubt, stacklevel=2)
+        return result
+
+    def _more_steps(
+        self,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None,
+        task: int | str,
+        keep: Keep,
+        held_out: float,
+        callbacks: Sequence[Callback],
+    ) -> Generator[None, None, tuple[MoreRows, str | None]]:
+        """The result, and what to warn of."""
+        known = self._learned
+        trial = yield from self.try_more(x, y, task, keep, held_out, callbacks)
+        seen = trial.labels, trial.answers(known), trial.answers(trial.learned)
+        result = trial.judged(*seen)
+        if not result.kept:
+            return result, None
+        doubt = trial.doubt(*seen)
+        self._learned = trial.finished()
+        return result, doubt
+
+    def try_more(
+        self,
+        x: Data | Batches | torch.utils.data.Dataset[Any],
+        y: Data | None,
+        task: int | str,
+        keep: Keep,
+        held_out: float,
+        callbacks: Sequence[Callback] = (),
+    ) -> Generator[None, None, Trial]:
+        """Train a new version of a task, pausing after every step; what has come of it is not the learner's yet."""
+        self._check_parts()
+        known = self._learned
+        info = known_task(known, task)
+        rows, found, _, _ = self._rows(x, y)
+        numbers = class_numbers(found, info)
+        inputs, labels = rows.tensors()
+        rows = TensorRows(inputs, torch.tensor(numbers, device=labels.device)[labels])
+        return (yield from try_version(known, info, rows, keep, held_out, self.seed, self._identity, callbacks))
+
+    @property
+    def known(self) -> Learned:
+        return self._learned
+
+    def know(self, learned: Learned) -> None:
+        """Commit a trial that the caller has judged."""
+        self._check_owner("changed")
+        self._writer.run("changed", lambda: setattr(self, "_learned", learned))
 
     def learn_adapter(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -14,21 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ibpwf import __version__
-from ibpwf.concurrency import finish
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
-from ibpwf.learner_state import Data, Learned, TaskInfo, doubt_of
+from ibpwf.learner_state import Learned, TaskInfo, doubt_of
 from ibpwf.method import IBPWF
 from ibpwf.storage.checkpoint_folder import Identity
-from ibpwf.task_learner import TaskLearner
-from ibpwf.torch_state import pinned_steps
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.environment import prepared_to_train
 from ibpwf.training.linear import CLEARLY, FEWEST_ROWS, HeldOut, clearly_below, linear_accuracy
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 from ibpwf.training.rows import TensorRows, drawn_rows
-from ibpwf.training.sources import Batches
 
 Keep = Literal["better", "always", "never"]
 Answers = tuple[NDArray[Any], NDArray[Any]]
@@ -245,88 +240,3 @@ def try_version(
         use, seconds = method.use(info.number), time.perf_counter() - started
     training.callbacks.task_end(TaskEnd(name, info.number, len(data.rows), training.accuracy, seconds, use))
     return Trial(now, info.number, rows, out, keep)
-
-
-class VersionedLearner(TaskLearner):
-    """A learner whose tasks can have more rows, each time as a new version."""
-
-    def more(
-        self,
-        x: Data | Batches | torch.utils.data.Dataset[Any],
-        y: Data | None = None,
-        *,
-        task: int | str,
-        keep: Keep = "better",
-        held_out: float = HELD_OUT,
-        callbacks: Sequence[Callback] = (),
-    ) -> MoreRows:
-        """Learn more rows of a task that is known, `x` and `y` as for `learn`; some of its classes may have none.
-
-        Task inference takes them as if they had come with the task's first rows. The task's expert is trained on as
-        a new version, which `task="name"` and task inference use from then on. The old one stays as it is, to the
-        bit: `task="name@1"` asks for it, `forget("name@1")` drops it.
-
-        A share `held_out` of the rows is not learned from. The new version is kept if their answers are right at
-        least as often as before, with the task given and inferred (keep="better"), in any case ("always"), or not at
-        all ("never"): the result says what would change. Held-out rows then go to task inference as well. A version
-        that is kept and answers clearly worse than the one before, or than a linear model, is a warning. Everything
-        is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
-        """
-        self._check_owner("learned")
-        steps = pinned_steps(self._more_steps(x, y, task, keep, held_out, callbacks))
-        self._writer.claim(steps, "learned")
-        result, doubt = finish(steps)
-        if doubt is not None:
-            warnings.warn(doubt, stacklevel=2)
-        return result
-
-    def _more_steps(
-        self,
-        x: Data | Batches | torch.utils.data.Dataset[Any],
-        y: Data | None,
-        task: int | str,
-        keep: Keep,
-        held_out: float,
-        callbacks: Sequence[Callback],
-    ) -> Generator[None, None, tuple[MoreRows, str | None]]:
-        """The result, and what to warn of."""
-        known = self._learned
-        trial = yield from self.try_more(x, y, task, keep, held_out, callbacks)
-        seen = trial.labels, trial.answers(known), trial.answers(trial.learned)
-        result = trial.judged(*seen)
-        if not result.kept:
-            return result, None
-        doubt = trial.doubt(*seen)
-        self._learned = trial.finished()
-        return result, doubt
-
-    def try_more(
-        self,
-        x: Data | Batches | torch.utils.data.Dataset[Any],
-        y: Data | None,
-        task: int | str,
-        keep: Keep,
-        held_out: float,
-        callbacks: Sequence[Callback] = (),
-    ) -> Generator[None, None, Trial]:
-        """Train a new version of a task, pausing after every step; what has come of it is not the learner's yet."""
-        self._check_parts()
-        known = self._learned
-        info = known_task(known, task)
-        rows, found, _, _ = self._rows(x, y)
-        numbers = class_numbers(found, info)
-        inputs, labels = rows.tensors()
-        rows = TensorRows(inputs, torch.tensor(numbers, device=labels.device)[labels])
-        return (yield from try_version(known, info, rows, keep, held_out, self.seed, self._identity, callbacks))
-
-    @property
-    def known(self) -> Learned:
-        return self._learned
-
-    def know(self, learned: Learned) -> None:
-        """Commit a trial that the caller has judged."""
-        self._check_owner("changed")
-        self._writer.run("changed", lambda: setattr(self, "_learned", learned))
-
-    def _check_parts(self) -> None:
-        """Refuse to train without parts of the user's own that are missing."""
