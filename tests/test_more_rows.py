@@ -19,7 +19,6 @@ from torch import Tensor
 from ibpwf import ContinualClassifier, Learner, Settings, export, load, models
 from ibpwf.concurrency import finish
 from ibpwf.errors import InputError
-from ibpwf.estimator.streamed import more_rows
 from ibpwf.inference.kinds import make_inference
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
@@ -454,6 +453,6 @@ def test_a_stream_is_not_warned_of_what_it_has_judged_itself(
     for ask, wanted in (
         (lambda one: one.more(x, y, "sides", keep="always"), ["doubtful"]),
         (lambda one: one.more(x, y, "sides", keep="never"), []),
-        (lambda one: more_rows(one, x, y, "sides"), []),
+        (lambda one: one._update(x, y, "sides"), []),
     ):
         assert told(lambda ask=ask: ask(copy.copy(linear_classifier)))[1] == wanted

@@ -10,11 +10,16 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from ibpwf.concurrency import SingleWriter, finish, moment_of
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import ROWS_AT_ONCE, features_of
+from ibpwf.estimator.answering import MOST_NOVEL, ROWS_AT_ONCE, Answers, asks, entropy, features_of, plain_task
 from ibpwf.estimator.building import (
     check_as_before,
     gaussians,
@@ -27,24 +32,34 @@ from ibpwf.estimator.building import (
 from ibpwf.estimator.preparing import Preparation, checked_rows
 from ibpwf.estimator.recipes import AUTO, Plan
 from ibpwf.estimator.storing import Columns, Face, read_classifier
-from ibpwf.estimator.streamed import Streamed
 from ibpwf.estimator.task_rows import first_task, task_rows
 from ibpwf.inference.novelty import Novelty
-from ibpwf.labels import LabelBook, label_array
+from ibpwf.inference.prediction import Prediction, rows_by_value
+from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
 from ibpwf.learner_state import Learned
 from ibpwf.limits import check_rate
 from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
+from ibpwf.plain_arrays import numbers, plain
 from ibpwf.settings import Settings
 from ibpwf.storage.folder import lock_folder
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.streaming.options import StreamOptions
+from ibpwf.streaming.recent import TaskAnswers
+from ibpwf.streaming.stream import ROWS_AT_ONCE as TAKEN_AT_ONCE
+from ibpwf.streaming.stream import Segment, Stream
 from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
 
 ROWS = "rows"
 """Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
+
+NO_TASK = "none yet"
+"""What answers call the task while there is none."""
+
+SAMPLE = 1000
+"""Rows of a segment of a stream that old tasks are tried on."""
 
 COLUMNS = ("n_features_in_", "feature_names_in_")
 
@@ -55,7 +70,11 @@ LEARNED = (
 """What learning and forgetting replace, all of it at once; every other attribute is the user's."""
 
 
-class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class NoStream(InputError, AttributeError):
+    """An attribute that only a stream has: for `hasattr` it is not there."""
+
+
+class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
     `fit(X, y)` learns one task and starts anew. `learn(X, y, task="name")` and `partial_fit(X, y)` learn the next
@@ -83,8 +102,16 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
     """
 
     n_features_in_: int
+    classes_: NDArray[Any]
+    tasks_: list[str]
+    learner_: Learner
     extra_: dict[str, Any]
+    _labels: LabelBook
+    _standardizer: Preparation
     _plan: Plan
+    _novelty: Novelty | None  # None where router and experts tell it
+    _parameters: dict[str, Any]  # those the last task was learned with
+    _stream: Stream  # once the first batch was taken
 
     def __init__(
         self,
@@ -431,6 +458,381 @@ class ContinualClassifier(Streamed, ClassifierMixin, BaseEstimator):  # type: ig
             other._stream = self._stream.without(lost)
         self._commit(other, **own)
         return forgotten
+
+    # Streams
+
+    @property
+    def stream_log_(self) -> list[dict[str, Any]]:
+        """Every decision about the stream with its reason, the last 1,000 of them."""
+        return [dict(line) for line in self._streamed().log]
+
+    @property
+    def stream_rows_(self) -> int:
+        """How many rows the stream has brought; 0 before the first."""
+        return self._stream.rows if "_stream" in vars(self) else 0
+
+    def _streamed(self) -> Stream:
+        if "_stream" not in vars(self):
+            raise NoStream("no stream has been seen yet; make the classifier with stream=True, then partial_fit.")
+        return self._stream
+
+    def _has_tasks(self) -> bool:
+        return hasattr(self, "learner_")
+
+    def _check_tasks(self, doing: str) -> None:
+        check_is_fitted(self)
+        if not self._has_tasks():
+            raise InputError(
+                f"the stream has brought {self._stream.rows:,} rows and no task has been learned yet, so nothing can "
+                f"be {doing}; go on with partial_fit, or call finish() to learn what is in the buffer."
+            )
+
+    # Taking batches
+
+    @pinned()
+    def _take(self, X: Any, y: Any, classes: Any) -> None:
+        """A batch of any size, all of it or, if anything goes wrong, nothing."""
+        options = StreamOptions.of(self.stream)
+        assert options is not None
+        other = self._fork()
+        X, y = other._stream_rows(X, y)
+        book = getattr(self, "_labels", None) or LabelBook()
+        if classes is not None:
+            book = book.with_labels(label_array(classes, "classes"))
+        other._labels = book = book.with_labels(y)
+        other.classes_ = book.classes
+        if "_stream" not in vars(other):
+            seed = self.random_state if isinstance(self.random_state, (int, np.integer)) else 0
+            other._stream = Stream(options, X.shape[1], int(seed), watching=self._has_tasks())
+        other._stream = other._stream.fork()
+        other._stream.options = options
+        numbers = book.numbers(y)
+        for start in range(0, len(numbers), TAKEN_AT_ONCE):
+            other._take_rows(X[start : start + TAKEN_AT_ONCE], numbers[start : start + TAKEN_AT_ONCE])
+        self._commit(other)
+
+    def _stream_rows(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Checked rows and labels; columns must be those of the first batch."""
+        if y is None:
+            raise InputError("y is missing; partial_fit learns from labels. Keep rows until theirs have come.")
+        X = plain("X", X)
+        if getattr(X, "shape", (len(X),))[0] == 0:
+            raise InputError("the batch is empty; give at least one row, or leave the call out.")
+        first = "_stream" not in vars(self) and not self._has_tasks()
+        X, y, image = checked_rows(self, X, y, reset=first)
+        if image is not None:
+            raise InputError("X holds images, and a stream takes rows of numbers; give N×features.")
+        y = label_array(y)
+        check_classification_targets(y)
+        return (X.toarray() if hasattr(X, "toarray") else X), y
+
+    def _take_rows(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
+        stream = self._stream
+        told = self._told(x)
+        current = None if told is None else self._likeliest(told)
+        segment = stream.take(x, y, told, current)
+        for number in stream.vanished():
+            label = self._labels.names[number]
+            stream.note("vanished", f"class {label!r} has not come for long; it stays known", label=label)
+        if segment is not None:
+            self._settle(segment)
+
+    def _told(self, x: NDArray[Any]) -> TaskAnswers | None:
+        """What the tasks say of rows; None before there is one."""
+        if not self._has_tasks():
+            return None
+        parts = [self._asked(x[at : at + ROWS_AT_ONCE], None) for at in range(0, len(x), ROWS_AT_ONCE)]
+        task, label = np.array(parts[0].classes, dtype=np.int64).T
+        serials = np.array([self.learner_.method.serial(number) for number in range(len(self.tasks_))])
+        return TaskAnswers(np.concatenate([p.probabilities.cpu().numpy() for p in parts]), serials[task], label)
+
+    def _asked(self, x: NDArray[Any], task: int | None) -> Prediction:
+        """`_prediction` of rows that have been checked."""
+        return self.learner_.predict(torch.from_numpy(self._standardizer(x)), task, marginal=True)
+
+    def _likeliest(self, told: TaskAnswers) -> str:
+        """The task that most rows of a batch are taken for."""
+        serial = np.bincount(told.task[told.probabilities.argmax(1)]).argmax()
+        serials = [self.learner_.method.serial(number) for number in range(len(self.tasks_))]
+        return self.tasks_[serials.index(int(serial))]
+
+    # Decisions
+
+    def _settle(self, segment: Segment) -> None:
+        """Decide what gathered rows are: an old task's, or a new one; and do what that means."""
+        stream, rows = self._stream, len(segment.y)
+        accuracies = self._accuracies(segment)
+        same = stream.same_task(segment, accuracies)
+        shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in accuracies.items())
+        beside = f"right about them: online part {100 * segment.online:.1f} %" + (f", {shown}" if shown else "")
+        if same is not None:
+            took = stream.options.more
+            if took:  # without a warning: the stream's log says how rows of the task are answered
+                self._update(segment.x, self._names(segment.y), same)
+            stream.dropped[same] = stream.dropped.get(same, 0) + (0 if took else rows)
+            decision = "more of a task" if took else "old task"
+            stream.note(decision, f"{segment.why}; {beside}", task=same, rows=rows)
+            self._stream = stream
+            stream.settled(self._told(segment.x[-stream.options.window :]))
+            return
+        with warnings.catch_warnings():  # a hard task is no news in a stream; its accuracy is in the log
+            warnings.simplefilter("ignore", UserWarning)
+            self._learn(segment.x, self._names(segment.y), None, known=self._labels)
+        self._stream = stream
+        why = "" if shown else "no task has all their labels; " if len(self.tasks_) > 1 else "there was no task yet; "
+        reason = f"{segment.why}; {why}{beside}"
+        accuracy = self.learner_.tasks[-1].training_accuracy
+        stream.note("new task", reason, task=self.tasks_[-1], rows=rows, training_accuracy=accuracy)
+        stream.settled(self._told(segment.x[-stream.options.window :]))
+
+    def _names(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        names = self._labels.classes[self._labels.columns()[numbers]]
+        return np.asarray(names)
+
+    def _accuracies(self, segment: Segment) -> dict[str, float]:
+        """How often each task that has all labels of a segment is right about it, asked for that task."""
+        if not self._has_tasks():
+            return {}
+        wanted = set(np.unique(segment.y).tolist())
+        at = np.linspace(0, len(segment.y) - 1, min(SAMPLE, len(segment.y))).astype(int)
+        found = {}
+        for number, name in enumerate(self.tasks_):
+            if wanted <= set(self.learner_.tasks[number].classes):
+                said = self._asked(segment.x[at], number)
+                columns = np.array([label for _, label in said.classes])
+                answers = columns[said.probabilities.cpu().numpy().argmax(1)]
+                found[name] = float(np.mean(answers == segment.y[at]))
+        return found
+
+    def finish(self) -> Self:
+        """Settle what the buffer holds now instead of when it is full: at the end of a stream, say."""
+        self._writes().run("learned", self._finish)
+        return self
+
+    @pinned()
+    def _finish(self) -> None:
+        other = self._fork()
+        other._stream = self._streamed().fork()
+        segment = other._stream.rest("the stream was said to be finished")
+        if segment is not None:
+            other._settle(segment)
+            self._commit(other)
+
+    def last_decision(self) -> dict[str, Any]:
+        """The one that `undo` would take back."""
+        log = self._streamed().log
+        undone = {line["undone"] for line in log if line["decision"] == "undo"}
+        kinds = ("new task", "old task")
+        last = next((e for e in reversed(log) if e["decision"] in kinds and e["number"] not in undone), None)
+        if last is None:
+            raise InputError("the stream's log has no decision to undo.")
+        return dict(last)
+
+    def undo(self) -> Self:
+        """Take back the last decision about rows. A task that was learned is forgotten, its rows are gone; rows
+        counted to an old task are counted no more. Of a task that was forgotten before nothing is left to take back:
+        that is noted, and the next `undo` goes on before it. What more rows have changed is not undone here."""
+        self._writes().run("undone", self._undo)
+        return self
+
+    @pinned()
+    def _undo(self) -> None:
+        other, last = self._fork(), self.last_decision()
+        kept = vars(other).get("extra_")
+        other._stream = stream = self._streamed().fork()
+        name = last["task"]
+        if last["decision"] == "new task" and self._has_tasks() and name in self.tasks_:
+            if len(self.tasks_) > 1:
+                other.forget(name)
+            else:
+                other._forget_all()
+            other._labels, other.classes_ = self._labels, self.classes_  # the stream still knows what it has seen
+            stream.lost_a_task(other._has_tasks())
+        elif last["decision"] == "old task" and name in stream.dropped:
+            stream.dropped[name] = max(0, stream.dropped[name] - last["rows"])
+        stream.note("undo", f"asked to undo decision {last['number']}", task=name, undone=last["number"])
+        other._stream = stream
+        self._commit(other, **({} if vars(other).get("extra_") is kept else {"extra_": vars(other)["extra_"]}))
+
+    def _forget_all(self) -> None:
+        """As before the first task; labels and the online part stay."""
+        for name in ("learner_", "tasks_", "_standardizer", "_novelty", "_parameters"):
+            del self.__dict__[name]
+
+    # Predicting
+
+    def _inputs(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        rows, _, _ = checked_rows(self, X, like=self._plan.first.image)
+        return torch.from_numpy(self._standardizer(rows))
+
+    def _prediction(self, X: Any, task: Any, draws: int = 0) -> Prediction:
+        inputs = self._inputs(X)
+        return self.learner_.predict(inputs, plain_task(task), marginal=True, draws=draws, seed=self.learner_.seed)
+
+    def _class_probabilities(self, prediction: Prediction) -> NDArray[np.float64]:
+        """One column per label: a label that several tasks have gets the sum."""
+        columns = self._labels.columns()
+        out = np.zeros((len(prediction), len(self.classes_)))
+        found = prediction.probabilities.cpu().numpy()
+        for source, (_, number) in enumerate(prediction.classes):
+            out[:, columns[number]] += found[:, source]
+        return out
+
+    def _task_of_label(self, prediction: Prediction, best: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The task that adds most to each row's label. The likeliest task need not even have that label, where
+        another's answer is the more certain one."""
+        columns = self._labels.columns()[[number for _, number in prediction.classes]]
+        shares = np.where(columns == best[:, None], prediction.probabilities.cpu().numpy(), -1.0)
+        tasks: NDArray[np.intp] = np.array([task for task, _ in prediction.classes])[shares.argmax(1)]
+        return tasks
+
+    @asks
+    def answers(self, X: Any, task: Any = None, draws: int = 0, *, novelty: bool = True) -> Answers:
+        """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
+        mutual information. Without `novelty`, which takes longest, that is NaN. In a stream `tasks` are those
+        likeliest to have the label."""
+        if self._asked_of_stream(task):
+            return self._answers_of_stream(X, novelty=novelty)
+        prediction = self._prediction(X, task, draws)
+        probabilities = self._class_probabilities(prediction)
+        best = probabilities.argmax(1)
+        spread = prediction.mutual_information
+        return Answers(
+            self.classes_[best],
+            probabilities[np.arange(len(best)), best],
+            np.array(self.tasks_)[self._task_of_label(prediction, best)],
+            self._entropy(prediction, probabilities, task),
+            self.novelty(X) if novelty else np.full(len(best), np.nan),
+            None if spread is None else spread.cpu().numpy(),
+            prediction.task_probabilities.cpu().numpy(),
+        )
+
+    @asks
+    def predict_proba(self, X: Any, task: Any = None) -> NDArray[np.float64]:
+        """P(c|x) for every label of `classes_`; 0 for those that a given task does not have. In a stream, of tasks
+        and the online part (docs/streams.md)."""
+        if self._asked_of_stream(task):
+            return self._mixed(X)[0]
+        return self._class_probabilities(self._prediction(X, task))
+
+    @asks
+    def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
+        """The likeliest label of each row, as `predict_proba` would have it.
+
+        Tasks are asked in the order of P(t|x), and only until what is left of it cannot change the answer any more:
+        one pass through one task's network for all rows whose task is clear.
+        """
+        if self._asked_of_stream(task):
+            likeliest = self._mixed(X)[0].argmax(1)
+        elif task is not None or told_by_router(self.learner_):
+            likeliest = self.predict_proba(X, task).argmax(1)
+        else:
+            x = self._inputs(X).to(self.learner_.device)
+            parts = [self._best_columns(rows) for rows in torch.split(x, ROWS_AT_ONCE)]
+            likeliest = torch.cat(parts).cpu().numpy() if parts else np.zeros(0, dtype=np.int64)
+        chosen: NDArray[Any] = self.classes_[likeliest]
+        return chosen
+
+    def _best_columns(self, x: Tensor) -> Tensor:
+        """The column of the likeliest label of every row."""
+        method = self.learner_.method
+        columns = torch.from_numpy(self._labels.columns()).to(x.device)
+        likely, order = method.task_probabilities(x).sort(dim=1, descending=True, stable=True)
+        left = 1 - likely.cumsum(1)  # what the tasks not asked yet can still add to any one label
+        found = torch.zeros(len(x), len(self.classes_), dtype=torch.float64, device=x.device)
+        open_rows = torch.arange(len(x), device=x.device)
+        for turn in range(order.shape[1]):
+            for number, rows in rows_by_value(order[open_rows, turn]):
+                at = open_rows[rows]
+                p, _ = method.class_probabilities(x[at], number)
+                own = columns[torch.tensor(method.classes[number], device=x.device)]
+                found[at.unsqueeze(1), own] += p * likely[at, turn].unsqueeze(1)
+            if found.shape[1] < 2 or turn + 1 == order.shape[1]:
+                break
+            best = found[open_rows].topk(2, dim=1).values
+            open_rows = open_rows[best[:, 0] - best[:, 1] <= left[open_rows, turn] + 1e-12]
+            if not len(open_rows):
+                break
+        return found.argmax(1)
+
+    @asks
+    def predict_task(self, X: Any) -> NDArray[Any]:
+        """The name of the task each row most likely belongs to."""
+        x = self._inputs(X).to(self.learner_.device)
+        likeliest = self.learner_.method.task_probabilities(x).argmax(1)
+        names: NDArray[Any] = np.array(self.tasks_)[likeliest.cpu().numpy()]
+        return names
+
+    @asks
+    def score(self, X: Any, y: Any, sample_weight: Any = None, task: Any = None) -> float:
+        """Accuracy, with the task given or inferred."""
+        weights = None if sample_weight is None else numbers("sample_weight", sample_weight)
+        return float(accuracy_score(before_scikit_learn(y), self.predict(X, task), sample_weight=weights))
+
+    @asks
+    def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:
+        """How unsure each answer is, in nats: the entropy of `predict_proba`; with `draws`, the mutual information
+        over so many posterior samples, the part that comes from not knowing the weights (and the task)."""
+        if not draws and self._asked_of_stream(task):
+            return entropy(self._mixed(X)[0])
+        prediction = self._prediction(X, task, draws)
+        if prediction.mutual_information is not None:
+            return prediction.mutual_information.cpu().numpy()
+        return self._entropy(prediction, self._class_probabilities(prediction), task)
+
+    @staticmethod
+    def _entropy(prediction: Prediction, probabilities: NDArray[np.float64], task: Any) -> NDArray[np.float64]:
+        """The entropy of `probabilities`; of a given task that of its own classes, which later tasks do not change by
+        a bit as they would a sum over the columns of all."""
+        return entropy(probabilities) if task is None else prediction.entropy.cpu().numpy()
+
+    @asks
+    def novelty(self, X: Any) -> NDArray[np.float64]:
+        """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
+        Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task; it is at most a million."""
+        inputs = self._inputs(X)
+        if self._novelty is None:
+            parts = torch.split(inputs.to(self.learner_.device), ROWS_AT_ONCE)
+            found = [self.learner_.method.novelty(rows, self._parameters["false_alarm_rate"]) for rows in parts]
+            return torch.cat(found).clamp(max=MOST_NOVEL).cpu().numpy() if found else np.zeros(0)
+        return self._novelty(features_of(self.learner_, inputs)).clamp(max=MOST_NOVEL).cpu().numpy()
+
+    @asks
+    def is_novel(self, X: Any) -> NDArray[np.bool_]:
+        """Whether a row looks like nothing learnt, at the false-alarm rate stated when it was."""
+        return self.novelty(X) > 1
+
+    def _asked_of_stream(self, task: Any) -> bool:
+        check_is_fitted(self)
+        if "_stream" not in vars(self):
+            return False
+        if task is not None:
+            self._check_tasks("asked of a task")
+        return task is None
+
+    def _mixed(self, X: Any) -> tuple[NDArray[np.float64], TaskAnswers | None]:
+        """P(c|x) of all labels of `classes_`, and what the tasks alone say."""
+        X, _, _ = checked_rows(self, X)
+        x = X.toarray() if hasattr(X, "toarray") else X
+        told, stream = self._told(x), self._stream
+        mixed = stream.recent.mixed(stream.online.probabilities(x), told, len(self._labels.names))
+        out = np.zeros((len(x), len(self.classes_)))
+        columns = self._labels.columns()
+        out[:, columns[columns >= 0]] = mixed[:, columns >= 0]
+        return out / np.maximum(out.sum(1, keepdims=True), 1e-300), told
+
+    def _answers_of_stream(self, X: Any, *, novelty: bool) -> Answers:
+        p, told = self._mixed(X)
+        best = p.argmax(1)
+        names, new, tasks = np.full(len(p), NO_TASK, dtype=object), np.zeros(len(p)), None
+        if told is not None:
+            prediction = self._prediction(X, None)
+            names = np.array(self.tasks_)[self._task_of_label(prediction, best)]
+            new = self.novelty(X) if novelty else np.full(len(p), np.nan)
+            tasks = prediction.task_probabilities.cpu().numpy()
+        sure = p[np.arange(len(p)), best]
+        return Answers(self.classes_[best], sure, names, entropy(p), new, task_probabilities=tasks)
 
     # Storing
 
