@@ -1,4 +1,4 @@
-"""The counts of docs/reliability.md come from what fault tests wrote down."""
+"""The record of fault tests is the sum of what they wrote down."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import json
 import os
 from pathlib import Path
 
-import pytest
-
-from tools.reliability_page import END, PLACES, Place, gathered, with_table
-
-HERE = Path(__file__).resolve().parents[2]
+from tools.tally import gathered
 
 
 def wrote(folder: Path, name: str, age: int, *lines: tuple[str, str, int, int | None, int]) -> None:
@@ -30,13 +26,3 @@ def test_counts_are_added_up_and_a_test_that_was_run_again_counts_once(tmp_path:
         {"what": "damages", "tried": 7, "seeds": [], "found": {"lost": 0}},
         {"what": "kills", "tried": 16, "seeds": [1, 3], "found": {"lost": 0}},
     ]
-
-
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_the_page_has_the_record_that_lies_beside_it(place: Place) -> None:
-    page = (HERE / "docs" / place.page).read_text(encoding="utf-8")
-    record = json.loads((HERE / "docs" / place.record).read_text())
-    assert place.begin in page
-    assert END in page
-    assert with_table(page, record, place) == page
-    assert not any(any(row["found"].values()) for row in record["faults"])
