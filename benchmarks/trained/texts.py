@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import Clock, percent
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -23,7 +23,6 @@ from ibpwf.device import choose_device
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.data.texts import load_reuters
 from ibpwf.models import mlp
-from trained.images import Progress, percent
 
 LENGTH = 128
 TOPICS, OF_A_TASK = 20, 2
@@ -105,29 +104,22 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     settings = (FACTORS if asked.factors else EXPERTS).replace(**asked.changes)
     x = texts.pieces.float() if asked.factors else texts.features
     made = made_learner(settings, seed, str(device), factors=asked.factors)
-    seconds, started = [], time.perf_counter()
     for task in range(TOPICS // OF_A_TASK):
         rows = train & (texts.topics // OF_A_TASK == task)
-        name, shown = task_name(texts, task), [Progress()] if asked.factors else []
-        made.learn(x[rows].to(device), texts.topics[rows], name=name, callbacks=shown)
-        seconds.append(time.perf_counter() - started - sum(seconds))
+        clock = Clock(shown=asked.factors)
+        made.learn(x[rows].to(device), texts.topics[rows], name=task_name(texts, task), callbacks=[clock])
     y = texts.topics[test]
     asked_rows = torch.split(x[test].to(device), 256)
     inferred = torch.cat([made.predict(part).labels.cpu() for part in asked_rows])
     tasks = torch.split(y // OF_A_TASK, 256)
     both = zip(asked_rows, tasks, strict=True)
     given = torch.cat([made.predict(part, task=of.tolist()).labels.cpu() for part, of in both])
-    alone = router_alone(made, asked_rows)
     ridge = ridge_answers(texts, train, test)
-    found = {"class": inferred, "given": given, "router_alone": alone, "ridge": ridge}
+    found = {"class": inferred, "given": given, "ridge": ridge}
     return {
         **{name: percent(labels == y) for name, labels in found.items()},
-        **{f"{name}, mean of topics": by_topic(labels, y) for name, labels in found.items()},
         "above_ridge": percent(inferred == y) - percent(ridge == y),
-        "seconds_of_learning": sum(seconds),
         "tests": len(y),
-        "rows": [int((train & (texts.topics == topic)).sum()) for topic in range(TOPICS)],
-        "names": texts.names,
         "settings": settings.to_json(),
     }
 
@@ -165,19 +157,8 @@ def made_learner(settings: Settings, seed: int, device: str, *, factors: bool) -
     return Learner(model, settings, seed=seed, device=device)
 
 
-def router_alone(made: Learner, rows: tuple[Tensor, ...]) -> Tensor:
-    other = made.fork()
-    other.settings = made.settings.replace(experts=0)
-    return torch.cat([other.predict(part).labels.cpu() for part in rows])
-
-
 def ridge_answers(texts: Texts, train: Tensor, test: Tensor) -> Tensor:
     """Of regression on the frozen features as they are, over all topics at once, with the ridge a router takes."""
     router = RidgeRouter()
     router.learn(0, [(texts.features[train], texts.topics[train])], TOPICS)
     return router.class_scores(texts.features[test]).argmax(1)
-
-
-def by_topic(labels: Tensor, y: Tensor) -> float:
-    """Mean over topics: the two largest are two thirds of all texts."""
-    return sum(percent((labels == y)[y == topic]) for topic in torch.unique(y)) / len(torch.unique(y))
