@@ -1,7 +1,7 @@
 """Requests per second and latency of `ibpwf serve`, beside a bare FastAPI echo, ONNX Runtime behind FastAPI, and
 MLServer with ONNX Runtime; latency while a task is learned; memory over many requests.
 
-    python benchmarks/serving.py --mlserver PYTHON   # writes docs/results/serving/{serving.json,README.md}
+    python benchmarks/serving.py --mlserver PYTHON   # writes docs/results/serving/serving.json
     python benchmarks/serving.py --seconds 1 --rounds 1 --memory 10000 --out /tmp/serving
 
 PYTHON is the interpreter of an environment with `pip install mlserver onnxruntime`. Without it, that side is left
@@ -14,7 +14,6 @@ rounds, and each number is the median of the rounds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -32,13 +31,12 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI
+from record import RESULTS, made_by, options, write
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ibpwf.lab.experiments.result import commit, environment, shown_command
-from ibpwf.storage.files import write_json, write_text
+from ibpwf.storage.files import write_json
 
-OUT = Path(__file__).parents[1] / "docs" / "results"
 TASKS, FEATURES, ROWS = 20, 16, 200
 CLIENTS = (1, 32, 256)
 NAMES = [f"f{number}" for number in range(FEATURES)]
@@ -311,12 +309,11 @@ def answer_of(wire: socket.socket) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = options(__doc__, RESULTS / "serving")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mlserver", metavar="PYTHON", help="interpreter of an environment with MLServer")
     parser.add_argument("--memory", type=int, default=100_000, help="requests over which memory is watched")
-    parser.add_argument("--out", type=Path, default=OUT / "serving")
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as place:
@@ -329,9 +326,7 @@ def main() -> None:
         plain = [request_bytes(row, outputs=("label", "probability")) for row in rows]
         whole = [request_bytes(row) for row in rows]
         found: dict[str, Any] = {
-            "command": shown_command(" ".join(["python", "benchmarks/serving.py", *sys.argv[1:]])),
-            "environment": environment("cpu"),
-            "commit": commit(),
+            **made_by(),
             "seeds": list(range(TASKS + 1)),  # of the rows of each task, and of the one that is learnt over HTTP
             "load": os.getloadavg(),
         }
@@ -365,9 +360,7 @@ def main() -> None:
                 print("  memory", found["memory_requests"], found["memory_mb"], flush=True)
             found["learning"] = while_learning(port, folder, asked.seconds)
             print("  learning", found["learning"])
-    asked.out.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out / "serving.json", found)
-    write_text(asked.out / "README.md", page(found))
+    write(asked.out / "serving.json", found)
 
 
 def serve_together(model: str, _: str, port: int) -> None:
@@ -376,48 +369,6 @@ def serve_together(model: str, _: str, port: int) -> None:
 
 def serve_one_at_a_time(model: str, _: str, port: int) -> None:
     serve_ibpwf(model, port, False)
-
-
-def page(found: dict[str, Any]) -> str:
-    """The record as a page."""
-    lines = ["# What `ibpwf serve` can take", "", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " "), ""]
-    heads = " | ".join(f"{clients} clients: requests/s | p50 ms | p99 ms | CPU ms" for clients in CLIENTS)
-    lines += [f"| | {heads} |", "|---" * (1 + 4 * len(CLIENTS)) + "|"]
-    for name, side in found["sides"].items():
-        cells = [
-            f"{one['per_second']:.0f} | {one['p50_ms']:.1f} | {one['p99_ms']:.1f} | {one['cpu_ms']:.2f}"
-            for one in side.values()
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    most = str(CLIENTS[-1])
-    for kind in ("", ", all outputs"):
-        pair = [found["sides"][f"ibpwf serve{how}{kind}"][most]["per_second"] for how in ("", ", one at a time")]
-        what = "all outputs, novelty among them" if kind else "label and probability asked for"
-        lines += ["", f"Batching at {most} clients, {what}: {pair[0] / pair[1]:.1f} times the requests a second."]
-    ours, theirs = (found["sides"].get(name) for name in ("ibpwf serve, all outputs", "MLServer and ONNX Runtime"))
-    if theirs:
-        compared = [
-            f"at {clients} clients {ours[clients]['per_second'] / theirs[clients]['per_second']:.2f} times the "
-            f"requests per second, p99 {ours[clients]['p99_ms'] / ours[clients]['p50_ms']:.1f} times p50"
-            for clients in map(str, CLIENTS)
-        ]
-        lines += ["", f"All outputs, compared with MLServer and ONNX Runtime: {'; '.join(compared)}."]
-    told = found["learning"]
-    lines += [
-        "",
-        f"Memory over {found['memory_requests']:,} requests, MB: {', '.join(map(str, found['memory_mb']))}.",
-        "",
-        f"Four clients that ask versions 5 and 20, all outputs: p99 {told['idle']['p99_ms']:.0f} ms before, "
-        f"{told['during_p99_ms']:.0f} ms while a task was learnt over HTTP ({told['asked']:,} requests), "
-        f"{told['after']['p99_ms']:.0f} ms after. Answers that were not the same to the bit: {told['other']}.",
-        "",
-        f"Load of the machine when it began: {found['load'][0]:.1f} on {os.cpu_count()} cores; what else ran is "
-        "in every number.",
-        "",
-        f"`{found['command']}`, commit {str(found['commit'])[:12]}, Python {found['environment']['python']}, torch "
-        f"{found['environment']['torch']}, seeds of the rows {found['seeds'][0]} to {found['seeds'][-1]}.",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

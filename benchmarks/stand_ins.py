@@ -1,7 +1,7 @@
 """What each stand-in of `ibpwf.fast` saves: beside the reference function it stands for, and beside torch.compile of
 that reference.
 
-    python benchmarks/stand_ins.py                # on a CPU; writes docs/results/stand-ins/{stand_ins.json,README.md}
+    python benchmarks/stand_ins.py                # on a CPU; writes docs/results/stand-ins/stand_ins.json
     python benchmarks/stand_ins.py --device cuda  # the same on a GPU, each side recorded as a CUDA graph
 
 Sides take turns, round by round, in one process; a time is the median over rounds. Sizes are those of Split MNIST's
@@ -10,15 +10,14 @@ network, 784-400-10 with 400 factors a layer, batch 32.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from record import RESULTS, made_by, options, write
 from torch import Tensor, nn
 
 import ibpwf.fast.registered  # noqa: F401 (registers them)
@@ -29,11 +28,8 @@ from ibpwf.factors.layers import FactorLayer, deal_scores, factor_layer, layer_p
 from ibpwf.inference.base import infer_tasks
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.storage.files import write_json, write_text
 from ibpwf.training.phase import Phase, make_optimizer
 
-OUT = Path(__file__).parents[1] / "docs" / "results"
 ROUNDS, CALLS = 15, 20
 Side = Callable[[], object]
 
@@ -216,63 +212,14 @@ def rows(device: torch.device) -> list[dict[str, Any]]:
     return found
 
 
-def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
-    has = record["environment"]
-    lines = [
-        "# What stand-ins save",
-        "",
-        "Milliseconds a call, forward and backward where there is a gradient. *Compiled* is `torch.compile` of the "
-        "reference function; its first call took the seconds in brackets.",
-        "",
-        "| reference function | case | reference | stand-in | times as fast | compiled | stand-in beside compiled |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in record["rows"]:
-        ms, first = row["ms"], row["first_call_s"]
-        reference, stand_in, compiled = (ms.get(name) for name in ("reference", "stand-in", "compiled"))
-        shown = [f"{side:.3f}" if side else "–" for side in (reference, stand_in)]
-        faster = f"{reference / stand_in:.2f}" if reference else "–"
-        slower = f"{compiled / stand_in:.2f} ×" if compiled else "–"
-        took = f"{compiled:.3f} ({first['compiled']:.0f} s)" if compiled else "–"
-        cells = [f"`{row['reference']}`", row["what"], *shown, faster, took, slower]
-        lines.append(f"| {' | '.join(cells)} |")
-    failed = [
-        f"- not made, {row['what']}, {side}: {why}" for row in record["rows"] for side, why in row["failed"].items()
-    ]
-    lines += [*([""] if failed else []), *failed]
-    lines += [
-        "",
-        f"Made by `{record['command']}` at commit {record['commit']}, on {has['device']} ({has['machine']}, "
-        f"{has['threads']} of {has['cores']} cores) with ibpwf {has['ibpwf']}, Python {has['python']}, torch "
-        f"{has['torch']}; in [stand_ins.json](stand_ins.json). On a CPU times are of the processor, on a GPU on the "
-        "wall, each side (but Adam and inference) recorded as a CUDA graph.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    device = torch.device(arguments.device)
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    option = "" if arguments.device == "cpu" else " --device cuda"
-    record = {
-        "schema": 1,
-        "command": f"python benchmarks/stand_ins.py{option}",
-        "commit": commit(),
-        "environment": environment(arguments.device),
-        "rows": rows(device),
-    }
-    out = arguments.out or OUT / ("stand-ins" if arguments.device == "cpu" else "stand-ins-gpu")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "stand_ins.json", record)
-    write_text(out / "README.md", page(record))
-    sys.stdout.write(page(record))
+    folder = asked.out or RESULTS / ("stand-ins" if asked.device == "cpu" else "stand-ins-gpu")
+    write(folder / "stand_ins.json", {"schema": 1, **made_by(asked.device), "rows": rows(torch.device(asked.device))})
 
 
 if __name__ == "__main__":
