@@ -376,7 +376,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "chance": chance,
     "number": number,
     "size": size,
-    "plural": plural,
     "short_commit": short_commit,
     "tolerance": tolerance,
     "correlation": statistics.correlation,
@@ -386,7 +385,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "spread": spread,
     "over": over,
     "mean": mean,
-    "of": of,
     "mark": mark,
     "hash": lambda commit: str(commit)[:12],
     "command": lambda result: present_command(result["command"]),
@@ -409,7 +407,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "ratios": lambda ours, others: [a / b for a, b in zip(ours, others, strict=True)],
     "named": lambda settings: ", ".join(f"{name} {value:g}" for name, value in settings.items()),
     "all": lambda value: [value] if isinstance(value, str) else value,
-    "pick": lambda name, found: found.get(name),
     "columns": lambda rows: list(zip(*rows, strict=True)),
     "used": lambda columns, rows: {key: what for key, what in columns.items() if any(key in row for row in rows)},
 }
