@@ -2,7 +2,6 @@
 
     python benchmarks/big_table.py                              # 5,810,120 rows
     python benchmarks/big_table.py --rows 581012 --out DIR      # a tenth of them, to see that it runs
-    python benchmarks/big_table.py --shards 8                   # in several files
     python benchmarks/big_table.py --keep DIR --minutes 7       # in parts: again and again, until it is done
 
 Covertype ten times, its measurements with a little noise, as Parquet; every hundredth row is kept out of it as a
@@ -64,8 +63,8 @@ def parts(x: Array, y: Array, rows: int, seed: int) -> Iterator[tuple[Array, Arr
             yield numbers, y[some]
 
 
-def write_tables(folder: Path, rows: int, shards: int, source: str | None) -> None:
-    """big (a file, or a folder of shards), tenth.parquet and test.parquet."""
+def write_tables(folder: Path, rows: int, source: str | None) -> None:
+    """big (a folder with one file), tenth.parquet and test.parquet."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
@@ -74,18 +73,19 @@ def write_tables(folder: Path, rows: int, shards: int, source: str | None) -> No
     columns = [pyarrow.field(name, pyarrow.float32()) for name in names]
     schema = pyarrow.schema([*columns, pyarrow.field("label", pyarrow.int32())])
     (folder / "big").mkdir()
-    big = [ParquetWriter(folder / "big" / f"part-{number:02}.parquet", schema) for number in range(shards)]
-    tenth, test = (ParquetWriter(folder / f"{name}.parquet", schema) for name in ("tenth", "test"))
+    big, tenth, test = (
+        ParquetWriter(folder / f"{name}.parquet", schema) for name in ("big/part-00", "tenth", "test")
+    )
     done = 0
-    for number, (some, labels) in enumerate(parts(x, y, rows, seed=0)):
+    for some, labels in parts(x, y, rows, seed=0):
         held = np.arange(done, done + len(labels)) % TEST_EVERY == 0
         first = ~held & (np.arange(done, done + len(labels)) < rows // TIMES)
         done += len(labels)
-        for writer, chosen in ((big[number % shards], ~held), (tenth, first), (test, held)):
+        for writer, chosen in ((big, ~held), (tenth, first), (test, held)):
             if chosen.any():
                 values = [*some[chosen].T, labels[chosen].astype(np.int32)]
                 writer.write_table(pyarrow.table([pyarrow.array(v) for v in values], schema=schema), ROW_GROUP)
-    for writer in (*big, tenth, test):
+    for writer in (big, tenth, test):
         writer.close()
 
 
@@ -169,7 +169,6 @@ def all_steps(folder: Path, settings: list[str], steps: Steps) -> None:
 def main() -> None:
     parser = options(__doc__, RESULTS / "scaling")
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--shards", type=int, default=1, help="files that the table is written in")
     parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as of ibpwf learn")
     parser.add_argument("--keep", type=Path, help="a folder for tables and models that is not removed")
@@ -183,7 +182,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "written").exists():
             shutil.rmtree(folder / "big", ignore_errors=True)
-            write_tables(folder, asked.rows, asked.shards, asked.source)
+            write_tables(folder, asked.rows, asked.source)
             (folder / "written").touch()
         steps = Steps(folder, until)
         try:

@@ -1,13 +1,12 @@
-"""What each part brings where nobody tells the task, and what it costs: router, experts, both, how many are asked.
+"""What each part brings where the task is inferred, and what it costs: router, experts, both, how many are asked.
 
     python benchmarks/class_setting.py split-cifar10 --seeds 5 --out runs/best
-    python benchmarks/class_setting.py split-mnist --network "resnet9;width=8" --set epochs=2 --validation 0.1
+    python benchmarks/class_setting.py split-mnist --examples 60 --set epochs=2 --validation 0.1    # a small trial
 
 Runs the preset `best` (or another whose settings have a router) for all seeds and then looks at what it has learned:
 every way of asking with its accuracy, calibration error and time, experts alone, other weights of the experts, and
-how well novelty tells another data set. `--out` gets the run's result.json, parts.json and every test image's scores,
-after each seed. Test images are looked at, so nothing may be chosen by this; with --validation they are held-out
-training images.
+how well novelty tells another data set. `--out` gets the run's result.json and parts.json after each seed. Test
+images are looked at, so nothing may be chosen by this; with --validation they are held-out training images.
 """
 
 from __future__ import annotations

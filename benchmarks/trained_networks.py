@@ -54,12 +54,9 @@ def arguments() -> argparse.Namespace:
         if name in SIZES:
             part.add_argument("--size", type=int, default=SIZES[name], help="pixels across that the experts see")
             part.add_argument("--layers", choices=images.LAYERS, default="pointwise")
-            part.add_argument("--norms", choices=images.NORMS, default="statistics")
             part.add_argument("--tasks", type=int, help="the first few alone")
         if name == "lora":
             part.add_argument("--networks", nargs="+", choices=lora.NETWORKS, default=list(lora.NETWORKS))
-        if name == "reuters":
-            part.add_argument("--factors", action="store_true", help="factors in MiniLM itself; for a GPU")
     asked = parser.parse_args()
     asked.changes = dict(parse_assignment(text) for text in asked.set)
     return asked

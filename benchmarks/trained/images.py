@@ -11,17 +11,13 @@ from record import Clock, percent
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings, backbones, factorize
-from ibpwf.backbones.inverted_residuals import ConvNorm
 from ibpwf.lab import scenario
 from ibpwf.lab.data.catalog import CIFAR10
 from ibpwf.lab.data.tasks import Scenario, Task
 
 BACKBONE = "efficientnet-lite0"
-LAYERS = ("pointwise", "late", "all")
-"""Factors in all convolutions but those within single channels; in those of the last three stages; in all."""
-NORMS = ("own", "statistics", "folded")
-"""Of batch normalization, a task's own are scale, shift and statistics; the statistics alone; nothing: it is folded
-into the convolutions, whose biases are then the task's own."""
+LAYERS = ("pointwise", "late")
+"""Factors in all convolutions but those within single channels; in those of the last three stages."""
 LATE_STAGES = ("backbone.net.levels.5", "backbone.net.levels.6", "backbone.net.levels.7")
 ROWS_ASKED = 2048
 VALIDATION = 0.1
@@ -58,41 +54,23 @@ SETTINGS = Settings(
 )
 
 
-def network(settings: Settings, size: int, norms: str) -> nn.Sequential:
-    """Lite0 for images that come as the settings say; all but factors, heads and what `norms` names is frozen."""
+def network(settings: Settings, size: int) -> nn.Sequential:
+    """Lite0 for images that come as the settings say; all is frozen but factors, heads and the statistics of batch
+    normalization."""
     assert settings.image_mean != "auto"
     assert settings.image_std != "auto"
     scale = {"image_mean": settings.image_mean, "image_std": settings.image_std}
-    net = backbones.image_classifier(backbones.load(BACKBONE), 2, size=size, **scale).requires_grad_(False)
-    for module in list(net.modules()):
-        if isinstance(module, ConvNorm) and norms == "folded":
-            fold(module)
-        elif isinstance(module, nn.BatchNorm2d) and norms == "own":
-            module.requires_grad_(True)
-    return net
-
-
-def fold(layer: ConvNorm) -> None:
-    """Let the convolution do what the normalization after it did with its trained statistics."""
-    conv, norm = layer.conv, layer.norm
-    assert isinstance(norm, nn.BatchNorm2d)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
-    conv.weight = nn.Parameter(conv.weight.detach() * scale.view(-1, 1, 1, 1), requires_grad=False)
-    conv.bias = nn.Parameter(norm.bias.detach() - norm.running_mean * scale)
-    layer.norm = nn.Identity()  # type: ignore[assignment]
+    return backbones.image_classifier(backbones.load(BACKBONE), 2, size=size, **scale).requires_grad_(False)
 
 
 def factor_layers(net: nn.Module, layers: str) -> list[str]:
     """The names of the convolutions that get factors."""
-    found = [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv2d)]
-    names = [name for name, module in found if module.groups == 1 or layers == "all"]
+    names = [name for name, module in net.named_modules() if isinstance(module, nn.Conv2d) and module.groups == 1]
     return [name for name in names if layers != "late" or name.startswith(LATE_STAGES)]
 
 
 def learner(settings: Settings, seed: int, asked: argparse.Namespace) -> Learner:
-    net = network(settings, asked.size, asked.norms)
+    net = network(settings, asked.size)
     model = factorize(net, include=factor_layers(net, asked.layers), **settings.factorization)
     return Learner(model, settings, seed=seed, device=asked.device)
 

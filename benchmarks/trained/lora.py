@@ -199,7 +199,7 @@ def measure_accuracy(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     share = images.VALIDATION if asked.validation else 0.0
     stream = scenario("split-cifar10", tasks=asked.tasks, examples=asked.examples, validation=share, seed=seed)
     found: dict[str, Any] = {"lora_by": f"peft {importlib.metadata.version('peft')}", "settings": settings.to_json()}
-    net = images.network(settings, asked.size, asked.norms)
+    net = images.network(settings, asked.size)
     layers, base = images.factor_layers(net, asked.layers), images.base_size(net)
     for alpha in asked.alphas:
         found |= factor_tasks(settings.replace(alpha=alpha), stream, seed, asked)

@@ -56,7 +56,7 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
         settings = TEXTS.replace(**asked.changes)
         device = choose_device(asked.device)
         tasks = text_tasks(seed, asked, device)
-        found = compared(tasks, lambda: texts.made_learner(settings, seed, str(device), factors=False))
+        found = compared(tasks, lambda: texts.made_learner(settings, seed, str(device)))
     return {**found, "of": asked.of, "settings": settings.to_json()}
 
 

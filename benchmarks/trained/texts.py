@@ -1,8 +1,7 @@
 """Reuters-21578, the 20 commonest topics in 10 tasks of two: what MiniLM-L6 makes of a text, and tasks beside it.
 
-`ridge` is regression on the frozen features, over all topics; `experts` are small perceptrons on the same features
-beside a router on a random layer of them; with --factors each task is MiniLM itself with factors of its own, beside a
-router on a random projection of its features.
+`ridge` is regression on the frozen features, over all topics; experts are small perceptrons on the same features
+beside a router on a random layer of them.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import Clock, percent
+from record import percent
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from ibpwf import Learner, Settings, backbones, factorize
+from ibpwf import Learner, Settings, backbones
 from ibpwf.device import choose_device
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.data.texts import load_reuters
@@ -40,30 +39,12 @@ EXPERTS = Settings(
     expert_weight=0.05,  # of experts without turns; chosen on held-out texts
     init="anew",
 )
-FACTORS = Settings(
-    base="frozen",
-    heads="per-task",
-    alpha=2.0,
-    selection_rate=10.0,
-    epochs=4,
-    finetune_epochs=4,
-    batch_size=32,
-    learning_rate=1e-3,
-    schedule="cosine",
-    precision="bfloat16",
-    inference="router",
-    features="backbone",
-    backbone="minilm-l6",
-    backbone_projection=4_000,
-    held_out=0.1,
-)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Word pieces N×LENGTH, features N×384 of mean square 1, topics, and which texts are to learn from."""
+    """Features N×384 of mean square 1, topics, and which texts are to learn from."""
 
-    pieces: Tensor
     features: Tensor
     topics: Tensor
     learned: Tensor
@@ -81,35 +62,29 @@ def read_texts(device: torch.device) -> Texts:
         pieces = encoder.input(articles.texts, length=LENGTH)
         features = torch.empty(len(pieces), encoder.width)
         order = (pieces != 0).sum(1).argsort()  # a batch is as long as its longest
-        for rows in torch.split(order, 64):
-            features[rows] = _encoded(encoder, pieces[rows].to(device)).cpu()
+        with torch.no_grad():
+            for rows in torch.split(order, 64):
+                longest = int((pieces[rows] != 0).sum(1).max())
+                features[rows] = encoder.features(pieces[rows, :longest].to(device)).cpu()
         KEPT.mkdir(parents=True, exist_ok=True)
-        save_file({"pieces": pieces, "features": features}, kept)
-    made = load_file(kept)
-    features = made["features"] * made["features"].shape[1] ** 0.5  # of length 1 as they come
+        save_file({"features": features}, kept)
+    features = load_file(kept)["features"]
+    features *= features.shape[1] ** 0.5  # of length 1 as they come
     topics, learned = torch.tensor(articles.topics), torch.tensor(articles.learned)
-    return Texts(made["pieces"], features, topics, learned, articles.names)
-
-
-@torch.no_grad()
-def _encoded(encoder: backbones.Backbone, pieces: Tensor) -> Tensor:
-    longest = int((pieces != 0).sum(1).max())
-    return encoder.features(pieces[:, :longest])
+    return Texts(features, topics, learned, articles.names)
 
 
 def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     device = choose_device(asked.device)
     texts = read_texts(device)
     train, test = split(texts, seed, asked)
-    settings = (FACTORS if asked.factors else EXPERTS).replace(**asked.changes)
-    x = texts.pieces.float() if asked.factors else texts.features
-    made = made_learner(settings, seed, str(device), factors=asked.factors)
+    settings = EXPERTS.replace(**asked.changes)
+    made = made_learner(settings, seed, str(device))
     for task in range(TOPICS // OF_A_TASK):
         rows = train & (texts.topics // OF_A_TASK == task)
-        clock = Clock(shown=asked.factors)
-        made.learn(x[rows].to(device), texts.topics[rows], name=task_name(texts, task), callbacks=[clock])
+        made.learn(texts.features[rows].to(device), texts.topics[rows], name=task_name(texts, task))
     y = texts.topics[test]
-    asked_rows = torch.split(x[test].to(device), 256)
+    asked_rows = torch.split(texts.features[test].to(device), 256)
     inferred = torch.cat([made.predict(part).labels.cpu() for part in asked_rows])
     tasks = torch.split(y // OF_A_TASK, 256)
     both = zip(asked_rows, tasks, strict=True)
@@ -146,15 +121,10 @@ def split(texts: Texts, seed: int, asked: argparse.Namespace) -> tuple[Tensor, T
     return train, test
 
 
-def made_learner(settings: Settings, seed: int, device: str, *, factors: bool) -> Learner:
+def made_learner(settings: Settings, seed: int, device: str) -> Learner:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if not factors:
-            return Learner(mlp(384, (HIDDEN,), OF_A_TASK), settings, seed=seed, device=device)
-        net = backbones.text_classifier(backbones.load("minilm-l6"), OF_A_TASK).requires_grad_(False)
-    names = [name for name, module in net.named_modules() if isinstance(module, nn.Linear) and name != "head"]
-    model = factorize(net, include=names, **settings.factorization)
-    return Learner(model, settings, seed=seed, device=device)
+        return Learner(mlp(384, (HIDDEN,), OF_A_TASK), settings, seed=seed, device=device)
 
 
 def ridge_answers(texts: Texts, train: Tensor, test: Tensor) -> Tensor:
