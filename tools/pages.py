@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,14 +89,10 @@ def templates(results: Path) -> jinja2.Environment:
         return read_json(results / path) if (results / path).is_file() else None
 
     made.globals |= {"files": files, "file": file, **measured.CONSTANTS}
-    made.globals |= {name: _of(results, function) for name, function in measured.READERS.items()}
+    made.globals |= {name: partial(function, results) for name, function in measured.READERS.items()}
     made.globals |= measured.FUNCTIONS
     made.filters |= measured.FILTERS
     return made
-
-
-def _of(results: Path, function: Callable[[Path], Any]) -> Callable[[], Any]:
-    return lambda: function(results)
 
 
 def rendered(name: str, results: Path) -> str:
