@@ -336,6 +336,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "defaults": defaults,
     "number": number,
     "size": size,
+    "plural": plural,
     "short_commit": short_commit,
     "tolerance": tolerance,
     "correlation": statistics.correlation,
@@ -345,6 +346,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "spread": spread,
     "over": over,
     "mean": mean,
+    "of": of,
     "mark": mark,
     "hash": lambda commit: str(commit)[:12],
     "command": lambda result: present_command(result["command"]),
@@ -361,6 +363,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "exponent": exponent,
     "batching": batching,
     "all": lambda value: [value] if isinstance(value, str) else value,
+    "pick": lambda name, found: found.get(name),
     "columns": lambda rows: list(zip(*rows, strict=True)),
     "used": lambda columns, rows: {key: what for key, what in columns.items() if any(key in row for row in rows)},
 }

@@ -45,6 +45,7 @@ PAGES = {
     "reproduction": Page("docs/results/REPRODUCTION.md"),
     "choosing": Page("docs/choosing.md", "comparisons"),
     "class-incremental": Page("docs/class-incremental.md", "class-incremental"),
+    "own-data": Page("docs/results/own-data/README.md"),
     "streams": Page("docs/streams.md", "streams"),
     "trained-networks": Page("docs/trained-networks.md", "trained networks"),
     "scaling": Page("docs/scaling.md"),
