@@ -56,6 +56,7 @@ PAGES = {
     "defaults": Page("docs/results/defaults/README.md"),
     "folder-growth": Page("docs/results/folder-growth/README.md"),
     "stand-ins": Page("docs/results/stand-ins-gpu/README.md"),
+    "avalanche": Page("docs/results/avalanche/README.md"),
 }
 
 

@@ -238,6 +238,13 @@ def test_a_run_that_was_cut_short_says_how_far_it_came() -> None:
     assert measured.cut_short({**about, "seeds": [0, 1, 2]}) == ""
 
 
+def test_a_difference_that_is_no_noise_is_unlikely() -> None:
+    ours = [89.0, 90.0, 91.0]
+    assert (measured.chance(ours, [89.5, 90.5, 91.5]) or 0) > 0.01
+    assert (measured.chance(ours, [80.0, 79.0, 81.0]) or 0) < 0.01
+    assert measured.chance(ours[:1], ours[:1]) is None
+
+
 @pytest.mark.parametrize("record", ["reliability/faults.json", "serving/faults.json"])
 def test_no_fault_was_found(record: str) -> None:
     rows = json.loads((RESULTS / record).read_text())["faults"]
