@@ -21,7 +21,7 @@ help:
 	@echo "make bench      speed and memory as ratios, and how cost grows in the small, into docs/results/bench"
 	@echo "make bench-scale  how cost grows with tasks, classes, rows and parameters, into docs/results/scaling and docs/scaling.md"
 	@echo "make results    rewrite the result tables, figures and the report page from docs/results"
-	@echo "make report     the figures and the page alone"
+	@echo "make report     the figures and the report page alone"
 	@echo "make docs       rewrite docs/cli.md and docs/settings.md from the program"
 	@echo "make clean      remove the environment and caches (data and runs stay)"
 
@@ -58,14 +58,16 @@ test-slow: $(STAMP)
 test-faults: $(STAMP)
 	rm -rf build/faults
 	IBPWF_TALLY=build/faults $(BIN)/python -m pytest -n auto -m faults --ignore tests/serving
-	$(BIN)/python -m tools.reliability_page build/faults docs
+	$(BIN)/python -m tools.tally build/faults "make test-faults" docs/results/reliability/faults.json
+	$(BIN)/python -m tools.pages faults
 
 # schemathesis is fetched for this alone; what it brings is as in .venv already, or newer.
 test-serving: $(STAMP)
 	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[fuzz]' || $(BIN)/python -m pip install --quiet -e '.[fuzz]'
 	rm -rf build/serving
 	IBPWF_TALLY=build/serving $(BIN)/python -m pytest -m faults tests/serving
-	$(BIN)/python -m tools.reliability_page build/serving docs serving
+	$(BIN)/python -m tools.tally build/serving "make test-serving" docs/results/serving/faults.json
+	$(BIN)/python -m tools.pages serving-faults
 
 test-zoo: $(STAMP)
 	$(BIN)/python -m pytest tests/zoo
@@ -82,21 +84,14 @@ bench-scale: $(STAMP)
 	$(BIN)/python benchmarks/big_table.py
 	$(BIN)/python benchmarks/image_files.py
 	$(BIN)/python benchmarks/ranks.py
-	$(BIN)/python -m tools.scaling_page docs
+	$(BIN)/python -m tools.pages scaling
 
 results: $(STAMP)
-	$(BIN)/python -m tools.results_page docs README.md
-	$(BIN)/python -m tools.class_incremental_page docs
-	$(BIN)/python -m tools.own_data_page docs
-	$(BIN)/python -m tools.streams_page docs
-	$(BIN)/python -m tools.trained_networks_page docs
-	$(BIN)/python -m tools.serving_page docs
-	$(BIN)/python -m tools.expert_weight_figure docs/results -o docs/images/expert-weight.svg
+	$(BIN)/python -m tools.pages
 	$(MAKE) report
 
 report: $(STAMP)
-	$(BIN)/python -m tools.method_figure docs/results -o docs/images/method.svg
-	$(BIN)/python -m tools.comparison_figure docs/results/compare-split-mnist -o docs/images/comparison.svg
+	$(BIN)/python -m tools.figures
 	$(BIN)/ibpwf report docs/results -o docs/results/report.html
 
 docs: $(STAMP)

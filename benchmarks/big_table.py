@@ -1,13 +1,12 @@
-"""A table that is larger than what one wants to hold in memory: learnt, answered and measured on the command line.
+"""A table that is larger than what one wants to hold in memory: learned, answered and measured on the command line.
 
     python benchmarks/big_table.py                              # 5,810,120 rows
     python benchmarks/big_table.py --rows 581012 --out DIR      # a tenth of them, to see that it runs
-    python benchmarks/big_table.py --shards 8                   # in several files
     python benchmarks/big_table.py --keep DIR --minutes 7       # in parts: again and again, until it is done
 
 Covertype ten times, its measurements with a little noise, as Parquet; every hundredth row is kept out of it as a
 test. `ibpwf learn`, `predict` and `evaluate` each run in a process of their own, whose largest resident memory is
-recorded. Beside it stand a tenth of the rows, learnt in memory and from a scratch file, on the same test rows; up to
+recorded. Beside it stand a tenth of the rows, learned in memory and from a scratch file, on the same test rows; up to
 100,000 rows both come to the same bits. The result goes to docs/results/scaling.
 
 In parts, a command that learns is interrupted as Ctrl-C would and goes on with `--resume` in the next call; seconds
@@ -16,7 +15,6 @@ are added up, `parts` says how many there were.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -29,21 +27,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from record import RESULTS, bytes_of, made_by, options, write
 
 from ibpwf.lab.data.tables import load_table
-from ibpwf.lab.experiments.result import commit, environment, shown_command
-from ibpwf.storage.files import write_json
 
 Array = NDArray[Any]
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
 ROWS, TIMES = 5_810_120, 10
 NOISE = 0.01
 """Of a measurement's standard deviation."""
@@ -68,8 +63,8 @@ def parts(x: Array, y: Array, rows: int, seed: int) -> Iterator[tuple[Array, Arr
             yield numbers, y[some]
 
 
-def write_tables(folder: Path, rows: int, shards: int, source: str | None) -> None:
-    """big (a file, or a folder of shards), tenth.parquet and test.parquet."""
+def write_tables(folder: Path, rows: int, source: str | None) -> None:
+    """big (a folder with one file), tenth.parquet and test.parquet."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
@@ -78,18 +73,19 @@ def write_tables(folder: Path, rows: int, shards: int, source: str | None) -> No
     columns = [pyarrow.field(name, pyarrow.float32()) for name in names]
     schema = pyarrow.schema([*columns, pyarrow.field("label", pyarrow.int32())])
     (folder / "big").mkdir()
-    big = [ParquetWriter(folder / "big" / f"part-{number:02}.parquet", schema) for number in range(shards)]
-    tenth, test = (ParquetWriter(folder / f"{name}.parquet", schema) for name in ("tenth", "test"))
+    big, tenth, test = (
+        ParquetWriter(folder / f"{name}.parquet", schema) for name in ("big/part-00", "tenth", "test")
+    )
     done = 0
-    for number, (some, labels) in enumerate(parts(x, y, rows, seed=0)):
+    for some, labels in parts(x, y, rows, seed=0):
         held = np.arange(done, done + len(labels)) % TEST_EVERY == 0
         first = ~held & (np.arange(done, done + len(labels)) < rows // TIMES)
         done += len(labels)
-        for writer, chosen in ((big[number % shards], ~held), (tenth, first), (test, held)):
+        for writer, chosen in ((big, ~held), (tenth, first), (test, held)):
             if chosen.any():
                 values = [*some[chosen].T, labels[chosen].astype(np.int32)]
                 writer.write_table(pyarrow.table([pyarrow.array(v) for v in values], schema=schema), ROW_GROUP)
-    for writer in (*big, tenth, test):
+    for writer in (big, tenth, test):
         writer.close()
 
 
@@ -124,7 +120,7 @@ class Steps:
         found["peak_rss_gb"] = max(found["peak_rss_gb"], before.get("peak_rss_gb", 0.0))
         found["parts"] = before.get("parts", 0) + 1
         self.done[name] = {**found, "command": " ".join(["ibpwf", *command])}
-        write_json(self.file, self.done)
+        write(self.file, self.done)
         print(json.dumps({name: {key: value for key, value in self.done[name].items() if key != "out"}}), flush=True)
         if not found["whole"]:
             raise OutOfTime
@@ -157,11 +153,6 @@ def model_digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def evaluated(found: dict[str, Any]) -> dict[str, Any]:
-    scores = json.loads(found.pop("out"))
-    return {**found, "rows": scores["rows"], "accuracy": scores["accuracy"], "novel": scores["novel"]}
-
-
 def all_steps(folder: Path, settings: list[str], steps: Steps) -> None:
     """Everything that is measured, as far as it is not yet."""
     common = ("--task", "cover", "--device", "cpu", *settings)
@@ -176,30 +167,23 @@ def all_steps(folder: Path, settings: list[str], steps: Steps) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, RESULTS / "scaling")
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--shards", type=int, default=1, help="files that the table is written in")
     parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as of ibpwf learn")
     parser.add_argument("--keep", type=Path, help="a folder for tables and models that is not removed")
     parser.add_argument("--minutes", type=float, help="with --keep: stop after so many, and go on in the next call")
-    parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     if asked.minutes is not None and asked.keep is None:
         parser.error("--minutes needs --keep DIR, where the next call finds what was done.")
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
-    with ExitStack() as stack:
-        if asked.keep is None:
-            place = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp"))
-            folder = Path(stack.enter_context(place))
-        else:
-            folder = asked.keep
-            folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as place:
+        folder = asked.keep or Path(place)
+        folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "written").exists():
             shutil.rmtree(folder / "big", ignore_errors=True)
-            write_tables(folder, asked.rows, asked.shards, asked.source)
+            write_tables(folder, asked.rows, asked.source)
             (folder / "written").touch()
-        table_bytes = sum(path.stat().st_size for path in (folder / "big").iterdir())
         steps = Steps(folder, until)
         try:
             all_steps(folder, [word for one in asked.set for word in ("--set", one)], steps)
@@ -207,34 +191,20 @@ def main() -> None:
             print("not done yet; go on with the same command", flush=True)
             return
         same = model_digest(folder / "tenth-in-memory") == model_digest(folder / "tenth-on-disk")
-    write_record(asked, steps.done, table_bytes, same)
+        found = summary(steps.done) | {"rows": asked.rows, "parquet_bytes": bytes_of(folder / "big")}
+        found["tenth_on_disk_has_the_same_bits"] = same
+    kept = {name: {key: value for key, value in step.items() if key != "out"} for name, step in steps.done.items()}
+    write(asked.out / "big-table.json", {"name": "big-table", **made_by(), "summary": found, "steps": kept})
+    print(json.dumps(found, indent=2), flush=True)
 
 
-def write_record(asked: argparse.Namespace, steps: dict[str, Any], table_bytes: int, same: bool) -> None:
-    tests = ("test", "test of tenth in memory", "test of tenth on disk")
-    for name in ("evaluate", *tests):
-        steps[name] = evaluated(steps[name])
-    whole, tenth, stored = (steps[name]["accuracy"]["task_given"] for name in tests)
-    record = {
-        "name": "big-table",
-        "what": (__doc__ or "").splitlines()[0],
-        "command": shown_command(" ".join(["python", "benchmarks/big_table.py", *sys.argv[1:]])),
-        "commit": commit(),
-        "environment": {**environment(), "cores": os.cpu_count()},
-        "summary": {
-            "rows": asked.rows,
-            "parquet_bytes": table_bytes,
-            "peak_rss_gb": {name: steps[name]["peak_rss_gb"] for name in ("learn", "predict", "evaluate")},
-            "accuracy": whole,
-            "accuracy_of_a_tenth_in_memory": tenth,
-            "accuracy_of_a_tenth_on_disk": stored,
-            "tenth_on_disk_has_the_same_bits": same,
-        },
-        "steps": {name: {key: value for key, value in step.items() if key != "out"} for name, step in steps.items()},
+def summary(steps: dict[str, Any]) -> dict[str, Any]:
+    tests = {"accuracy": "test"}
+    tests |= {
+        f"accuracy_of_a_tenth_{where}": f"test of tenth {where.replace('_', ' ')}"
+        for where in ("in_memory", "on_disk")
     }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out / "big-table.json", record)
-    print(json.dumps(record["summary"], indent=2), flush=True)
+    return {key: json.loads(steps[name]["out"])["accuracy"]["task_given"] for key, name in tests.items()}
 
 
 if __name__ == "__main__":

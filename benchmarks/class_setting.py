@@ -1,25 +1,23 @@
-"""What each part brings where nobody tells the task, and what it costs: router, experts, both, how many are asked.
+"""What each part brings where the task is inferred, and what it costs: router, experts, both, how many are asked.
 
     python benchmarks/class_setting.py split-cifar10 --seeds 5 --out runs/best
-    python benchmarks/class_setting.py split-mnist --network "resnet9;width=8" --set epochs=2 --validation 0.1
+    python benchmarks/class_setting.py split-mnist --examples 60 --set epochs=2 --validation 0.1    # a small trial
 
 Runs the preset `best` (or another whose settings have a router) for all seeds and then looks at what it has learned:
 every way of asking with its accuracy, calibration error and time, experts alone, other weights of the experts, and
-how well novelty tells another data set. `--out` gets the run's result.json, parts.json and every test image's scores,
-after each seed. Test images are looked at, so nothing may be chosen by this; with --validation they are held-out
-training images.
+how well novelty tells another data set. `--out` gets the run's result.json and parts.json after each seed. Test
+images are looked at, so nothing may be chosen by this; with --validation they are held-out training images.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from record import made_by, options, percent, write
 from torch import Tensor
 
 from ibpwf.inference import fusion
@@ -27,13 +25,11 @@ from ibpwf.lab import scenario
 from ibpwf.lab.data import Scenario
 from ibpwf.lab.evaluation.metrics import calibration_error
 from ibpwf.lab.evaluation.uncertainty import auroc
-from ibpwf.lab.experiments.network import parse_network
-from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.lab.experiments.run import Run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.settings import FAST, parse_assignment
-from ibpwf.storage.files import read_json, write_json
+from ibpwf.storage.files import read_json
 
 WAYS: dict[str, dict[str, Any]] = {
     "router alone": {"experts": 0},
@@ -47,21 +43,17 @@ WEIGHTS = fusion.GRID
 STRANGERS = {"split-mnist": "split-fashion-mnist", "split-fashion-mnist": "split-mnist"}
 
 
-def arguments(given: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def arguments() -> argparse.Namespace:
+    parser = options(__doc__, Path("runs/class-setting"), seeds=1)
     parser.add_argument("scenario")
     parser.add_argument("--preset", default="best")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=0, help="seeds from this one on")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--network")
     parser.add_argument("--order")
     parser.add_argument("--examples", type=int)
     parser.add_argument("--validation", type=float)
     parser.add_argument("--resume", action="store_true", help="go on after the last seed in --out")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path("runs/class-setting"))
-    return parser.parse_args(given)
+    return parser.parse_args()
 
 
 def rows_of(stream: Scenario, learner: Learner) -> tuple[Tensor, Tensor]:
@@ -102,24 +94,22 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def parts_of(learner: Learner, stream: Scenario, folder: Path) -> dict[str, Any]:
-    """All that is looked at of one learner; its scores go to the folder."""
+def parts_of(learner: Learner, stream: Scenario) -> dict[str, Any]:
+    """All that is looked at of one learner."""
     x, y = rows_of(stream, learner)
     method = learner.method
     scores = method.class_scores(x, "all")
     assert scores.experts is not None
-    kept = {"router": scores.router, "experts": scores.experts, "classes": y}
-    save_file({name: tensor.contiguous().cpu() for name, tensor in kept.items()}, folder / "scores.safetensors")
     router, experts = fusion.weights(method.calibrations)
-    sweep = [{"weight": w, "class": _percent(scores.joint(router, w).argmax(1) == y)} for w in WEIGHTS]
+    sweep = [{"weight": w, "class": percent(scores.joint(router, w).argmax(1) == y)} for w in WEIGHTS]
     tasks = torch.repeat_interleave(
         torch.arange(len(scores.widths), device=y.device), torch.tensor(scores.widths, device=y.device)
     )
     joint = scores.joint(router, experts).argmax(1)
     found = {
         "ways": ways_of_asking(learner, x, y),
-        "experts alone, largest score": _percent(scores.experts.argmax(1) == y),
-        "task inferred": _percent(tasks[joint] == tasks[y]),
+        "experts alone, largest score": percent(scores.experts.argmax(1) == y),
+        "task inferred": percent(tasks[joint] == tasks[y]),
         "weights": {"router": router, "experts": experts},
         "fits": [[one.router, one.experts, one.alone, one.losses] for one in method.calibrations if one is not None],
         "sweep": sweep,
@@ -127,56 +117,40 @@ def parts_of(learner: Learner, stream: Scenario, folder: Path) -> dict[str, Any]
     if stream.name in STRANGERS and None not in method.calibrations:
         strangers = torch.cat([task.test.x for task in scenario(STRANGERS[stream.name])])
         known, new = (learner.novelty(rows, 0.05).double().cpu() for rows in (x, strangers))
-        shares = {name: _percent(values > 1) for name, values in (("known", known), ("new", new))}
+        shares = {name: percent(values > 1) for name, values in (("known", known), ("new", new))}
         found["novelty"] = {"of": STRANGERS[stream.name], "auroc": auroc(known, new), **shares}
     return found
 
 
-def parts_of_run(one: Run) -> dict[str, Any]:
-    training = one.trainings[-1]
-    assert isinstance(training.learner, Learner)
-    return parts_of(training.learner, training.stream, training.folder)
-
-
-def _percent(right: Tensor) -> float:
-    return 100 * float(right.double().mean())
-
-
-def main(given: list[str]) -> None:
-    asked = arguments(given)
+def main() -> None:
+    asked = arguments()
     first = RunConfig(
         asked.scenario,
         preset=asked.preset,
         changes=dict(parse_assignment(text) for text in asked.set),
-        network=None if asked.network is None else parse_network(asked.network),
         order=asked.order,
         examples=asked.examples,
         validation=asked.validation,
         device=asked.device,
         models=False,
     )
-    command = shown_command("python benchmarks/class_setting.py " + " ".join(given))
-    there = asked.out / "parts.json"
+    there, about = asked.out / "parts.json", made_by(asked.device)
     seeds: list[dict[str, Any]] = read_json(there)["seeds"] if asked.resume and there.exists() else []
-    for done in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU
-        seed = asked.first_seed + done
-        one = Run(first.replace(seeds=tuple(range(asked.first_seed, seed + 1))), asked.out, command)
-        (result,) = run_together([one], resume=bool(done), overwrite=not done)
-        seeds.append({"seed": seed, **parts_of_run(one)})
-        del one
-        made = {"command": command, "commit": commit(), "environment": environment(asked.device), "seeds": seeds}
-        write_json(there, {"scenario": asked.scenario, **made})
-        show(result, seeds[-1])
-
-
-def show(result: dict[str, Any], parts: dict[str, Any]) -> None:
-    means = {key: round(result["accuracy"][key]["mean"], 2) for key in ("task", "class")}
-    print(f"mean until seed {parts['seed']}: {means}")
-    for row in parts["ways"]:
-        print(f"{row['way']:<34} {row['class']:6.2f}  ECE {row['error']:5.2f}  cost {row['cost']:7.1f}")
-    print({key: value for key, value in parts.items() if key not in ("ways", "sweep")})
-    print([(row["weight"], round(row["class"], 2)) for row in parts["sweep"]], flush=True)
+    for seed in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU
+        one = Run(first.replace(seeds=tuple(range(seed + 1))), asked.out, about["command"])
+        (result,) = run_together([one], resume=bool(seed), overwrite=not seed)
+        training = one.trainings[-1]
+        assert isinstance(training.learner, Learner)
+        seeds.append({"seed": seed, **parts_of(training.learner, training.stream)})
+        del one, training
+        write(there, {"scenario": asked.scenario, **about, "seeds": seeds})
+        print(
+            f"until seed {seed}:",
+            {key: result["accuracy"][key]["mean"] for key in ("task", "class")},
+            seeds[-1],
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

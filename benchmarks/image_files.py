@@ -11,11 +11,9 @@ comes to is one line of the result in docs/results/scaling.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,16 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from record import RESULTS, Clock, made_by, options, write
 from torch.utils.data import DataLoader, Dataset
 
 from ibpwf import Learner, Settings
 from ibpwf.data import read_examples
-from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import resnet9
-from ibpwf.storage.files import write_json
-from ibpwf.training.callbacks import Callback, EpochEnd
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
 CLASSES, SIDE = 4, 32
 
 
@@ -65,19 +60,6 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
         return torch.from_numpy(pixels).permute(2, 0, 1).float().div_(255), int(self.files[row].parent.name)
 
 
-class Clock(Callback):
-    """When each epoch ended, and of how many images."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-        self.samples = 0
-        self.accuracy: float | None = None
-
-    def epoch_end(self, epoch: EpochEnd) -> None:
-        self.ends.append(time.perf_counter())
-        self.samples, self.accuracy = epoch.samples, epoch.accuracy
-
-
 def measured(name: str, given: Callable[[], tuple[Any, ...]], epochs: int, batch_size: int) -> dict[str, Any]:
     torch.manual_seed(0)
     settings = Settings(epochs=epochs - 2, finetune_epochs=2, batch_size=batch_size, learning_rate=2e-3)
@@ -92,12 +74,11 @@ def measured(name: str, given: Callable[[], tuple[Any, ...]], epochs: int, batch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, RESULTS / "scaling")
     parser.add_argument("--files", type=int, default=60_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=4, help="three or more")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as place:
         folder = Path(place) / "images"
@@ -114,22 +95,13 @@ def main() -> None:
         ways = {"path": lambda: (folder,), "DataLoader": loaded, "memory": in_memory}
         found = {name: measured(name, way, asked.epochs, asked.batch_size) for name, way in ways.items()}
     memory = found["memory"]["per_second"]
-    record = {
-        "name": "image-files",
-        "what": (__doc__ or "").splitlines()[0],
-        "command": shown_command(" ".join(["python", "benchmarks/image_files.py", *sys.argv[1:]])),
-        "commit": commit(),
-        "environment": {**environment(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "summary": {
-            "files": asked.files,
-            "of_memory": {name: found[name]["per_second"] / memory for name in ("path", "DataLoader")},
-            "peak_rss_gb_of_all": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-        },
-        "ways": found,
+    summary = {
+        "files": asked.files,
+        "of_memory": {name: found[name]["per_second"] / memory for name in ("path", "DataLoader")},
+        "peak_rss_gb_of_all": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
     }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out / "image-files.json", record)
-    print(json.dumps(record["summary"], indent=2), flush=True)
+    write(asked.out / "image-files.json", {"name": "image-files", **made_by(), "summary": summary, "ways": found})
+    print(json.dumps(summary, indent=2), flush=True)
 
 
 if __name__ == "__main__":

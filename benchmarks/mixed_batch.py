@@ -4,7 +4,7 @@
 
 A perceptron and a vision transformer learn 32 tasks of random numbers each. What is measured is `Learner.predict` of
 256 rows, whose tasks are given as a list of names: of one task, of all 32 in one batch, and of all 32 one after the
-other; and beside it what the networks alone take for their class scores. The median of the ratios of neighboring
+other. The median of the ratios of neighboring
 calls counts. Beside one product with the base there is one with all factors of these tasks, so their number counts:
 the smaller α, the fewer. On a machine that others use too, one thread and the time that this process had
 (`--clock cpu`) tell more than the time that passed.
@@ -12,22 +12,18 @@ the smaller α, the fewer. On a machine that others use too, one thread and the 
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from record import made_by, options, write
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import mlp, vit_tiny
-from ibpwf.storage.files import write_json
 
 TASKS, ROWS, ROUNDS = 32, 256, 45
 FEW_ROUNDS = 3
@@ -87,60 +83,41 @@ def measured(learner: Learner, shape: tuple[int, ...], clock: Callable[[], float
         "one": lambda: learner.predict(x, task="3"),
         "mixed": lambda: learner.predict(x, task=names),
         "each": lambda: [learner.predict(rows, task=task) for rows, task in groups],
-        "scores of one": lambda: model.logits(x, 3),
-        "scores of all": lambda: model.mixed_logits(x, tasks),
     }
     for call in [*calls.values()] * WARM:
-        if call() is None:
-            raise SystemExit("this network cannot be mixed")
+        call()
 
     def rounds(count: int, *named: str) -> list[dict[str, float]]:
         return [{name: seconds(calls[name], x, clock) for name in named} for _ in range(count)]
 
     times, slow = rounds(ROUNDS, "one", "mixed"), rounds(FEW_ROUNDS, "one", "each")
-    scores = rounds(ROUNDS, "scores of one", "scores of all")
     return {
         "mixed / one": statistics.median(each["mixed"] / each["one"] for each in times),
         "one after the other / one": statistics.median(each["each"] / each["one"] for each in slow),
         "milliseconds of one": 1000 * statistics.median(each["one"] for each in times),
-        "scores alone, mixed / one": statistics.median(
-            each["scores of all"] / each["scores of one"] for each in scores
-        ),
-        "scores alone, milliseconds of one": 1000 * statistics.median(each["scores of one"] for each in scores),
         "factors": {name: dictionary.locked for name, dictionary in model.layers.items()},
         "a task's": {name: use.active for name, use in model.use(3).items()},
     }
 
 
-def main(given: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main() -> None:
+    parser = options(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--alpha", type=float, help="of the prior; as beside any frozen base by default")
     parser.add_argument("--threads", type=int, help="of torch on a CPU; all by default")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args(given)
+    asked = parser.parse_args()
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
-    clock = CLOCKS[asked.clock]
     found = {
-        name: measured(taught(net, shape, asked.device, asked.alpha), shape, clock)
+        name: measured(taught(net, shape, asked.device, asked.alpha), shape, CLOCKS[asked.clock])
         for name, (net, shape) in networks().items()
     }
-    record = {
-        "command": shown_command("python benchmarks/mixed_batch.py " + " ".join(given)),
-        "commit": commit(),
-        "environment": environment(asked.device),
-        "clock": asked.clock,
-        "tasks": TASKS,
-        "rows": ROWS,
-        "measured": found,
-    }
-    if asked.out is not None:
-        write_json(asked.out, record)
+    about = {"clock": asked.clock, "tasks": TASKS, "rows": ROWS}
+    write(asked.out, {**made_by(asked.device), **about, "measured": found})
     for name, numbers in found.items():
         print(name, {key: value if isinstance(value, dict) else round(value, 2) for key, value in numbers.items()})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

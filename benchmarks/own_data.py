@@ -3,7 +3,6 @@
     python benchmarks/own_data.py covertype-areas --seeds 5
     python benchmarks/own_data.py covertype-classes --seeds 5 --tuned
     python benchmarks/own_data.py electricity weather --seeds 5 --source scikit-multiflow-0.4.1.tar.gz
-    python benchmarks/own_data.py covertype-whole --seeds 1
     python benchmarks/own_data.py weather --seeds 1 --rows 500 --out DIR    # to see that it runs
     python benchmarks/own_data.py weather --first-seed 3 --seeds 1 --tuned --part 1/4 --out DIR/3-1
     python benchmarks/own_data.py weather --merge DIR/*                     # one file of what was measured in parts
@@ -18,7 +17,7 @@ defaults and `--part 1/N` to `N-1/N` the other settings in turns; `--merge` make
 from __future__ import annotations
 
 import argparse
-import sys
+import statistics
 import tempfile
 import time
 import warnings
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 import sklearn
 from numpy.typing import NDArray
+from record import RESULTS, bytes_of, made_by, options, read_parts, write
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -37,13 +37,10 @@ from sklearn.preprocessing import StandardScaler
 
 from ibpwf import ContinualClassifier
 from ibpwf.lab.data.tables import load_table
-from ibpwf.lab.experiments.result import commit, environment, shown_command
-from ibpwf.storage.files import read_json, write_json
 
 Array = NDArray[Any]
 Part = tuple[Array, Array]
-
-OUT = Path(__file__).parents[1] / "docs" / "results" / "own-data"
+Cut = Callable[[Array, Array, np.random.Generator], list[Part]]
 TEST, VALIDATION = 0.25, 0.2
 
 
@@ -77,23 +74,18 @@ def whole(x: Array, y: Array, rng: np.random.Generator) -> list[Part]:
     return [(x[rows], y[rows])]
 
 
-def in_time(count: int) -> Callable[[Array, Array, np.random.Generator], list[Part]]:
+def in_time(count: int) -> Cut:
     """Rows in their order, cut into so many tasks."""
-
-    def cut(x: Array, y: Array, rng: np.random.Generator) -> list[Part]:
-        return [(x[rows], y[rows]) for rows in np.array_split(np.arange(len(y)), count)]
-
-    return cut
+    return lambda x, y, rng: [(x[rows], y[rows]) for rows in np.array_split(np.arange(len(y)), count)]
 
 
-TABLES: dict[str, tuple[str, Callable[[Array, Array, np.random.Generator], list[Part]]]] = {
+TABLES: dict[str, tuple[str, Cut]] = {
     "covertype-areas": ("covertype", areas),
     "covertype-classes": ("covertype", classes),
     "covertype-whole": ("covertype", whole),
     "electricity": ("electricity", in_time(4)),
     "weather": ("weather", in_time(3)),
 }
-
 TUNED: dict[str, dict[str, Any]] = {
     "hidden=(512, 256)": {"hidden": (512, 256)},
     "hidden=(128,)": {"hidden": (128,)},
@@ -110,13 +102,12 @@ TUNED: dict[str, dict[str, Any]] = {
 
 def split(name: str, asked: argparse.Namespace, seed: int) -> list[Task]:
     table, cut = TABLES[name]
-    x, y = load_table(table, source=asked.source)
-    parts = cut(x, y, np.random.default_rng(100 + seed))
+    parts = cut(*load_table(table, source=asked.source), np.random.default_rng(100 + seed))
     rng, tasks = np.random.default_rng(seed), []
-    for task_x, task_y in parts:
-        order = rng.permutation(len(task_y))[: asked.rows]
+    for x, y in parts:
+        order = rng.permutation(len(y))[: asked.rows]
         test, train = np.split(order, [int(len(order) * TEST)])
-        tasks.append(Task(task_x[train], task_y[train], task_x[test], task_y[test]))
+        tasks.append(Task(x[train], y[train], x[test], y[test]))
     return tasks
 
 
@@ -140,16 +131,13 @@ def ours(tasks: list[Task], seed: int, parameters: dict[str, Any]) -> dict[str, 
     inferred = [100 * classifier.score(task.test_x, task.test_y) for task in tasks]
     with tempfile.TemporaryDirectory() as folder:
         classifier.save(Path(folder) / "model")
-        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-    held_out = [classifier.learner_.info(number).held_out for number in range(len(tasks))]
+        size = bytes_of(Path(folder))
     return {
         "recipe": classifier.recipe_,
-        "given": float(np.mean(given)),
-        "inferred": float(np.mean(inferred)),
+        "given": statistics.fmean(given),
+        "inferred": statistics.fmean(inferred),
         "given_by_task": given,
         "inferred_by_task": inferred,
-        "held_out": [None if one is None else one.accuracy for one in held_out],
-        "linear": [None if one is None else one.linear for one in held_out],
         "seconds": seconds,
         "cpu_seconds": cpu,
         "folder_bytes": size,
@@ -165,14 +153,13 @@ def others(tasks: list[Task], seed: int) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, make in made.items():
-        started = time.perf_counter()
         scores = [100 * make().fit(task.x, task.y).score(task.test_x, task.test_y) for task in tasks]
-        found[name] = {"given": float(np.mean(scores)), "seconds": time.perf_counter() - started}
+        found[name] = {"given": statistics.fmean(scores)}
     if len(tasks) > 1:
         joint = made["boosted-trees"]()
         joint.fit(np.concatenate([task.x for task in tasks]), np.concatenate([task.y for task in tasks]))
         inferred = [100 * joint.score(task.test_x, task.test_y) for task in tasks]
-        found["boosted-trees-jointly"] = {"inferred": float(np.mean(inferred))}
+        found["boosted-trees-jointly"] = {"inferred": statistics.fmean(inferred)}
     return found
 
 
@@ -181,31 +168,17 @@ def measured(name: str, asked: argparse.Namespace, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"seed": seed, "rows": [len(task.y) for task in tasks]}
     if part == 0:
         found["default"] = ours(tasks, seed, {})
-        show(name, seed, "defaults", found["default"])
-    if part == 0 and asked.others:
-        found["others"] = others(tasks, seed)
-        for other, result in found["others"].items():
-            show(name, seed, other, result)
+        if asked.others:
+            found["others"] = others(tasks, seed)
     if asked.tuned:
+        shared = list(TUNED) if parts == 1 else list(TUNED)[part - 1 :: parts - 1] if part else []
         found["tuned"] = {}
-        for label, parameters in share_of(TUNED, part, parts).items():
-            chosen = ours(inside(tasks, seed), seed, parameters)
-            result = {"validation": chosen["given"], "test": ours(tasks, seed, parameters)["given"]}
+        for label in shared:
+            chosen = ours(inside(tasks, seed), seed, TUNED[label])
+            result = {"validation": chosen["given"], "test": ours(tasks, seed, TUNED[label])["given"]}
             found["tuned"][label] = result
             print(f"{name} seed {seed} {label:<40} {result}", flush=True)
     return found
-
-
-def share_of(settings: dict[str, dict[str, Any]], part: int, parts: int) -> dict[str, dict[str, Any]]:
-    """All, or every so many-th from the part's own on: none in the first of several."""
-    if parts == 1:
-        return settings
-    return {} if part == 0 else dict(list(settings.items())[part - 1 :: parts - 1])
-
-
-def show(name: str, seed: int, what: str, result: dict[str, Any]) -> None:
-    words = " ".join(f"{key} {result[key]:.2f}" for key in ("given", "inferred", "seconds") if key in result)
-    print(f"{name} seed {seed} {what:<24} {words}", flush=True)
 
 
 def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,33 +187,28 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     if not seeds:
         return {}
     keys = ("given", "inferred", "seconds", "cpu_seconds", "folder_bytes", "rows_bytes")
-    found: dict[str, Any] = {key: float(np.mean([one["default"][key] for one in seeds])) for key in keys}
-    found["given_std"], found["inferred_std"] = (
-        float(np.std([one["default"][key] for one in seeds])) for key in ("given", "inferred")
-    )
-    for other in seeds[0].get("others", {}):
-        both = [one["others"][other] for one in seeds if "others" in one]
-        found[other] = {key: float(np.mean([one[key] for one in both])) for key in both[0]}
+    found: dict[str, Any] = {key: statistics.fmean(one["default"][key] for one in seeds) for key in keys}
+    for key in ("given", "inferred"):
+        found[f"{key}_std"] = statistics.pstdev([one["default"][key] for one in seeds])
     tried = [one for one in seeds if set(one.get("tuned", {})) == set(TUNED)]
     if tried:
-
-        def mean(label: str, part: str) -> float:
-            return float(np.mean([one["tuned"][label][part] for one in tried]))
-
-        best = max(TUNED, key=lambda label: mean(label, "validation"))
-        default = float(np.mean([one["default"]["given"] for one in tried]))
-        found["best_of_ten"] = {"setting": best, "given": mean(best, "test"), "default": default}
+        means = {
+            part: {label: statistics.fmean(one["tuned"][label][part] for one in tried) for label in TUNED}
+            for part in ("validation", "test")
+        }
+        best = max(TUNED, key=means["validation"].__getitem__)
+        default = statistics.fmean(one["default"]["given"] for one in tried)
+        found["best_of_ten"] = {"setting": best, "given": means["test"][best], "default": default}
         found["best_of_ten"]["seeds"] = [one["seed"] for one in tried]
     return found
 
 
-def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def merged(name: str, folders: list[Path]) -> dict[str, Any]:
     """One record of several of the same table: what each seed came to, whichever process measured it."""
-    first = parts[0]
-    for part in parts[1:]:
-        for key in ("name", "commit", "environment"):
-            if part[key] != first[key]:
-                raise SystemExit(f"{key} is {part[key]!r} in one part and {first[key]!r} in another; measure anew.")
+    files = [folder / f"{name}.json" for folder in folders if (folder / f"{name}.json").exists()]
+    if not files:
+        raise SystemExit(f"none of {', '.join(map(str, folders))} has a {name}.json; give folders that do.")
+    parts, commands = read_parts(files, "name")
     seeds: dict[int, dict[str, Any]] = {}
     for one in sorted((seed for part in parts for seed in part["seeds"]), key=lambda seed: int(seed["seed"])):
         held = seeds.setdefault(one["seed"], {"seed": one["seed"], "rows": one["rows"]})
@@ -248,8 +216,8 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
             raise SystemExit(f"seed {one['seed']} was measured twice, or on other rows; leave one of them out.")
         tuned = {**held.get("tuned", {}), **one.get("tuned", {})}
         held |= {**one, **({"tuned": tuned} if tuned else {})}
-    commands = [shown_command(part["command"]) for part in parts]
-    return {**first, "command": commands, "summary": summary(list(seeds.values())), "seeds": list(seeds.values())}
+    found = list(seeds.values())
+    return {**parts[0], "command": commands, "summary": summary(found), "seeds": found}
 
 
 def of_whole(text: str) -> tuple[int, int]:
@@ -261,9 +229,8 @@ def of_whole(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, RESULTS / "own-data", seeds=5)
     parser.add_argument("tables", nargs="+", choices=TABLES)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rows", type=int, help="of each task, at most")
     parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
@@ -271,35 +238,20 @@ def main() -> None:
     parser.add_argument("--part", type=of_whole, default=(0, 1), help="0/N: defaults; 1/N and on: others")
     parser.add_argument("--no-others", dest="others", action="store_false", help="leave scikit-learn's models out")
     parser.add_argument("--merge", type=Path, nargs="+", help="folders with parts of the tables' results")
-    parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     warnings.filterwarnings("ignore", category=UserWarning)
-    asked.out.mkdir(parents=True, exist_ok=True)
     for name in asked.tables:
-        place = asked.out / f"{name}.json"
         if asked.merge:
-            files = [folder / place.name for folder in asked.merge if (folder / place.name).exists()]
-            if not files:
-                raise SystemExit(
-                    f"none of {', '.join(map(str, asked.merge))} has a {place.name}; give folders that do."
-                )
-            record = merged([read_json(file) for file in files])
-            write_json(place, record)
-        else:
-            seeds: list[dict[str, Any]] = []
-            for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
-                seeds.append(measured(name, asked, seed))
-                record = {
-                    "name": name,
-                    "what": (TABLES[name][1].__doc__ or "rows in their order, cut into tasks").strip(),
-                    "command": shown_command(" ".join(["python", "benchmarks/own_data.py", *sys.argv[1:]])),
-                    "commit": commit(),
-                    "environment": {**environment("cpu"), "scikit-learn": sklearn.__version__},
-                    "summary": summary(seeds),
-                    "seeds": seeds,
-                }
-                write_json(place, record)
-        print(name, record["summary"], flush=True)
+            write(asked.out / f"{name}.json", merged(name, asked.merge))
+            continue
+        what, about = (TABLES[name][1].__doc__ or "rows in their order, cut into tasks").strip(), made_by()
+        about["environment"]["scikit-learn"] = sklearn.__version__
+        seeds: list[dict[str, Any]] = []
+        for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
+            seeds.append(measured(name, asked, seed))
+            found = {"summary": summary(seeds), "seeds": seeds}
+            write(asked.out / f"{name}.json", {"name": name, "what": what, **about, **found})
+            print(name, seed, found["summary"], flush=True)
 
 
 if __name__ == "__main__":

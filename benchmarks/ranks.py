@@ -6,7 +6,7 @@
 
 Speed: a residual network learns two tasks of made-up images, each time in processes of its own that
 `torch.distributed.run` starts. `per_second` counts images of all epochs but the first, the best of some rounds that
-take turns. The Gaussians that tell tasks apart, sums of what each process saw, are compared with one process's.
+take turns.
 
 Accuracy: a perceptron and a residual network with batch normalization learn the digits of scikit-learn, 0 to 4 and 5
 to 9, to the end, some seeds each, in one process and in several with the same mini-batches. Rows that were not
@@ -26,23 +26,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import RESULTS, Clock, made_by, options, percent, write
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.distributed import join
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import mlp, resnet9
-from ibpwf.storage.files import write_json
-from ibpwf.training.callbacks import Callback, EpochEnd
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
 CLASSES, SIDE, EPOCHS, BATCH, SEED = 4, 32, 5, 64, 0
 NETWORKS = {"perceptron": "perceptron, 64-100", "residual": "resnet9 of width 8, with batch normalization"}
 LEARNED = 600
@@ -56,16 +52,6 @@ def images(task: int, rows: int) -> tuple[Tensor, Tensor]:
     patterns = patterns.repeat_interleave(8, 2).repeat_interleave(8, 3)
     y = torch.arange(rows) % CLASSES
     return patterns[y] + torch.randn(rows, 3, SIDE, SIDE, generator=chance), y
-
-
-class Clock(Callback):
-    """When each epoch ended."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def epoch_end(self, epoch: EpochEnd) -> None:
-        self.ends.append(time.perf_counter())
 
 
 def digits(half: int, images: bool) -> tuple[Tensor, Tensor]:
@@ -118,7 +104,7 @@ def accuracy(seeds: int, epochs: int, device: str) -> dict[str, Tensor]:
                     learner.predict(x[LEARNED:], task=half if known else None).labels.cpu() == y[LEARNED:]
                     for half, (x, y) in enumerate(halves)
                 ]
-                right.append(100 * torch.cat(told).double().mean())
+                right.append(torch.tensor(percent(torch.cat(told))))
             found[f"{name}/{seed}"] = torch.stack(right)
     return found
 
@@ -163,15 +149,13 @@ def compared(one: dict[str, Tensor], several: dict[str, Tensor], seeds: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, RESULTS / "scaling", seeds=5)
     parser.add_argument("--rows", type=int, default=1_024)
     parser.add_argument("--width", type=int, default=16, help="channels of the network's first layer")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=5, help="of each network that learns to the end")
     parser.add_argument("--epochs", type=int, default=16, help="of these, and a quarter more for the fine-tuning")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--part", choices=["speed", "accuracy"], help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -188,33 +172,18 @@ def main() -> None:
                 found[name].append(measured("speed", processes, threads, asked, Path(place)))
                 print(name, float(found[name][-1]["per_second"]), flush=True)
         learned = [measured("accuracy", processes, 1, asked, Path(place)) for processes in (1, asked.processes)]
-    one, several = (found[name][0] for name in list(ways)[:2])
     best = {name: max(float(each["per_second"]) for each in rounds) for name, rounds in found.items()}
-    first, second = list(ways)[:2]
-    summary: dict[str, Any] = {
+    summary = {
         "per_second": best,
-        "several_to_one": best[second] / best[first],
         "accuracy": compared(*learned, asked.seeds),
         "same_bits_every_round": all(
             torch.equal(each["mean"], rounds[0]["mean"]) for rounds in found.values() for each in rounds
         ),
-        "largest_difference_of_feature_means": float((one["mean"] - several["mean"]).abs().max()),
     }
-    record = {
-        "name": "ranks",
-        "what": (__doc__ or "").splitlines()[0],
-        "command": shown_command(" ".join(["python", "benchmarks/ranks.py", *sys.argv[1:]])),
-        "commit": commit(),
-        "seed": SEED,
-        "seeds": asked.seeds,
-        "processes": asked.processes,
-        "environment": {**environment(asked.device), "load": os.getloadavg()[0]},
-        "network": f"resnet9 of width {asked.width}, {SIDE}×{SIDE} images, mini-batches of {BATCH}",
-        "summary": summary,
-        "rounds": {name: [float(each["per_second"]) for each in rounds] for name, rounds in found.items()},
-    }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out / ("ranks.json" if asked.device == "cpu" else "ranks-gpu.json"), record)
+    network = f"resnet9 of width {asked.width}, {SIDE}×{SIDE} images, mini-batches of {BATCH}"
+    about = {"name": "ranks", **made_by(asked.device), "seeds": asked.seeds, "processes": asked.processes}
+    file = asked.out / ("ranks.json" if asked.device == "cpu" else "ranks-gpu.json")
+    write(file, {**about, "network": network, "summary": summary})
     print(json.dumps(summary, indent=2), flush=True)
 
 

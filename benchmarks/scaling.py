@@ -8,8 +8,7 @@
 Every size is measured in a process of its own, whose peak memory is recorded; tasks are learned one after the other
 in a single process and looked at on the way. Times are seconds of one core (CPU time with one thread, so that who
 else uses the machine counts little); answers and reading are the least of several, learning is the median.
-`docs/results/scaling/NAME.json` gets what was found after each size; `python -m tools.scaling_page docs` makes
-docs/scaling.md of it.
+`docs/results/scaling/NAME.json` gets what was found after each size.
 """
 
 from __future__ import annotations
@@ -29,14 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import RESULTS, bytes_of, made_by, options, write
 from torch import Tensor, nn
 
 from ibpwf import ContinualClassifier, Learner, Settings
-from ibpwf.lab.experiments.result import commit, environment, shown_command
 from ibpwf.models import mlp
-from ibpwf.storage.files import read_json, write_json
+from ibpwf.storage.files import read_json
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "scaling"
 TIMES = 9
 ROWS, ASKED = 500, 200
 """Rows that a task of digits is learned from, and that are asked about at once."""
@@ -53,10 +51,6 @@ def seconds(act: Callable[[], object], times: int = TIMES) -> float:
     return min(took)
 
 
-def folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
 def stored(learner: Learner, x: Tensor) -> dict[str, float]:
     """The folder, and how long it takes until one that was just read has answered for its first task."""
     with tempfile.TemporaryDirectory() as there:
@@ -71,7 +65,7 @@ def stored(learner: Learner, x: Tensor) -> dict[str, float]:
         took = seconds(load, 3)
         gc.unfreeze()
         manifest = (folder / "manifest.json").stat().st_size
-        return {"folder_bytes": folder_bytes(folder), "manifest_bytes": manifest, "load_seconds": took}
+        return {"folder_bytes": bytes_of(folder), "manifest_bytes": manifest, "load_seconds": took}
 
 
 def permuted_digits(task: int) -> tuple[Tensor, Tensor]:
@@ -235,7 +229,7 @@ def rows(sizes: list[int]) -> Iterator[dict[str, Any]]:
             "inferred_seconds": seconds(lambda: model.predict(x[:ASKED])),
             "accuracy": 100 * float((model.predict(x[:10_000]) == y[:10_000]).mean()),
             "file_bytes": path.stat().st_size,
-            "folder_bytes": folder_bytes(folder),
+            "folder_bytes": bytes_of(folder),
         }
 
 
@@ -273,7 +267,7 @@ def parameters(sizes: list[int]) -> Iterator[dict[str, Any]]:
             "given_seconds": seconds(lambda: learner.predict(x[:ASKED], task=0)),
             "inferred_seconds": seconds(lambda: learner.predict(x[:ASKED])),
             "accuracy": 100 * float((learner.predict(x, task=0).labels == y).double().mean()),
-            "folder_bytes": folder_bytes(Path(there) / "model"),
+            "folder_bytes": bytes_of(Path(there) / "model"),
         }
 
 
@@ -292,65 +286,55 @@ def measured_apart(name: str, sizes: list[int], keep: Path | None, again: bool) 
     command += ["--again"] if again else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
+        yield from (json.loads(line) for line in child.stdout if line.startswith("{"))
     if child.returncode:
         raise SystemExit(f"measuring {name} at {sizes} ended with {child.returncode}")
 
 
-def options(given: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def arguments() -> argparse.Namespace:
+    parser = options(__doc__, RESULTS / "scaling")
     parser.add_argument("axes", nargs="*", default=[], choices=[*AXES, []], metavar="{" + ",".join(AXES) + "}")
     parser.add_argument("--sizes", nargs="+", type=int)
     parser.add_argument("--small", action="store_true", help="sizes up to a tenth of the largest")
     parser.add_argument("--add", action="store_true", help="keep what the result file has of other sizes")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the tasks learned, and is gone on from")
     parser.add_argument("--again", action="store_true", help="ask the tasks kept once more, without learning any")
-    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args(given)
-    asked.axes = asked.axes or list(AXES)
-    return asked
+    return parser.parse_args()
 
 
-def main(given: list[str]) -> None:
-    asked = options(given)
+def child(asked: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    more = {"keep": asked.keep} if asked.axes[0] == "tasks" else {}
+    way = tasks_again if asked.again else AXES[asked.axes[0]][0]
+    for row in way(asked.sizes, **more):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({**row, "peak_bytes": peak}), flush=True)
+
+
+def main() -> None:
+    asked = arguments()
     if asked.child:
-        torch.set_num_threads(1)
-        more = {"keep": asked.keep} if asked.axes[0] == "tasks" else {}
-        way = tasks_again if asked.again else AXES[asked.axes[0]][0]
-        for row in way(asked.sizes, **more):
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            sys.stdout.write(json.dumps({**row, "peak_bytes": peak}) + "\n")
-            sys.stdout.flush()
+        child(asked)
         return
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for name in asked.axes:
+    for name in asked.axes or AXES:
         sizes = asked.sizes or [size for size in AXES[name][1] if not asked.small or size <= AXES[name][1][-1] // 10]
-        made = {
-            "schema": 1,
-            "axis": name,
-            "what": " ".join((AXES[name][0].__doc__ or "").split()),
-            "commands": [],
-            "environment": {**environment("cpu"), "threads": 1},
-        }
-        file, command = asked.out / f"{name}.json", "python benchmarks/scaling.py " + " ".join(given)
+        file, about = asked.out / f"{name}.json", made_by()
         before = read_json(file) if asked.add and file.is_file() else {"rows": [], "commands": []}
-        found = [row for row in before["rows"] if row["size"] not in sizes]
+        calls = [*before["commands"], {key: about[key] for key in ("command", "commit")}]
+        what = " ".join((AXES[name][0].__doc__ or "").split())
+        made = {"schema": 1, "axis": name, "what": what, "commands": calls}
+        made["environment"] = {**about["environment"], "threads": 1}
         old = {row["size"]: row for row in before["rows"]}
-        calls = [*before["commands"], {"command": command, "commit": commit()}]
-        made["commands"] = [{**one, "command": shown_command(one["command"])} for one in calls]
+        found = {size: row for size, row in old.items() if size not in sizes}
         for together in [sizes] if name == "tasks" and not asked.again else [[size] for size in sizes]:
             for row in measured_apart(name, together, asked.keep, asked.again):
                 if asked.again:
                     row = {**old[row["size"]], **{key: value for key, value in row.items() if key != "peak_bytes"}}
-                found = sorted([*found, row], key=lambda row: row["size"])
-                write_json(file, {**made, "rows": found})
-                shown = {key: round(value, 4) for key, value in row.items()}
-                sys.stdout.write(f"{name}: {shown}\n")
-                sys.stdout.flush()
+                found[row["size"]] = row
+                write(file, {**made, "rows": [found[size] for size in sorted(found)]})
+                print(f"{name}: { {key: round(value, 4) for key, value in row.items()} }", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,7 +1,7 @@
 """Requests per second and latency of `ibpwf serve`, beside a bare FastAPI echo, ONNX Runtime behind FastAPI, and
 MLServer with ONNX Runtime; latency while a task is learned; memory over many requests.
 
-    python benchmarks/serving.py --mlserver PYTHON   # writes docs/results/serving/{serving.json,README.md}
+    python benchmarks/serving.py --mlserver PYTHON   # writes docs/results/serving/serving.json
     python benchmarks/serving.py --seconds 1 --rounds 1 --memory 10000 --out /tmp/serving
 
 PYTHON is the interpreter of an environment with `pip install mlserver onnxruntime`. Without it, that side is left
@@ -14,7 +14,6 @@ rounds, and each number is the median of the rounds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -26,23 +25,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from fastapi import FastAPI
+from record import RESULTS, made_by, options, write
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ibpwf.lab.experiments.result import commit, environment, shown_command
-from ibpwf.storage.files import write_json, write_text
+from ibpwf.storage.files import write_json
 
-OUT = Path(__file__).parents[1] / "docs" / "results"
 TASKS, FEATURES, ROWS = 20, 16, 200
 CLIENTS = (1, 32, 256)
 NAMES = [f"f{number}" for number in range(FEATURES)]
-_context = multiprocessing.get_context("spawn")
+INFER = "/v2/models/things/infer"
 
 
 def rows_of(task: int) -> tuple[np.ndarray, np.ndarray]:
@@ -51,26 +50,26 @@ def rows_of(task: int) -> tuple[np.ndarray, np.ndarray]:
     return chance.normal(0, 4, (2, FEATURES))[y] + chance.normal(0, 1, (ROWS, FEATURES)), y
 
 
-def write_rows(path: Path, task: int) -> None:
+def write_rows(path: Path, task: int) -> Path:
     x, y = rows_of(task)
-    lines = [",".join([*NAMES, "label"])]
-    lines += [",".join([*map(str, row), f"class-{2 * task + label}"]) for row, label in zip(x, y, strict=True)]
-    path.write_text("\n".join(lines))
+    lines = [",".join([*map(str, row), f"class-{2 * task + label}"]) for row, label in zip(x, y, strict=True)]
+    path.write_text("\n".join([",".join([*NAMES, "label"]), *lines]))
+    return path
 
 
 def learn_model(folder: Path) -> Path:
     from ibpwf.own_data.learning import LearnOptions, learn_file
 
     for task in range(TASKS):
-        write_rows(folder / "task.csv", task)
-        learn_file(folder / "things", folder / "task.csv", f"task-{task}", None, LearnOptions(device="cpu"))
+        rows = write_rows(folder / "task.csv", task)
+        learn_file(folder / "things", rows, f"task-{task}", None, LearnOptions(device="cpu"))
     return folder / "things"
 
 
 # The sides
 
 
-def serve_ibpwf(model: str, port: int, batching: bool) -> None:
+def serve_ibpwf(port: int, model: str, batching: bool) -> None:
     from ibpwf.serving.limits import Limits
     from ibpwf.serving.server import Place, serve
     from ibpwf.serving.service import ServeOptions
@@ -79,52 +78,51 @@ def serve_ibpwf(model: str, port: int, batching: bool) -> None:
     serve(ServeOptions(Path(model), batching=batching, limits=patient), Place(port=port))
 
 
-def serve_app(kind: str, model: str, port: int) -> None:
-    """A bare echo, or ONNX Runtime on one row at a time."""
+def serve_app(port: int, model: str | None) -> None:
+    """ONNX Runtime on one row at a time, or without a model a bare echo."""
+    import onnxruntime
     import uvicorn
 
     from ibpwf.serving.limits import Limits
     from ibpwf.serving.protocol import read_request
 
-    app, limits = FastAPI(), Limits()
-    session: Any = None
-    kind_of: Any = np.float32
-    if kind == "onnx":
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        kind_of = np.float64 if "double" in session.get_inputs()[0].type else np.float32
+    app, limits, threads = FastAPI(), Limits(), onnxruntime.SessionOptions()
+    threads.intra_op_num_threads = 1
+    made = model and onnxruntime.InferenceSession(model, threads, providers=["CPUExecutionProvider"])
 
     async def infer(request: Request) -> Response:
         body = await request.body()
-        if session is None:
+        if not made:
             return Response(body, media_type="application/json")
-        asked = read_request(body, None, limits)
-        x = np.stack([asked.inputs[name] for name in NAMES], axis=1).astype(kind_of)
-        found = session.run(None, {session.get_inputs()[0].name: x})[0]
+        asked, wanted = read_request(body, None, limits), made.get_inputs()[0]
+        kind = np.float64 if "double" in wanted.type else np.float32
+        x = np.stack([asked.inputs[name] for name in NAMES], axis=1).astype(kind)
+        found = made.run(None, {wanted.name: x})[0]
         content = {"outputs": [{"name": "probabilities", "shape": list(found.shape), "data": found.ravel().tolist()}]}
         return Response(json.dumps(content), media_type="application/json")
 
-    async def ready() -> dict[str, bool]:
-        return {"ready": True}
-
-    app.add_api_route("/v2/health/ready", ready)
-    app.add_api_route("/v2/models/things/infer", infer, methods=["POST"], response_model=None)
+    app.add_api_route("/v2/health/ready", lambda: {"ready": True})
+    app.add_api_route(INFER, infer, methods=["POST"], response_model=None)
     uvicorn.run(app, port=port, log_level="error", access_log=False)
 
 
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
 @contextlib.contextmanager
-def running(function: Any, *arguments: Any) -> Iterator[tuple[int, int]]:
+def running(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, int]]:
     """A side in a process of its own; its port and process number."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    process = _context.Process(target=function, args=(*arguments[:1], *arguments[1:2], port, *arguments[2:]))
+    (port,) = free_ports(1)
+    process = multiprocessing.get_context("spawn").Process(target=function, args=(port, *arguments))
     process.start()
+    assert process.pid is not None
     try:
-        wait_ready(port, process)
+        wait_ready(port, process.is_alive)
         yield port, process.pid
     finally:
         process.terminate()
@@ -135,13 +133,7 @@ def running(function: Any, *arguments: Any) -> Iterator[tuple[int, int]]:
 @contextlib.contextmanager
 def running_mlserver(python: str, onnx: Path, folder: Path) -> Iterator[tuple[int, int]]:
     """MLServer in its own environment, without workers: they would take the client's core."""
-    ports = [socket.socket() for _ in range(3)]
-    for one in ports:
-        one.bind(("127.0.0.1", 0))
-    names = ("http_port", "grpc_port", "metrics_port")
-    settings: dict[str, Any] = {name: one.getsockname()[1] for name, one in zip(names, ports, strict=True)}
-    for one in ports:
-        one.close()
+    settings: dict[str, Any] = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
     folder.mkdir()
     shutil.copy(Path(__file__).with_name("mlserver_onnx.py"), folder)
     write_json(folder / "settings.json", {**settings, "host": "127.0.0.1", "parallel_workers": 0, "debug": False})
@@ -150,19 +142,17 @@ def running_mlserver(python: str, onnx: Path, folder: Path) -> Iterator[tuple[in
     words = [python, "-c", "from mlserver.cli import main; main()", "start", "."]
     process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_ready(settings["http_port"], process)
+        wait_ready(settings["http_port"], lambda: process.poll() is None)
         yield settings["http_port"], process.pid
     finally:
         process.terminate()
         process.wait(20)
 
 
-def wait_ready(port: int, process: Any) -> None:
-    is_alive = process.is_alive if hasattr(process, "is_alive") else lambda: process.poll() is None
+def wait_ready(port: int, is_alive: Callable[[], bool]) -> None:
     for _ in range(1200):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as wire:
-            wire.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-            if b" 200 " in wire.recv(100):
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"http://127.0.0.1:{port}/v2/health/ready").status_code == 200:
                 return
         if not is_alive():
             sys.exit("a server has ended")
@@ -173,7 +163,7 @@ def wait_ready(port: int, process: Any) -> None:
 # The client
 
 
-def request_bytes(row: np.ndarray, address: str = "/v2/models/things/infer", outputs: tuple[str, ...] = ()) -> bytes:
+def request_bytes(row: np.ndarray, address: str = INFER, outputs: tuple[str, ...] = ()) -> bytes:
     content: dict[str, Any] = {
         "inputs": [
             {"name": name, "shape": [1], "datatype": "FP64", "data": [float(value)]}
@@ -220,25 +210,25 @@ class Load:
         until = began + seconds
         await asyncio.gather(*(self.client(number, wire, until, most) for number, wire in enumerate(wires)))
         spent = time.perf_counter() - began
-        times = np.array(self.times) * 1000
-        p50, p99 = np.percentile(times, (50, 99))
-        return {"per_second": len(times) / spent, "p50_ms": float(p50), "p99_ms": float(p99), "failed": self.failed}
+        p50, p99 = np.percentile(np.array(self.times) * 1000, (50, 99))
+        per_second = len(self.times) / spent
+        return {"per_second": per_second, "p50_ms": float(p50), "p99_ms": float(p99), "failed": self.failed}
 
 
 def memory(process: int) -> float:
     """MB that a process holds, counted page by page."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text()
-    return int(text.split("Rss:")[1].split()[0]) / 1024
-
-
-Side = tuple[int, int, list[bytes]]
-"""A server's port, its process, and what it is sent."""
+    return round(int(text.split("Rss:")[1].split()[0]) / 1024, 2)
 
 
 def cpu_seconds(process: int) -> float:
     """CPU time that a process has taken."""
     after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+Side = tuple[int, int, list[bytes]]
+"""A server's port, its process, and what it is sent."""
 
 
 def measure(sides: dict[str, Side], rounds: int, seconds: float) -> dict[str, dict[str, dict[str, float]]]:
@@ -264,160 +254,74 @@ def measure(sides: dict[str, Side], rounds: int, seconds: float) -> dict[str, di
     }
 
 
+def watch_memory(port: int, process: int, requests: list[bytes], most: int) -> dict[str, Any]:
+    """What a server holds before so many requests, and after each quarter of them."""
+    found, count = [memory(process)], 0
+    for _ in range(4):
+        load = Load(port, requests)
+        asyncio.run(load.run(64, 3600, most // 4))
+        count += len(load.times) - load.failed
+        found.append(memory(process))
+    return {"memory_mb": found, "memory_requests": count}
+
+
 def while_learning(port: int, folder: Path, seconds: float) -> dict[str, Any]:
-    """Old versions asked before, during and after a task is learnt: how long it takes, and whether a bit differs."""
-    rows = rows_of(3)[0]
+    """Old versions asked before, during and after a task is learned: how long it takes, and whether a bit differs."""
     addresses = [f"/v2/models/things/versions/{number}/infer" for number in (5, 20)]
-    requests = [request_bytes(row, address) for row in rows[:20] for address in addresses]
-    load = Load(port, requests, check=True)
+    load = Load(
+        port, [request_bytes(row, address) for row in rows_of(3)[0][:20] for address in addresses], check=True
+    )
     asyncio.run(load.run(4, 1))
     idle = asyncio.run(load.run(4, seconds))
-    write_rows(folder / "next.csv", TASKS)
-    body = (folder / "next.csv").read_bytes()
-    with socket.create_connection(("127.0.0.1", port)) as wire:
-        head = f"POST /v2/models/things/tasks?task=next HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
-        wire.sendall(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
-        job = answer_of(wire)["id"]
-    during: list[float] = []
-    while state(port, job) not in ("done", "failed"):
-        asyncio.run(load.run(4, 1))
-        during += load.times
-    after = asyncio.run(load.run(4, seconds))
-    p99 = float(np.percentile(during, 99)) * 1000
-    asked = len(during)
-    return {
-        "idle": idle,
-        "during_p99_ms": p99,
-        "asked": asked,
-        "after": after,
-        "other": load.other,
-        "state": state(port, job),
-    }
-
-
-def state(port: int, job: str) -> str:
-    with socket.create_connection(("127.0.0.1", port)) as wire:
-        wire.sendall(f"GET /v2/jobs/{job} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
-        return str(answer_of(wire)["state"])
-
-
-def answer_of(wire: socket.socket) -> dict[str, Any]:
-    """The JSON that a connection brings before it is closed."""
-    text = b""
-    while part := wire.recv(65536):
-        text += part
-    found: dict[str, Any] = json.loads(text.split(b"\r\n\r\n", 1)[1])
-    return found
+    rows = write_rows(folder / "next.csv", TASKS).read_bytes()
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        job = client.post("/v2/models/things/tasks?task=next", content=rows).json()["id"]
+        during: list[float] = []
+        while (state := client.get(f"/v2/jobs/{job}").json()["state"]) not in ("done", "failed"):
+            asyncio.run(load.run(4, 1))
+            during += load.times
+    after, p99 = asyncio.run(load.run(4, seconds)), float(np.percentile(during, 99)) * 1000
+    found = {"idle": idle, "during_p99_ms": p99, "asked": len(during), "after": after}
+    return {**found, "other": load.other, "state": state}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = options(__doc__, RESULTS / "serving")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mlserver", metavar="PYTHON", help="interpreter of an environment with MLServer")
     parser.add_argument("--memory", type=int, default=100_000, help="requests over which memory is watched")
-    parser.add_argument("--out", type=Path, default=OUT / "serving")
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        model = learn_model(folder)
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         from ibpwf import export
 
+        folder, start = Path(place), stack.enter_context
+        model = learn_model(folder)
         onnx = export(model, None, "onnx", folder / "things.onnx").files[0]
         rows = np.concatenate([rows_of(task)[0][:5] for task in range(TASKS)])
         plain = [request_bytes(row, outputs=("label", "probability")) for row in rows]
         whole = [request_bytes(row) for row in rows]
-        found: dict[str, Any] = {
-            "command": shown_command(" ".join(["python", "benchmarks/serving.py", *sys.argv[1:]])),
-            "environment": environment("cpu"),
-            "commit": commit(),
-            "seeds": list(range(TASKS + 1)),  # of the rows of each task, and of the one that is learnt over HTTP
-            "load": os.getloadavg(),
+        # The seeds are those of the rows of each task, and of the one that is learned over HTTP.
+        found = {**made_by(), "seeds": list(range(TASKS + 1)), "load": os.getloadavg()}
+        together, alone = (start(running(serve_ibpwf, str(model), batching)) for batching in (True, False))
+        sides: dict[str, Side] = {
+            "a bare FastAPI echo": (*start(running(serve_app, None)), plain),
+            "ONNX Runtime behind FastAPI": (*start(running(serve_app, str(onnx))), plain),
         }
-        with contextlib.ExitStack() as stack:
-            start = stack.enter_context
-            port, process = start(running(serve_together, str(model), ""))
-            one_port, one_process = start(running(serve_one_at_a_time, str(model), ""))
-            sides: dict[str, Side] = {
-                "a bare FastAPI echo": (*start(running(serve_app, "echo", "")), plain),
-                "ONNX Runtime behind FastAPI": (*start(running(serve_app, "onnx", str(onnx))), plain),
-            }
-            if asked.mlserver:
-                sides["MLServer and ONNX Runtime"] = (
-                    *start(running_mlserver(asked.mlserver, Path(onnx), folder / "mlserver")),
-                    plain,
-                )
-            sides |= {
-                "ibpwf serve, one at a time": (one_port, one_process, plain),
-                "ibpwf serve, one at a time, all outputs": (one_port, one_process, whole),
-                "ibpwf serve": (port, process, plain),
-                "ibpwf serve, all outputs": (port, process, whole),
-            }
-            found["sides"] = measure(sides, asked.rounds, asked.seconds)
-            before = memory(process)
-            found["memory_mb"], found["memory_requests"] = [round(before, 2)], 0
-            for _ in range(4):
-                load = Load(port, plain)
-                asyncio.run(load.run(64, 3600, asked.memory // 4))
-                found["memory_requests"] += len(load.times) - load.failed
-                found["memory_mb"].append(round(memory(process), 2))
-                print("  memory", found["memory_requests"], found["memory_mb"], flush=True)
-            found["learning"] = while_learning(port, folder, asked.seconds)
-            print("  learning", found["learning"])
-    asked.out.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out / "serving.json", found)
-    write_text(asked.out / "README.md", page(found))
-
-
-def serve_together(model: str, _: str, port: int) -> None:
-    serve_ibpwf(model, port, True)
-
-
-def serve_one_at_a_time(model: str, _: str, port: int) -> None:
-    serve_ibpwf(model, port, False)
-
-
-def page(found: dict[str, Any]) -> str:
-    """The record as a page."""
-    lines = ["# What `ibpwf serve` can take", "", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " "), ""]
-    heads = " | ".join(f"{clients} clients: requests/s | p50 ms | p99 ms | CPU ms" for clients in CLIENTS)
-    lines += [f"| | {heads} |", "|---" * (1 + 4 * len(CLIENTS)) + "|"]
-    for name, side in found["sides"].items():
-        cells = [
-            f"{one['per_second']:.0f} | {one['p50_ms']:.1f} | {one['p99_ms']:.1f} | {one['cpu_ms']:.2f}"
-            for one in side.values()
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    most = str(CLIENTS[-1])
-    for kind in ("", ", all outputs"):
-        pair = [found["sides"][f"ibpwf serve{how}{kind}"][most]["per_second"] for how in ("", ", one at a time")]
-        what = "all outputs, novelty among them" if kind else "label and probability asked for"
-        lines += ["", f"Batching at {most} clients, {what}: {pair[0] / pair[1]:.1f} times the requests a second."]
-    ours, theirs = (found["sides"].get(name) for name in ("ibpwf serve, all outputs", "MLServer and ONNX Runtime"))
-    if theirs:
-        compared = [
-            f"at {clients} clients {ours[clients]['per_second'] / theirs[clients]['per_second']:.2f} times the "
-            f"requests per second, p99 {ours[clients]['p99_ms'] / ours[clients]['p50_ms']:.1f} times p50"
-            for clients in map(str, CLIENTS)
-        ]
-        lines += ["", f"All outputs, compared with MLServer and ONNX Runtime: {'; '.join(compared)}."]
-    told = found["learning"]
-    lines += [
-        "",
-        f"Memory over {found['memory_requests']:,} requests, MB: {', '.join(map(str, found['memory_mb']))}.",
-        "",
-        f"Four clients that ask versions 5 and 20, all outputs: p99 {told['idle']['p99_ms']:.0f} ms before, "
-        f"{told['during_p99_ms']:.0f} ms while a task was learnt over HTTP ({told['asked']:,} requests), "
-        f"{told['after']['p99_ms']:.0f} ms after. Answers that were not the same to the bit: {told['other']}.",
-        "",
-        f"Load of the machine when it began: {found['load'][0]:.1f} on {os.cpu_count()} cores; what else ran is "
-        "in every number.",
-        "",
-        f"`{found['command']}`, commit {str(found['commit'])[:12]}, Python {found['environment']['python']}, torch "
-        f"{found['environment']['torch']}, seeds of the rows {found['seeds'][0]} to {found['seeds'][-1]}.",
-    ]
-    return "\n".join(lines) + "\n"
+        if asked.mlserver:
+            server = start(running_mlserver(asked.mlserver, Path(onnx), folder / "mlserver"))
+            sides["MLServer and ONNX Runtime"] = (*server, plain)
+        sides |= {
+            "ibpwf serve, one at a time": (*alone, plain),
+            "ibpwf serve, one at a time, all outputs": (*alone, whole),
+            "ibpwf serve": (*together, plain),
+            "ibpwf serve, all outputs": (*together, whole),
+        }
+        found["sides"] = measure(sides, asked.rounds, asked.seconds)
+        found |= watch_memory(*together, plain, asked.memory)
+        found["learning"] = while_learning(together[0], folder, asked.seconds)
+    write(asked.out / "serving.json", found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What each stand-in of `ibpwf.fast` saves: beside the reference function it stands for, and beside torch.compile of
 that reference.
 
-    python benchmarks/stand_ins.py                # on a CPU; writes docs/results/stand-ins/{stand_ins.json,README.md}
+    python benchmarks/stand_ins.py                # on a CPU; writes docs/results/stand-ins/stand_ins.json
     python benchmarks/stand_ins.py --device cuda  # the same on a GPU, each side recorded as a CUDA graph
 
 Sides take turns, round by round, in one process; a time is the median over rounds. Sizes are those of Split MNIST's
@@ -10,30 +10,25 @@ network, 784-400-10 with 400 factors a layer, batch 32.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from record import RESULTS, made_by, options, write
 from torch import Tensor, nn
 
 import ibpwf.fast.registered  # noqa: F401 (registers them)
 from ibpwf.dispatch import accelerated
 from ibpwf.factors import elbo
 from ibpwf.factors.dictionary import FactorBlock
-from ibpwf.factors.layers import FactorLayer, deal_scores, factor_layer, layer_product, layer_weight
+from ibpwf.factors.layers import deal_scores, factor_layer, layer_product, layer_weight
 from ibpwf.inference.base import infer_tasks
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.storage.files import write_json, write_text
 from ibpwf.training.phase import Phase, make_optimizer
 
-OUT = Path(__file__).parents[1] / "docs" / "results"
 ROUNDS, CALLS = 15, 20
 Side = Callable[[], object]
 
@@ -83,54 +78,49 @@ def scores_sides(device: torch.device) -> dict[str, Side]:
     return sides(with_gradient(scores, [strength, logit]), with_gradient(torch.compile(plain), [strength, logit]))
 
 
-def later_layer(device: torch.device, outputs: int, stand_in: bool) -> FactorLayer:
-    """A layer of a later task: 200 locked factors and 100 free ones."""
-    inputs = 784 if outputs > 10 else 400
-    locked = FactorBlock(torch.randn(inputs, 200), torch.randn(200, outputs), torch.arange(200))
-    with accelerated(stand_in):
-        layer = factor_layer(nn.Linear(inputs, outputs), locked)
-        layer.set_free(torch.randn(100, inputs), torch.randn(100, outputs), torch.arange(200, 300))
-        return layer.to(device)
-
-
 def layer_sides(device: torch.device, outputs: int) -> dict[str, Side]:
-    """The hidden layer goes through its factors, the head is composed."""
-    made: dict[str, Side] = {}
-    x = torch.randn(32, 784 if outputs > 10 else 400, device=device)
-    for name, stand_in in (("reference", False), ("stand-in", True)):
-        layer = later_layer(device, outputs, stand_in)
+    """A layer of a later task, with 200 locked factors and 100 free ones. The hidden layer goes through its factors,
+    the head is composed."""
+    hidden = outputs > 10
+    inputs = 784 if hidden else 400
+    x = torch.randn(32, inputs, device=device)
+
+    def side(fast: bool) -> Side:
+        locked = FactorBlock(torch.randn(inputs, 200), torch.randn(200, outputs), torch.arange(200))
+        with accelerated(fast):
+            layer = factor_layer(nn.Linear(inputs, outputs), locked)
+            layer.set_free(torch.randn(100, inputs), torch.randn(100, outputs), torch.arange(200, 300))
+            layer.to(device)
         scores = torch.randn(1, 300, device=device).requires_grad_()
 
-        def run(layer: FactorLayer = layer, scores: Tensor = scores, stand_in: bool = stand_in) -> object:
-            with accelerated(stand_in):
+        def run() -> object:
+            with accelerated(fast):
                 deal_scores(scores, [layer])
-                y = layer_product(layer, x) if outputs > 10 else x @ layer_weight(layer)
+                y = layer_product(layer, x) if hidden else x @ layer_weight(layer)
             return torch.autograd.grad(y.sum(), [scores, layer.free_a, layer.free_b])
 
-        made[name] = run
-    return made
+        return run
+
+    return {"reference": side(False), "stand-in": side(True)}
 
 
 def adam_sides(device: torch.device, clip: float | None) -> dict[str, Side]:
-    made: dict[str, Side] = {}
-    for name, stand_in in (("reference", False), ("stand-in", True)):
+    def side(fast: bool) -> Side:
         shapes = [(400, 784), (400, 400), (400,), (400, 400), (400, 10), (10,)]
         parameters = [nn.Parameter(torch.randn(*shape, device=device)) for shape in shapes]
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
-        with accelerated(stand_in):
+        with accelerated(fast):
             optimizer = make_optimizer(Phase("p", 1, 32, clip=clip), parameters)
-        clips = clip is not None and not hasattr(optimizer, "clip")
 
-        def run(
-            optimizer: torch.optim.Optimizer = optimizer, parameters: Any = parameters, clips: bool = clips
-        ) -> object:
-            if clips:
-                nn.utils.clip_grad_value_(parameters, clip or 0.0)
+        def run() -> object:
+            if clip is not None and not hasattr(optimizer, "clip"):
+                nn.utils.clip_grad_value_(parameters, clip)
             return optimizer.step()
 
-        made[name] = run
-    return made
+        return run
+
+    return {"reference": side(False), "stand-in": side(True)}
 
 
 def inference_sides(device: torch.device) -> dict[str, Side]:
@@ -169,6 +159,8 @@ def recorded(side: Side) -> Side:
 
 def measure(made: dict[str, Side], device: torch.device, record: bool) -> dict[str, Any]:
     """Milliseconds a call, side by side in turns, and the seconds until a side first answered."""
+    gpu = device.type == "cuda"
+    clock, wait = (time.perf_counter, torch.cuda.synchronize) if gpu else (time.process_time, lambda: None)
     row: dict[str, Any] = {"first_call_s": {}, "ms": {}, "failed": {}}
     ready: dict[str, Side] = {}
     for name, side in made.items():
@@ -183,96 +175,43 @@ def measure(made: dict[str, Side], device: torch.device, record: bool) -> dict[s
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(ROUNDS):
         for name, side in ready.items():
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            clock = time.perf_counter if device.type == "cuda" else time.process_time
+            wait()
             started = clock()
             for _ in range(CALLS):
                 side()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            wait()
             times[name].append(1e3 * (clock() - started) / CALLS)
     row["ms"] = {name: round(statistics.median(found), 4) for name, found in times.items()}
     return row
 
 
-def rows(device: torch.device) -> list[dict[str, Any]]:
-    gpu = device.type == "cuda"
-    plan: list[tuple[str, str, Callable[[], dict[str, Side]], bool]] = [
-        ("factors.elbo.posterior_kl", "first task, Beta prior", lambda: kl_sides(device, False, None), gpu),
-        ("factors.elbo.posterior_kl", "later task, 10 terms", lambda: kl_sides(device, True, 10), gpu),
-        ("factors.elbo.posterior_kl", "later task, whole series", lambda: kl_sides(device, True, None), gpu),
-        ("factors.elbo.sample_scores", "two layers of 400", lambda: scores_sides(device), gpu),
-        ("factors.layers.layer_product", "later task, 784-400", lambda: layer_sides(device, 400), gpu),
-        ("factors.layers.layer_weight", "later task, 400-10", lambda: layer_sides(device, 10), gpu),
-        ("training.phase.make_optimizer", "Adam, 638,410 numbers", lambda: adam_sides(device, None), False),
-        ("training.phase.make_optimizer", "Adam that clips", lambda: adam_sides(device, 0.5), False),
-        ("inference.base.infer_tasks", "100 tasks, 256 rows of one", lambda: inference_sides(device), False),
-    ]
-    found = []
-    for reference, what, make, record in plan:
-        sys.stderr.write(f"{reference}: {what}\n")
-        found.append({"reference": reference, "what": what, **measure(make(), device, record)})
-    return found
-
-
-def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
-    has = record["environment"]
-    lines = [
-        "# What stand-ins save",
-        "",
-        "Milliseconds a call, forward and backward where there is a gradient. *Compiled* is `torch.compile` of the "
-        "reference function; its first call took the seconds in brackets.",
-        "",
-        "| reference function | case | reference | stand-in | times as fast | compiled | stand-in beside compiled |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in record["rows"]:
-        ms, first = row["ms"], row["first_call_s"]
-        reference, stand_in, compiled = (ms.get(name) for name in ("reference", "stand-in", "compiled"))
-        shown = [f"{side:.3f}" if side else "–" for side in (reference, stand_in)]
-        faster = f"{reference / stand_in:.2f}" if reference else "–"
-        slower = f"{compiled / stand_in:.2f} ×" if compiled else "–"
-        took = f"{compiled:.3f} ({first['compiled']:.0f} s)" if compiled else "–"
-        cells = [f"`{row['reference']}`", row["what"], *shown, faster, took, slower]
-        lines.append(f"| {' | '.join(cells)} |")
-    failed = [
-        f"- not made, {row['what']}, {side}: {why}" for row in record["rows"] for side, why in row["failed"].items()
-    ]
-    lines += [*([""] if failed else []), *failed]
-    lines += [
-        "",
-        f"Made by `{record['command']}` at commit {record['commit']}, on {has['device']} ({has['machine']}, "
-        f"{has['threads']} of {has['cores']} cores) with ibpwf {has['ibpwf']}, Python {has['python']}, torch "
-        f"{has['torch']}; in [stand_ins.json](stand_ins.json). On a CPU times are of the processor, on a GPU on the "
-        "wall, each side (but Adam and inference) recorded as a CUDA graph.",
-        "",
-    ]
-    return "\n".join(lines)
+Case = tuple[str, str, Callable[[torch.device], dict[str, Side]], bool]
+CASES: list[Case] = [  # the reference, in which case, its sides, and whether it is part of a recorded step
+    ("factors.elbo.posterior_kl", "first task, Beta prior", lambda device: kl_sides(device, False, None), True),
+    ("factors.elbo.posterior_kl", "later task, 10 terms", lambda device: kl_sides(device, True, 10), True),
+    ("factors.elbo.posterior_kl", "later task, whole series", lambda device: kl_sides(device, True, None), True),
+    ("factors.elbo.sample_scores", "two layers of 400", scores_sides, True),
+    ("factors.layers.layer_product", "later task, 784-400", lambda device: layer_sides(device, 400), True),
+    ("factors.layers.layer_weight", "later task, 400-10", lambda device: layer_sides(device, 10), True),
+    ("training.phase.make_optimizer", "Adam, 638,410 numbers", lambda device: adam_sides(device, None), False),
+    ("training.phase.make_optimizer", "Adam that clips", lambda device: adam_sides(device, 0.5), False),
+    ("inference.base.infer_tasks", "100 tasks, 256 rows of one", inference_sides, False),
+]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    device = torch.device(arguments.device)
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    option = "" if arguments.device == "cpu" else " --device cuda"
-    record = {
-        "schema": 1,
-        "command": f"python benchmarks/stand_ins.py{option}",
-        "commit": commit(),
-        "environment": environment(arguments.device),
-        "rows": rows(device),
-    }
-    out = arguments.out or OUT / ("stand-ins" if arguments.device == "cpu" else "stand-ins-gpu")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "stand_ins.json", record)
-    write_text(out / "README.md", page(record))
-    sys.stdout.write(page(record))
+    device, rows = torch.device(asked.device), []
+    for reference, what, make, in_step in CASES:
+        found = measure(make(device), device, in_step and device.type == "cuda")
+        rows.append({"reference": reference, "what": what, **found})
+        print(rows[-1], flush=True)
+    folder = asked.out or RESULTS / ("stand-ins" if asked.device == "cpu" else "stand-ins-gpu")
+    write(folder / "stand_ins.json", {"schema": 1, **made_by(asked.device), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -2,21 +2,19 @@
 
     python benchmarks/streams.py table electricity --out docs/results/streams/electricity.json
     python benchmarks/streams.py table covertype --rows 50000 --models ibpwf,hoeffding-tree --batch 10
-    python benchmarks/streams.py table own.csv --label kind
     python benchmarks/streams.py images split-mnist --out docs/results/streams/split-mnist.json
     python benchmarks/streams.py stationary --out docs/results/streams/stationary.json
     python benchmarks/streams.py merge --parts PART PART --out FILE    # one file of models measured apart
 
-`table` takes the rows of a table in their order, one that ibpwf knows by its name or a CSV file of numbers, the last
-column the label: every model answers each batch before it learns it. `images` gives a scenario's tasks one after
-another, borders hidden, and beside it with borders given. `stationary` counts the alarms of every detector on streams
-in which nothing changes. `--rows` takes the first so many (of each task), so that all can be tried in a minute.
+`table` takes the rows of a table in their order: every model answers each batch before it learns it. `images` gives a
+scenario's tasks one after another, borders hidden, and beside it with borders given. `stationary` counts the alarms
+of every detector on streams in which nothing changes. `--rows` takes the first so many (of each task), so that all
+can be tried in a minute.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -26,13 +24,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from record import made_by, options, read_parts, write
 
 from ibpwf import ContinualClassifier
-from ibpwf.data import read_examples
 from ibpwf.lab import scenario
-from ibpwf.lab.data.tables import TABLES, load_table
-from ibpwf.lab.experiments.result import commit, environment, shown_command
-from ibpwf.storage.files import read_json, write_json
+from ibpwf.lab.data.tables import load_table
 from ibpwf.streaming import make_detector
 from ibpwf.streaming.detectors import DETECTORS
 
@@ -46,10 +42,10 @@ class Model(Protocol):
 
 
 class Ours:
-    """`ContinualClassifier(stream=True)` with its defaults, or with options."""
+    """`ContinualClassifier(stream=True)` with its defaults."""
 
-    def __init__(self, options: dict[str, Any], seed: int) -> None:
-        self.classifier = ContinualClassifier(stream=options or True, random_state=seed)
+    def __init__(self, seed: int) -> None:
+        self.classifier = ContinualClassifier(stream=True, random_state=seed)
 
     def predict(self, x: Array) -> Array:
         return self.classifier.predict(x)
@@ -120,20 +116,15 @@ class NoChange:
 MODELS = ("ibpwf", "hoeffding-tree", "adaptive-random-forest", "online-network", "no-change")
 
 
-def make_model(name: str, inputs: int, classes: int, asked: argparse.Namespace, seed: int) -> Model:
+def make_model(name: str, inputs: int, classes: int, seed: int) -> Model:
     match name:
         case "ibpwf":
-            return Ours(options_of(asked), seed)
+            return Ours(seed)
         case "online-network":
             return OnlineNetwork(inputs, classes, seed)
         case "no-change":
             return NoChange()
     return River(name, seed)
-
-
-def options_of(asked: argparse.Namespace) -> dict[str, Any]:
-    given = {"buffer": asked.buffer, "detector": asked.detector, "forgetting": asked.forgetting}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def batches(rows: int, size: int) -> Iterator[slice]:
@@ -155,31 +146,16 @@ def test_then_train(model: Model, x: Array, y: Array, size: int) -> dict[str, An
 
 
 def table(asked: argparse.Namespace) -> dict[str, Any]:
-    x, y = rows_of(asked)
+    x, labels = load_table(asked.what, source=asked.source)
+    x, y = x[: asked.rows].astype(np.float64), np.unique(labels, return_inverse=True)[1][: asked.rows]
     found: dict[str, Any] = {}
     for name in asked.models.split(","):
-        model = make_model(name, x.shape[1], int(y.max()) + 1, asked, asked.seed)
+        model = make_model(name, x.shape[1], int(y.max()) + 1, asked.seed)
         found[name] = test_then_train(model, x, y, asked.batch)
         if isinstance(model, Ours):
             found[name] |= decisions(model.classifier)
         print(f"{name:<24} {found[name]['accuracy']:6.2f}  {found[name]['seconds']:8.1f} s", flush=True)
     return {"rows": len(y), "classes": int(y.max()) + 1, "batch": asked.batch, "models": found}
-
-
-def rows_of(asked: argparse.Namespace) -> tuple[Array, Array]:
-    """Rows in their order, and their classes as numbers from 0 on."""
-    if asked.what in TABLES:
-        x, labels = load_table(asked.what, source=asked.source)
-        return x[: asked.rows].astype(np.float64), np.unique(labels, return_inverse=True)[1][: asked.rows]
-    examples = read_examples(asked.what, label=asked.label or last_column(asked.what))
-    places = {label: place for place, label in enumerate(examples.classes)}
-    y = np.array([places[label] for label in (examples.y or [])[: asked.rows]])
-    return examples.flat[: asked.rows].astype(np.float64), y
-
-
-def last_column(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.readline().strip().split(",")[-1]
 
 
 def decisions(classifier: ContinualClassifier) -> dict[str, Any]:
@@ -193,8 +169,7 @@ def images(asked: argparse.Namespace) -> dict[str, Any]:
     parts = parts[: asked.tasks]
     test = [(t.test.x.flatten(1).numpy(), t.test.y.numpy()) for t in tasks][: asked.tasks]
     test_x, test_y = (np.concatenate(column) for column in zip(*test, strict=True))
-    options = options_of(asked)
-    hidden = ContinualClassifier(stream=options or True, random_state=asked.seed)
+    hidden = ContinualClassifier(stream=True, random_state=asked.seed)
     x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
     borders = np.cumsum([len(labels) for _, labels in parts])[:-1].tolist()
     started = time.perf_counter()
@@ -215,15 +190,14 @@ def images(asked: argparse.Namespace) -> dict[str, Any]:
         }
     }
     print({name: value for name, value in found["hidden"].items() if name != "log"}, flush=True)
-    if not asked.hidden_only:
-        given = ContinualClassifier(random_state=asked.seed)
-        started = time.perf_counter()
-        for rows_x, rows_y in parts:
-            given.learn(rows_x, rows_y)
-        accuracy = 100 * given.score(test_x, test_y)
-        found["given"] = {"accuracy": accuracy, "seconds": time.perf_counter() - started}
-        print(found["given"], flush=True)
-    return {"rows": len(y), "borders": borders, "batch": asked.batch, "options": options, **found}
+    given = ContinualClassifier(random_state=asked.seed)
+    started = time.perf_counter()
+    for rows_x, rows_y in parts:
+        given.learn(rows_x, rows_y)
+    accuracy = 100 * given.score(test_x, test_y)
+    found["given"] = {"accuracy": accuracy, "seconds": time.perf_counter() - started}
+    print(found["given"], flush=True)
+    return {"rows": len(y), "borders": borders, "batch": asked.batch, **found}
 
 
 def borders_found(log: list[dict[str, Any]], borders: list[int], rows: int) -> dict[str, Any]:
@@ -273,62 +247,35 @@ def delay_of(name: str, rate: float, run: int, seed: int) -> int | None:
     return None
 
 
-def arguments(given: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def arguments() -> argparse.Namespace:
+    parser = options(__doc__)
     parser.add_argument("kind", choices=["table", "images", "stationary", "merge"])
-    parser.add_argument("what", nargs="?", help="a table, by name or as a CSV file, or the name of a scenario")
+    parser.add_argument("what", nargs="?", help="the name of a table or a scenario")
     parser.add_argument("--source", help="the archive of the tables, or a folder with them; else they are fetched")
-    parser.add_argument("--name")
-    parser.add_argument("--label")
     parser.add_argument("--rows", type=int)
     parser.add_argument("--tasks", type=int)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--buffer", type=int)
-    parser.add_argument("--detector")
-    parser.add_argument("--forgetting", type=float)
-    parser.add_argument("--hidden-only", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", type=Path, nargs="+", help="of merge: results on one stream, measured apart")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args(given)
+    return parser.parse_args()
 
 
-def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result of models that were measured by several processes on the same stream."""
-    for part in parts[1:]:
-        for key in ("name", "commit", "seed", "environment", "river", "rows", "batch"):
-            if part[key] != parts[0][key]:
-                raise SystemExit(f"{key} is {part[key]!r} in a part and {parts[0][key]!r} in another; measure anew.")
-    commands = [shown_command(part["command"]) for part in parts]
-    models = {name: model for part in parts for name, model in part.get("models", {}).items()}
-    return {
-        **parts[0],
-        "command": commands if len(commands) > 1 else commands[0],
-        **({"models": models} if models else {}),
-    }
-
-
-def main(given: list[str]) -> None:
-    asked = arguments(given)
+def main() -> None:
+    asked = arguments()
     if asked.kind == "merge":
-        write_json(asked.out, merged([read_json(path) for path in asked.parts]))
+        parts, commands = read_parts(asked.parts, "name", "seed", "river", "rows", "batch")
+        models = {name: model for part in parts for name, model in part.get("models", {}).items()}
+        write(asked.out, {**parts[0], "command": commands, **({"models": models} if models else {})})
         return
     found = {"table": table, "images": images, "stationary": stationary}[asked.kind](asked)
-    shown = [Path(word).name if word == asked.what else word for word in given]
-    made = {
-        "command": shown_command("python benchmarks/streams.py " + " ".join(shown)),
-        "commit": commit(),
-        "seed": asked.seed,
-    }
     try:
-        made["river"] = version("river")
+        river = version("river")
     except ImportError:
-        made["river"] = None
-    result = {"name": asked.name or asked.what or asked.kind, **made, "environment": environment("cpu"), **found}
-    if asked.out is not None:
-        write_json(asked.out, result)
+        river = None
+    about = {"name": asked.what or asked.kind, **made_by(), "seed": asked.seed, "river": river}
+    write(asked.out, {**about, **found})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

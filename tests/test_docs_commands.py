@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import runpy
 import shlex
@@ -173,7 +174,7 @@ def check_python(words: list[str], whole: bool) -> None:
         Settings(**dict(parse_assignment(text) for text in settings))
     except IBPWFError as error:
         raise Wrong(str(error)) from None
-    if "argparse" in file.read_text():
+    if "parse_args" in file.read_text():
         parse(file, words[1:], whole)
 
 
@@ -222,6 +223,27 @@ def test_every_command_of_every_page_is_understood() -> None:
             wrong.append(f"{', '.join(sorted(where))}: {shlex.join(command.words)}: {error}")
     assert not wrong, "\n".join(wrong)
     assert len(pages) > 200
+
+
+def recorded(content: Any) -> Iterator[str]:
+    """Every command in a result file."""
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        if key in ("command", "commands") and not isinstance(value, dict):
+            yield from (one for one in ([value] if isinstance(value, str) else value) if isinstance(one, str))
+        if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+            yield from recorded(value)
+
+
+def test_every_benchmark_that_a_result_file_names_still_takes_its_options() -> None:
+    found: dict[tuple[str, ...], str] = {}
+    for path in sorted((ROOT / "docs" / "results").rglob("*.json")):
+        for command in recorded(json.loads(path.read_text())):
+            words = command.split()
+            if words[:1] == ["python"] and words[1].startswith("benchmarks/"):
+                found[words[1], *(word for word in words if word.startswith("--"))] = command
+    assert len({program for program, *_ in found}) > 10
+    for command in found.values():
+        check(Command(tuple(shlex.split(command)), whole=True))
 
 
 @pytest.mark.parametrize(

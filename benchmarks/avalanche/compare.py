@@ -1,7 +1,7 @@
 """Compare ibpwf with Avalanche and with a bare PyTorch loop on Split MNIST, taking turns in one run.
 
-Writes comparison.json and, from it, README.md into the folder --out. Avalanche lives in an environment of its own:
-see README.md beside this file.
+Writes comparison.json into the folder --out. Avalanche lives in an environment of its own: see README.md beside this
+file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import page
 from settings import ENTRIES, WAYS, Training
 
 from ibpwf.downloads.cache import cache_folder
 from ibpwf.lab import scenario
+from ibpwf.lab.experiments.result import commit
+from ibpwf.storage.files import write_json
 
 HERE = Path(__file__).parent
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -33,13 +34,21 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 class Worker:
     """One of the three programs, started once, that does one job at a time."""
 
-    def __init__(self, python: str, program: str, data: Path, threads: int, epochs: int) -> None:
-        command = [python, str(HERE / program), "--serve", "--data", str(data)]
-        command += ["--threads", str(threads), "--epochs", str(epochs)]
+    def __init__(self, python: str, who: str, data: Path, threads: int, epochs: int) -> None:
+        command = [
+            python,
+            str(HERE / "worker.py"),
+            who,
+            str(data),
+            "--threads",
+            str(threads),
+            "--epochs",
+            str(epochs),
+        ]
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), "MNIST_ROOT": str(data.parent)}
-        self.program = program
+        self.who = who
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
     def run(self, **job: Any) -> dict[str, Any]:
@@ -49,14 +58,12 @@ class Worker:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"error: {self.program} broke off at {job}; what it said is above.")
+            raise SystemExit(f"error: {self.who} broke off at {job}; what it said is above.")
         result: dict[str, Any] = json.loads(line)
         return result
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.communicate()
 
 
 def write_tasks(path: Path) -> None:
@@ -71,17 +78,6 @@ def write_tasks(path: Path) -> None:
     raw.mkdir(parents=True)
     for file in (cache_folder() / "mnist").glob("*-ubyte"):
         shutil.copy(file, raw)
-
-
-def commit() -> str:
-    """The commit measured, with a mark if files that git follows have been changed since."""
-
-    def git(*words: str) -> str:
-        found = subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=False)
-        return found.stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
 
 
 def processor() -> str:
@@ -110,13 +106,9 @@ def measure(workers: dict[str, Worker], methods: list[str], rounds: int) -> list
     runs = []
     for seed in range(rounds):
         for who, method, way in turns(methods)[:: 1 if seed % 2 == 0 else -1]:
-            result = workers[who].run(method=method, seed=seed, way=way)
-            runs.append({"who": who, "method": method, "seed": seed, "way": way, **result})
-            mean = sum(result["accuracy"]) / len(result["accuracy"])
-            sys.stderr.write(
-                f"round {seed + 1}/{rounds}  {who:<9} {method:<13} {way:<10} "
-                f"{mean:6.2f} %  {result['samples_per_second']:8,.0f} samples/s\n"
-            )
+            runs.append({"who": who, "method": method, "seed": seed, "way": way})
+            runs[-1] |= workers[who].run(method=method, seed=seed, way=way)
+            sys.stderr.write(f"{runs[-1]}\n")
     return runs
 
 
@@ -140,9 +132,7 @@ def main() -> int:
         data = Path(folder) / "split-mnist.npz"
         write_tasks(data)
         pythons = {"ours": sys.executable, "bare": sys.executable, "avalanche": given.avalanche_python}
-        workers = {
-            who: Worker(python, f"run_{who}.py", data, given.threads, given.epochs) for who, python in pythons.items()
-        }
+        workers = {who: Worker(path, who, data, given.threads, given.epochs) for who, path in pythons.items()}
         try:
             runs = measure(workers, given.methods, given.rounds)
         finally:
@@ -151,16 +141,13 @@ def main() -> int:
     words = ["--avalanche-python", "PATH", "--rounds", str(given.rounds), "--threads", str(given.threads)]
     words += ["--epochs", str(given.epochs)] if given.epochs != Training.epochs else []
     words += ["--methods", *given.methods] if given.methods != list(ENTRIES) else []
-    versions: dict[str, dict[str, str]] = {}
-    for run in runs:
-        versions[run["who"]] = run.pop("versions")
+    versions = {run["who"]: run.pop("versions") for run in runs}
     content = {
         "kind": "avalanche-comparison",
         "command": shlex.join(["python", "benchmarks/avalanche/compare.py", *words]),
         "commit": known,
         "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.system()},
         "threads": given.threads,
-        "rounds": given.rounds,
         "seeds": list(range(given.rounds)),
         "versions": versions,
         "training": training.to_json(),
@@ -168,10 +155,7 @@ def main() -> int:
         "runs": runs,
     }
     given.out.mkdir(parents=True, exist_ok=True)
-    target = given.out / "comparison.json"
-    target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (given.out / "README.md").write_text(page.markdown(content), encoding="utf-8")
-    sys.stderr.write(f"wrote {target} and {given.out / 'README.md'}\n")
+    write_json(given.out / "comparison.json", content)
     return 0
 
 

@@ -1,134 +1,186 @@
-"""EfficientNet-Lite0 as the base of image tasks: which of its layers get factors, and what a task adds to it."""
+"""Split CIFAR-10, five tasks of two classes, from EfficientNet-Lite0: the base frozen, each task its factors."""
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import Any
 
 import torch
+from record import Clock, percent
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings, backbones, factorize
-from ibpwf.backbones.inverted_residuals import ConvNorm
-from ibpwf.lab.data.tasks import Scenario
-from ibpwf.training.callbacks import Callback, EpochEnd
+from ibpwf.lab import scenario
+from ibpwf.lab.data.catalog import CIFAR10
+from ibpwf.lab.data.tasks import Scenario, Task
 
 BACKBONE = "efficientnet-lite0"
-LAYERS = ("pointwise", "late", "all")
-"""Factors in all convolutions but those within single channels; in those of the last three stages; in all."""
-NORMS = ("own", "statistics", "folded")
-"""Of batch normalization, a task's own are scale, shift and statistics; the statistics alone; nothing: it is folded
-into the convolutions, whose biases are then the task's own."""
+LAYERS = ("pointwise", "late")
+"""Factors in all convolutions but those within single channels; in those of the last three stages."""
 LATE_STAGES = ("backbone.net.levels.5", "backbone.net.levels.6", "backbone.net.levels.7")
 ROWS_ASKED = 2048
 VALIDATION = 0.1
 """Share of the training images that are held out to choose settings by."""
 
+SETTINGS = Settings(
+    base="frozen",
+    heads="per-task",
+    alpha=0.66,
+    selection_rate=10.0,
+    turns=4,
+    mirror=True,
+    augment="crop-flip",
+    epochs=2,
+    finetune_epochs=6,
+    batch_size=64,
+    learning_rate=3e-3,
+    schedule="cosine",
+    precision="bfloat16",
+    inference="router",
+    experts="all",
+    features="patches+backbone+adapted",
+    inference_layers=LATE_STAGES,
+    patch_filters="large",
+    backbone_depths=(5, 6, 7, 8),
+    backbone_grid=(3, 3, 3, 1),
+    backbone_projection=32_000,
+    router_ridge=0.01,
+    router_precision="mixed",
+    held_out=0.03,
+    second_opinion=True,
+    image_mean=CIFAR10.mean,
+    image_std=CIFAR10.std,
+)
 
-class Progress(Callback):
-    """A line for every epoch."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def epoch_end(self, epoch: EpochEnd) -> None:
-        now = time.perf_counter()
-        print(
-            f"  {epoch.task} {epoch.phase} {epoch.epoch}/{epoch.epochs}: loss {epoch.loss:.4f}, "
-            f"right {epoch.accuracy or 0:.2f} %, factors {epoch.active}, {now - self._last:.1f} s",
-            flush=True,
-        )
-        self._last = now
-
-
-def network(settings: Settings, size: int, norms: str) -> nn.Sequential:
-    """Lite0 for images that come as the settings say; all but factors, heads and what `norms` names is frozen."""
-    backbone = backbones.load(BACKBONE)
+def network(settings: Settings, size: int) -> nn.Sequential:
+    """Lite0 for images that come as the settings say; all is frozen but factors, heads and the statistics of batch
+    normalization."""
     assert settings.image_mean != "auto"
     assert settings.image_std != "auto"
-    net = backbones.image_classifier(
-        backbone, 2, size=size, image_mean=settings.image_mean, image_std=settings.image_std
-    )
-    net.requires_grad_(False)
-    for module in list(net.modules()):
-        if isinstance(module, ConvNorm) and norms == "folded":
-            fold(module)
-        elif isinstance(module, nn.BatchNorm2d) and norms == "own":
-            module.requires_grad_(True)
-    return net
-
-
-def fold(layer: ConvNorm) -> None:
-    """Let the convolution do what the normalization after it did with its trained statistics."""
-    conv, norm = layer.conv, layer.norm
-    assert isinstance(norm, nn.BatchNorm2d)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
-    conv.weight = nn.Parameter(conv.weight.detach() * scale.view(-1, 1, 1, 1), requires_grad=False)
-    conv.bias = nn.Parameter(norm.bias.detach() - norm.running_mean * scale)
-    layer.norm = nn.Identity()  # type: ignore[assignment]
+    scale = {"image_mean": settings.image_mean, "image_std": settings.image_std}
+    return backbones.image_classifier(backbones.load(BACKBONE), 2, size=size, **scale).requires_grad_(False)
 
 
 def factor_layers(net: nn.Module, layers: str) -> list[str]:
     """The names of the convolutions that get factors."""
-    found = [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv2d)]
-    if layers == "all":
-        return [name for name, _ in found]
-    names = [name for name, module in found if module.groups == 1]
-    return [name for name in names if layers == "pointwise" or name.startswith(LATE_STAGES)]
+    names = [name for name, module in net.named_modules() if isinstance(module, nn.Conv2d) and module.groups == 1]
+    return [name for name in names if layers != "late" or name.startswith(LATE_STAGES)]
 
 
-def learner(settings: Settings, seed: int, asked: Any) -> Learner:
-    net = network(settings, asked.size, asked.norms)
+def learner(settings: Settings, seed: int, asked: argparse.Namespace) -> Learner:
+    net = network(settings, asked.size)
     model = factorize(net, include=factor_layers(net, asked.layers), **settings.factorization)
     return Learner(model, settings, seed=seed, device=asked.device)
 
 
-def base_size(model: Any) -> int:
-    """Trained numbers of the base, without a head and the statistics of its normalization."""
-    return sum(parameter.numel() for parameter in model.net.get_submodule("backbone").parameters())
-
-
 def added(learner: Learner) -> list[dict[str, Any]]:
     """What each task added to the base: ranks by layer, trained parameters, and with statistics all it keeps."""
-    model, base = learner.model, base_size(learner.model)
+    model = learner.model
+    base, fixed = base_size(model.net), model.fixed_tensors()
     found = []
     for number, task in enumerate(model.tasks):
         use = model.use(number)
         factors = sum(use[name].new * (d.inputs + d.outputs) for name, d in model.layers.items())
-        strengths = sum(each.active for each in use.values())
-        fixed = model.fixed_tensors()
         own = {name: tensor.numel() for name, tensor in task.own.items() if name not in fixed}
         statistics = sum(size for name, size in own.items() if "running_" in name or "num_batches" in name)
-        trained = factors + strengths + sum(own.values()) - statistics
+        kept = factors + sum(each.active for each in use.values()) + sum(own.values())
         found.append(
             {
                 "ranks": {name: each.active for name, each in use.items()},
                 "new": {name: each.new for name, each in use.items()},
-                "factors": factors,
-                "trained": trained,
-                "statistics": statistics,
-                "percent": 100 * trained / base,
-                "percent_with_statistics": 100 * (trained + statistics) / base,
+                "percent": 100 * (kept - statistics) / base,
+                "percent_with_statistics": 100 * kept / base,
             }
         )
     return found
 
 
-def rows_of(stream: Scenario, validation: bool, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """All inputs to measure with, the columns of their classes, and their tasks."""
-    x, places, tasks, first = [], [], [], 0
-    for number, task in enumerate(stream):
-        part = task.validation if validation else task.test
-        assert part is not None
-        x.append(part.x.to(device))
-        order = {label: place for place, label in enumerate(task.classes)}
-        places.append(torch.tensor([first + order[int(label)] for label in part.y], device=device))
-        tasks.append(torch.full((len(part.y),), number, device=device))
-        first += len(task.classes)
-    return torch.cat(x), torch.cat(places), torch.cat(tasks)
+def base_size(net: nn.Module) -> int:
+    """Trained numbers of the base, without a head and the statistics of its normalization."""
+    return sum(parameter.numel() for parameter in net.get_submodule("backbone").parameters())
 
 
-def percent(right: Tensor) -> float:
-    return 100 * float(right.double().mean())
+def tests_of(task: Task, validation: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What a task is measured with."""
+    part = task.validation if validation else task.test
+    assert part is not None
+    return part.x.to(device), part.y.to(device)
+
+
+def learn(made: Learner, task: Task) -> float:
+    """Seconds of learning a task whose images are on the device already."""
+    x = task.train.x.to(made.device)
+    started = time.perf_counter()
+    made.learn(x, task.train.y, name=task.name, callbacks=[Clock(shown=True)])
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def right_given(made: Learner, task: Task, validation: bool) -> Tensor:
+    """Which rows of a task are answered rightly by whom it is given."""
+    x, y = tests_of(task, validation, made.device)
+    return torch.cat([made.predict(rows, task=task.name).labels for rows in torch.split(x, ROWS_ASKED)]) == y
+
+
+def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
+    settings = SETTINGS.replace(**asked.changes)
+    share = VALIDATION if asked.validation else 0.0
+    stream = scenario("split-cifar10", tasks=asked.tasks, examples=asked.examples, validation=share, seed=seed)
+    made = learner(settings, seed, asked)
+    seconds = [learn(made, task) for task in stream]
+    found, tasks = answers(made, stream, asked.validation), added(made)
+    return {
+        **found,
+        "seconds_of_learning": sum(seconds),
+        "percent_added": sum(task["percent"] for task in tasks) / len(tasks),
+        "percent_added_with_statistics": sum(task["percent_with_statistics"] for task in tasks) / len(tasks),
+        "most_percent_added": max(task["percent"] for task in tasks),
+        "mean_rank": sum(sum(task["ranks"].values()) / len(task["ranks"]) for task in tasks) / len(tasks),
+        "tasks": [{"name": task.name, "classes": list(task.classes)} for task in stream],
+        "added": tasks,
+        "settings": settings.to_json(),
+    }
+
+
+def answers(made: Learner, stream: Scenario, validation: bool) -> dict[str, Any]:
+    """All ways of answering, from one look at the rows: router and experts say something of every class of the tasks
+    that the settings would have asked."""
+    tests = [tests_of(task, validation, made.device) for task in stream]
+    x, y = torch.cat([rows for rows, _ in tests]), list[Tensor]()
+    for task, (_, labels) in zip(stream, tests, strict=True):
+        order = torch.tensor(task.classes, device=made.device)
+        y.append((labels.unsqueeze(1) == order).long().argmax(1) + sum(len(t.classes) for t in stream[: len(y)]))
+    column, tasks = torch.cat(y), torch.repeat_interleave(torch.tensor([len(labels) for labels in y])).to(x.device)
+    method = made.method
+    parts = [method.class_scores(rows, method.settings.experts) for rows in torch.split(x, ROWS_ASKED)]
+    router_scores = torch.cat([part.router for part in parts])
+    expert_scores = torch.cat([part.experts for part in parts if part.experts is not None])
+    owner = torch.repeat_interleave(torch.tensor(parts[0].widths)).to(x.device)
+    router, experts = method.fusion_weights()
+    best = torch.cat([part.joint(router, experts) for part in parts]).argmax(1)
+    by_expert = own_scores(made, x, tasks, expert_scores, owner).argmax(1) == column
+    return {
+        "class": percent(best == column),
+        "given": percent(torch.cat([right_given(made, task, validation) for task in stream])),
+        "given_by_experts_alone": percent(by_expert),
+        "task_inferred": percent(owner[best] == tasks),
+        "router_alone": percent(router_scores.argmax(1) == column),
+        "experts_alone": percent(expert_scores.argmax(1) == column),
+        "class_by_task": [percent((best == column)[tasks == task]) for task in range(len(stream))],
+        "weights": {"router": router, "experts": experts},
+    }
+
+
+def own_scores(made: Learner, x: Tensor, tasks: Tensor, known: Tensor, owner: Tensor) -> Tensor:
+    """What each row's own expert says of its classes, -inf for all others; those that were not asked are now."""
+    found = known.masked_fill(owner != tasks.unsqueeze(1), -torch.inf)
+    silent = found.amax(1) == -torch.inf
+    for task in range(int(owner[-1]) + 1):
+        rows = (silent & (tasks == task)).nonzero().flatten()
+        for some in torch.split(rows, ROWS_ASKED):
+            columns = (owner == task).nonzero().flatten()
+            found[some.unsqueeze(1), columns] = made.method.logits(x[some], task).to(found)
+    return found

@@ -1,8 +1,8 @@
-"""One sequence across data sets: is each task as good as learnt alone, and does any change afterwards?
+"""One sequence across data sets: is each task as good as learned alone, and does any change afterwards?
 
 Images: Split MNIST, Fashion-MNIST and CIFAR-10, 15 tasks of two classes in one learner beside EfficientNet-Lite0, all
 as color images of 32×32 pixels from 0 to 1. Texts: 20 topics of Reuters in 10 tasks, small perceptrons on what
-MiniLM-L6 makes of them. The task is given. A task alone is learnt by a new learner with the same seed.
+MiniLM-L6 makes of them. The task is given. A task alone is learned by a new learner with the same seed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from record import Clock, percent
 from torch import Tensor
 from torch.nn import functional as F
 
 from ibpwf import Learner
 from ibpwf.device import choose_device
 from ibpwf.lab import scenario
-from trained import lora_accuracy, reuters
-from trained.images import VALIDATION, Progress, added, learner, percent
+from trained import images, lora, texts
 
 DATA_SETS = ("mnist", "fashion-mnist", "cifar10")
 SIDE = 32
-IMAGES = lora_accuracy.SETTINGS.replace(
+IMAGES = lora.ACCURACY.replace(
     alpha=3.0,
     selection_rate=10.0,
     augment="none",
@@ -34,7 +34,7 @@ IMAGES = lora_accuracy.SETTINGS.replace(
     image_mean=(0.0,),
     image_std=(1.0,),
 )
-TEXTS = reuters.EXPERTS.replace(schedule="cosine", weight_decay=0.03)
+TEXTS = texts.EXPERTS.replace(schedule="cosine", weight_decay=0.03)
 """Chosen on held-out texts. Without decay a network fits the few texts of a task perfectly in many ways, and two
 seeds of one task alone answer as differently as a task alone and in the sequence."""
 ROWS = 500
@@ -51,12 +51,12 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     if asked.of == "images":
         settings = IMAGES.replace(**asked.changes)
         tasks = image_tasks(seed, asked)
-        found = compared(tasks, lambda: learner(settings, seed, asked))
+        found = compared(tasks, lambda: images.learner(settings, seed, asked))
     else:
         settings = TEXTS.replace(**asked.changes)
         device = choose_device(asked.device)
         tasks = text_tasks(seed, asked, device)
-        found = compared(tasks, lambda: reuters.made_learner(settings, seed, str(device), factors=False))
+        found = compared(tasks, lambda: texts.made_learner(settings, seed, str(device)))
     return {**found, "of": asked.of, "settings": settings.to_json()}
 
 
@@ -79,17 +79,15 @@ def compared(tasks: list[TaskRows], new: Callable[[], Learner]) -> dict[str, Any
     return {
         "together": sum(row["together"] for row in rows) / len(rows),
         "alone": sum(row["alone"] for row in rows) / len(rows),
-        "least_gain": min(row["together"] - row["alone"] for row in rows),
         "most_forgotten": max(row["forgotten"] for row in rows),
         "tasks_whose_logits_changed": changed,
         "tasks": rows,
-        "added": added(together) if hasattr(together.model.net, "backbone") else None,
     }
 
 
 def _learn(made: Learner, task: TaskRows) -> None:
     x, y = task.train
-    made.learn(x.to(made.device), y, name=task.name, callbacks=[Progress()])
+    made.learn(x.to(made.device), y, name=task.name, callbacks=[Clock(shown=True)])
 
 
 def logits_of(made: Learner, task: TaskRows) -> Tensor:
@@ -108,15 +106,14 @@ def image_tasks(seed: int, asked: argparse.Namespace) -> list[TaskRows]:
             f"split-{name}",
             tasks=asked.tasks,
             examples=asked.examples,
-            validation=VALIDATION if asked.validation else 0.0,
+            validation=images.VALIDATION if asked.validation else 0.0,
             seed=seed,
             flatten=False,
             normalize=False,
         )
         for task in stream:
-            part = task.validation if asked.validation else task.test
-            assert part is not None
-            train, test = ((_colored(rows.x), rows.y) for rows in (task.train, part))
+            both = ((task.train.x, task.train.y), images.tests_of(task, asked.validation, torch.device("cpu")))
+            train, test = ((_colored(x), y) for x, y in both)
             made.append(TaskRows(f"{name} {task.name}", train, test))
     return made
 
@@ -128,11 +125,11 @@ def _colored(x: Tensor) -> Tensor:
 
 
 def text_tasks(seed: int, asked: argparse.Namespace, device: torch.device) -> list[TaskRows]:
-    texts = reuters.read_texts(device)
-    train, test = reuters.split(texts, seed, asked)
+    found = texts.read_texts(device)
+    train, test = texts.split(found, seed, asked)
     made = []
-    for task in range(asked.tasks or reuters.TOPICS // reuters.OF_A_TASK):
-        own = texts.topics // reuters.OF_A_TASK == task
-        parts = [(texts.features[rows & own], texts.topics[rows & own]) for rows in (train, test)]
-        made.append(TaskRows(reuters.task_name(texts, task), *parts))
+    for task in range(asked.tasks or texts.TOPICS // texts.OF_A_TASK):
+        own = found.topics // texts.OF_A_TASK == task
+        parts = [(found.features[rows & own], found.topics[rows & own]) for rows in (train, test)]
+        made.append(TaskRows(texts.task_name(found, task), *parts))
     return made

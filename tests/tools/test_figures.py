@@ -1,4 +1,4 @@
-"""The README's pictures are drawn from runs and result files."""
+"""The figures are drawn from the result files."""
 
 from __future__ import annotations
 
@@ -9,38 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from tools import comparison_figure, expert_weight_figure, method_figure
+from ibpwf.errors import InputError
+from tools import figures
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 IMAGES = RESULTS.parent / "images"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_committed_comparison_is_made_from_the_committed_results(tmp_path: Path) -> None:
-    out = tmp_path / "comparison.svg"
-    assert comparison_figure.main([str(RESULTS / "compare-split-mnist"), "-o", str(out)]) == 0
-    assert out.read_bytes() == (IMAGES / "comparison.svg").read_bytes(), "run `make results`"
+def test_the_committed_figures_are_drawn_from_the_committed_results(tmp_path: Path) -> None:
+    drawn = ("comparison", "expert-weight", "method")
+    assert figures.main([*drawn, "--out", str(tmp_path)]) == 0
+    for name in drawn:
+        assert (tmp_path / f"{name}.svg").read_bytes() == (IMAGES / f"{name}.svg").read_bytes(), "run `make results`"
 
 
-def test_the_committed_figure_of_weights_is_made_from_the_committed_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "weight.svg"
-    assert expert_weight_figure.main([str(RESULTS), "-o", str(out)]) == 0
-    assert out.read_bytes() == (IMAGES / "expert-weight.svg").read_bytes(), "run `make results`"
-    assert expert_weight_figure.main([str(tmp_path), "-o", str(tmp_path / "none.svg")]) == 2
-    assert "has no class-incremental" in capsys.readouterr().err
-
-
-def test_the_readme_figure_is_drawn_from_the_run(finished_run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "method.svg"
-    assert method_figure.main([str(finished_run), "-o", str(out)]) == 0
-    root = ET.parse(out).getroot()
-    assert root.tag == f"{SVG}svg"
+def test_the_method_has_its_tasks_factors_and_command_inside_its_sheet() -> None:
+    found = json.loads((RESULTS / "reproduction" / "figure-factors.json").read_text())["measured"]["panels"]
+    (panel,) = [panel for panel in found if panel["ran"] == "split-mnist"]
+    root = ET.parse(IMAGES / "method.svg").getroot()
     words = [element.text or "" for element in root.iter(f"{SVG}text")]
-    assert "Nothing is forgotten" in words
-    assert any(word.endswith(" reused") for word in words)
-    assert any("ibpwf run split-digits" in word for word in words)
+    assert any("ibpwf" in word and "split-mnist" in word for word in words)
+    for opened in panel["opened"]:
+        assert (f"{len(opened)} new" if opened else "none") in words
     left, top, width, height = map(float, root.get("viewBox", "").split())
     for rect in root.iter(f"{SVG}rect"):
         assert left <= float(rect.get("x", "")) <= width
@@ -48,32 +39,25 @@ def test_the_readme_figure_is_drawn_from_the_run(finished_run: Path, tmp_path: P
         assert top <= float(rect.get("y", "")) + float(rect.get("height", "")) <= height + 1
 
 
-def test_the_readme_figure_needs_factor_scores(
-    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(shutil.copytree(finished_run, tmp_path / "copy"))
-    for seed in ("seed-0", "seed-1"):
-        shutil.rmtree(folder / seed)
-    assert method_figure.main([str(folder), "-o", str(tmp_path / "method.svg")]) == 2
-    assert "no factor scores" in capsys.readouterr().err
-    assert not (tmp_path / "method.svg").exists()
+def test_results_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    for draw in (figures.comparison, figures.expert_weight):
+        with pytest.raises(InputError):
+            draw(tmp_path, tmp_path / "out.svg")
 
 
-def test_the_readmes_method_picture_comes_from_the_result_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results, out = tmp_path / "results", tmp_path / "method.svg"
-    (results / "reproduction").mkdir(parents=True)
-    shutil.copytree(RESULTS / "compare-split-mnist", results / "compare-split-mnist")
-    shutil.copy(RESULTS / "split-mnist-paper.json", results)
-    assert method_figure.main([str(results), "-o", str(out)]) == 0
-    assert "is left as it is" in capsys.readouterr().out
-    assert not out.exists()
-    shutil.copy(RESULTS / "reproduction" / "figure-factors.json", results / "reproduction")
-    assert method_figure.main([str(results), "-o", str(out)]) == 0
-    measured = json.loads((RESULTS / "reproduction" / "figure-factors.json").read_text())["measured"]
-    (panel,) = [panel for panel in measured["panels"] if panel["ran"] == "split-mnist"]
-    drawn = out.read_text()
-    assert f"IBP-WF on split-mnist: {len(panel['tasks'])} tasks" in drawn
-    assert all(f"{len(opened) or 'none'}" in drawn for opened in panel["opened"])
-    assert f"{len(panel['opened'][0])} new" in drawn
+def test_layers_have_their_stage_and_block() -> None:
+    names = (
+        "backbone.net.stem.conv",
+        "backbone.net.levels.0.0.layers.1.conv",
+        "backbone.net.levels.4.1.layers.0.conv",
+    )
+    assert [figures.layer_title(name) for name in names] == ["stem", "1.1 project", "5.2 expand"]
+    assert figures.layer_title("backbone.net.levels.7.conv") == "last"
+
+
+def test_ranks_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "trained-networks").mkdir()
+    shutil.copy(RESULTS / "trained-networks" / "cifar10.json", tmp_path / "trained-networks")
+    figures.ranks(tmp_path, tmp_path / "ranks.png")
+    assert (tmp_path / "ranks.png").read_bytes().startswith(b"\x89PNG")
