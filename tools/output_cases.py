@@ -300,7 +300,8 @@ def onnx_outputs(name: str, path: Path, x: Any) -> Outputs:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     wanted = session.get_inputs()[0]
     kind = {"tensor(float)": np.float32, "tensor(double)": np.float64}.get(wanted.type, np.float32)
-    for output, value in zip(session.get_outputs(), session.run(None, {wanted.name: x.astype(kind)}), strict=True):
+    rows = x.reshape(len(x), *wanted.shape[1:]).astype(kind)  # images of a classifier are flat rows to the graph
+    for output, value in zip(session.get_outputs(), session.run(None, {wanted.name: rows}), strict=True):
         if value.dtype.kind in "fiub":
             yield f"{name}/{output.name}", value
 

@@ -42,7 +42,7 @@ def same(old: torch.Tensor, new: torch.Tensor) -> str | None:
     """None if two tensors have the same bits; otherwise how they differ."""
     if (old.dtype, old.shape) != (new.dtype, new.shape):
         return f"{old.dtype} {list(old.shape)} != {new.dtype} {list(new.shape)}"
-    if torch.equal(old.contiguous().view(torch.uint8), new.contiguous().view(torch.uint8)):
+    if torch.equal(*(one.flatten().contiguous().view(torch.uint8) for one in (old, new))):
         return None
     apart = (old.double() - new.double()).abs()
     return (
