@@ -29,7 +29,7 @@ __all__ = [
     "open_model",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "ContinualClassifier": "ibpwf.estimator",

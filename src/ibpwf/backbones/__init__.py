@@ -32,7 +32,7 @@ __all__ = [
     "text_classifier",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("Backbone", "ImageInput", "TextInput"), "ibpwf.backbones.backbone"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Column", "Examples", "Layout", "ReadOptions", "read_batches", "read_examples"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Column": "ibpwf.data.layout",

@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["scenario"]
 
-__getattr__ = lazy_names(__name__, {"scenario": "ibpwf.lab.data.scenarios"})
+__getattr__, __dir__ = lazy_names(__name__, {"scenario": "ibpwf.lab.data.scenarios"})

@@ -28,7 +28,7 @@ __all__ = [
     "verify",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("fetch", "verify"), "ibpwf.lab.data.fetching"),
