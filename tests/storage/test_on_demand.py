@@ -35,9 +35,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     tensors = OpenedFolder.tensors
 
-    def noted(self: OpenedFolder, name: str, device: str = "cpu") -> dict[str, torch.Tensor]:
+    def noted(self: OpenedFolder, name: str) -> dict[str, torch.Tensor]:
         seen.append(name)
-        return tensors(self, name, device)
+        return tensors(self, name)
 
     monkeypatch.setattr(OpenedFolder, "tensors", noted)
     return seen
