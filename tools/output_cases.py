@@ -322,7 +322,20 @@ def stream_case() -> Outputs:
     yield from classifier_outputs("finished", model, asked)
 
 
-LASTING_NOT = ("seconds", "time", "date", "path", "version", "started", "machine", "created", "bytes", "sha256")
+LASTING_NOT = (
+    "second",
+    "time",
+    "date",
+    "path",
+    "version",
+    "started",
+    "machine",
+    "created",
+    "bytes",
+    "sha256",
+    "commit",
+    "out",
+)
 
 
 def lasting(content: Any) -> Any:

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ def same(old: torch.Tensor, new: torch.Tensor) -> str | None:
     )
 
 
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain values of JSON by their places."""
+    if isinstance(value, dict | list) and value:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, f"{place}/{key}" if place else str(key))
+    else:
+        yield place, value
+
+
 def differences(old: Path, new: Path) -> list[str]:
     """How the outputs of a case differ between two folders."""
     problems = [(side / "problem.txt").read_text("utf-8") for side in (old, new) if (side / "problem.txt").exists()]
@@ -57,7 +67,10 @@ def differences(old: Path, new: Path) -> list[str]:
         return [problem.strip().splitlines()[-1] for problem in problems]
     found = []
     sides: list[dict[str, Any]] = [
-        {**load_file(side / "tensors.safetensors"), **json.loads((side / "values.json").read_text("utf-8"))}
+        {
+            **load_file(side / "tensors.safetensors"),
+            **dict(leaves(json.loads((side / "values.json").read_text("utf-8")))),
+        }
         for side in (old, new)
     ]
     for key in sorted({*sides[0], *sides[1]}):
