@@ -323,18 +323,8 @@ def stream_case() -> Outputs:
 
 
 LASTING_NOT = (
-    "second",
-    "time",
-    "date",
-    "path",
-    "version",
-    "started",
-    "machine",
-    "created",
-    "bytes",
-    "sha256",
-    "commit",
-    "out",
+    *("second", "time", "date", "version", "started", "created", "commit"),
+    *("path", "out", "command", "machine", "bytes", "sha256"),
 )
 
 

@@ -66,19 +66,16 @@ def differences(old: Path, new: Path) -> list[str]:
     if problems:
         return [problem.strip().splitlines()[-1] for problem in problems]
     found = []
-    sides: list[dict[str, Any]] = [
-        {
-            **load_file(side / "tensors.safetensors"),
-            **dict(leaves(json.loads((side / "values.json").read_text("utf-8")))),
-        }
-        for side in (old, new)
-    ]
+    sides: list[dict[str, Any]] = []
+    for side in (old, new):
+        values = json.loads((side / "values.json").read_text("utf-8"))
+        sides.append({**load_file(side / "tensors.safetensors"), **dict(leaves(values))})
     for key in sorted({*sides[0], *sides[1]}):
         one, other = (side.get(key) for side in sides)
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
             how = same(one, other)
-        elif one is None or other is None:
-            how = f"only in the {'new' if one is None else 'old'} checkout"
+        elif any(key not in side for side in sides):
+            how = f"only in the {'old' if key in sides[0] else 'new'} checkout"
         else:
             how = None if one == other else f"{str(one)[:70]} != {str(other)[:70]}"
         if how is not None:
