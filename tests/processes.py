@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_RUN = ["ibpwf.lab.experiments.run", "ibpwf.lab.commands.run", "torch._dynamo", "sklearn.datasets"]
-_RUN += ["ibpwf.cli", "ibpwf.lab.commands.run_display", "ibpwf.lab.experiments.compare", "ibpwf.lab.report.page"]
+_RUN = ["ibpwf.lab.experiments.run", "ibpwf.cli.run", "torch._dynamo", "sklearn.datasets"]
+_RUN += ["ibpwf.cli", "ibpwf.cli.run_display", "ibpwf.lab.experiments.compare", "ibpwf.lab.report.page"]
 _OWN = ["ibpwf.own_data.learning", "ibpwf.own_data.scoring", "ibpwf.own_data.answering", "pandas", "pyarrow.csv"]
-_OWN += ["ibpwf.commands.learn", "ibpwf.commands.predict", "ibpwf.commands.evaluate"]
+_OWN += ["ibpwf.cli.learn", "ibpwf.cli.predict", "ibpwf.cli.evaluate"]
 _SERVE = ["ibpwf.serving.routes", "ibpwf.serving.worker", "ibpwf.own_data.more", "uvicorn"]
 _context.set_forkserver_preload([*_RUN, *_OWN, *_SERVE])
 

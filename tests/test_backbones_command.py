@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ibpwf.backbones.catalog import BACKBONES
-from ibpwf.commands.backbones import app
+from ibpwf.cli.backbones import app
 from tiny_backbone import FILE, NAME, Shelf, tiny_network, weights
 
 

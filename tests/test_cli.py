@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import ibpwf
-from ibpwf import cli
-from ibpwf.lab.commands.run_display import Display
-from ibpwf.screen import Screen
+from ibpwf.cli import program as cli
+from ibpwf.cli.run_display import Display
+from ibpwf.cli.screen import Screen
 from ibpwf.training.callbacks import EpochEnd
 from processes import Finished
 
@@ -276,7 +276,7 @@ def test_tables_of_ten_tasks_and_two_seeds_fit_the_terminal(command: Command, tm
 
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
-    from ibpwf.lab.commands.run_display import summary
+    from ibpwf.cli.run_display import summary
 
     spread = {"mean": 99.5, "std": 0.25, "per_seed": [99.25, 99.75]}
     matrix = {"task": [[99.0, None], [99.0, 98.0]], "class": [[99.0, None], [97.0, 96.0]]}

@@ -17,15 +17,16 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from typer.main import get_command
 
-from ibpwf import Settings, cli
+from ibpwf import Settings
 from ibpwf.backbones.catalog import known_network
-from ibpwf.commands.learn import _parameters, check_recipe
+from ibpwf.cli import program as cli
+from ibpwf.cli.compare import CompareOptions
+from ibpwf.cli.learn import _parameters, check_recipe
+from ibpwf.cli.run import RunOptions
 from ibpwf.errors import IBPWFError
 from ibpwf.exporting.writing import Format
 from ibpwf.lab import names
 from ibpwf.lab.bench import NAMES as MEASUREMENTS
-from ibpwf.lab.commands.compare import CompareOptions
-from ibpwf.lab.commands.run import RunOptions
 from ibpwf.lab.data.catalog import entry
 from ibpwf.lab.experiments.reproduction.experiment import checked_budget
 from ibpwf.settings import parse_assignment

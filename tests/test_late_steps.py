@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ibpwf import cli
+from ibpwf.cli import program as cli
 from ibpwf.errors import IBPWFError
 from ibpwf.lab.report import rendering
 
@@ -28,7 +28,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, place: str, words: list[str], match
     ("place", "words"),
     [
         ("ibpwf.lab.experiments.run.run", ["run", "split-digits", "--preset", "quick"]),
-        ("ibpwf.lab.commands.reproduce._reproduce_all", ["reproduce", "table1", "--budget", "quick"]),
+        ("ibpwf.cli.reproduce._reproduce_all", ["reproduce", "table1", "--budget", "quick"]),
     ],
 )
 def test_without_jinja2_nothing_is_trained(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
+from ibpwf.cli.output import json_text
+from ibpwf.cli.screen import NARROWEST, Screen
 from ibpwf.errors import IBPWFError, InputError, printable, unknown
-from ibpwf.screen import NARROWEST, Screen
-from ibpwf.terminal import json_text
 
 HOSTILE = "\x1b[2J[red]\u202eabc\x07\udcff"
 ESCAPED = r"\x1b[2J[red]\u202eabc\x07\udcff"

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from ibpwf import cli
+from ibpwf.cli import program as cli
 from ibpwf.storage.files import write_text
 
 HEAD = """\

@@ -18,7 +18,7 @@ from bad_images import WHOLE, X, Y, npz
 from bad_tables import LEARN, parquet
 from sample_files import IRIS, idx, picture, pictures, two_classes
 
-from ibpwf import cli
+from ibpwf.cli import program as cli
 from ibpwf.data import ReadOptions, read_examples
 from ibpwf.errors import DataError, InputError
 from ibpwf.own_data.learning import LearnOptions, learn_file

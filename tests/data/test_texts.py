@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from ibpwf.backbones import is_cached, load
-from ibpwf.cli import app
+from ibpwf.cli.program import app
 from ibpwf.data import Layout, ReadOptions, read_batches, read_examples, texts
 from ibpwf.errors import DataError, InputError
 

@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, models
-from ibpwf.commands.model import forget_command
+from ibpwf.cli.model import forget_command
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.novelty import Novelty
 from ibpwf.lab.data.tasks import Scenario

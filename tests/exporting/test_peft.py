@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import ibpwf
 from ibpwf import Learner, Settings, factorize, models
-from ibpwf.commands.export import show
+from ibpwf.cli.export import show
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.exporting import peft as writer
 from peft_networks import SETTINGS, in_peft, rows, taught, trained

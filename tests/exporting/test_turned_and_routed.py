@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, Settings
-from ibpwf.commands.export import show
+from ibpwf.cli.export import show
 from ibpwf.errors import InputError
 from ibpwf.exporting.graph import Expert
 from ibpwf.exporting.source import Source

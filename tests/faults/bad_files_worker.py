@@ -18,7 +18,7 @@ import bad_tables
 import more_bad_files
 import pytest
 
-from ibpwf import cli
+from ibpwf.cli import program as cli
 from ibpwf.data import read_examples
 from ibpwf.errors import IBPWFError
 
@@ -65,7 +65,7 @@ def tried(path: Path, options: dict[str, Any], model: Path) -> tuple[int, str]:
 def main() -> None:
     for module in (
         "torch",
-        "ibpwf.commands.learn",
+        "ibpwf.cli.learn",
         "pyarrow.parquet",
         "PIL.Image",
         "ibpwf.own_data.learning",

@@ -108,7 +108,7 @@ def tree() -> dict[str, tuple[list[str], list[tuple[str, bool]]]]:
     """Every command of the program by its words."""
     from typer.main import get_command
 
-    from ibpwf import cli
+    from ibpwf.cli import program as cli
 
     found = {}
     for group in cli.COMMANDS.values():
@@ -172,7 +172,7 @@ class TooLong(BaseException):
 
 def run(words: list[str]) -> tuple[int, str, str, str]:
     """Run one line in this process: exit code, output, error, and the traceback of what should not have been."""
-    from ibpwf import cli
+    from ibpwf.cli import program as cli
 
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
     before, sys.argv = sys.argv, ["ibpwf", *words]

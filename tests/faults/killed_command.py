@@ -42,7 +42,7 @@ def learn_all(folder: str, model: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from ibpwf import cli
+    from ibpwf.cli import program as cli
 
     os.chdir(folder)
     handle = os.open(os.devnull, os.O_WRONLY)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from ibpwf import Learner, Settings
-from ibpwf.cli import app
+from ibpwf.cli.program import app
 from ibpwf.method import IBPWF
 from tests.tallies import Tally
 

@@ -14,7 +14,7 @@ import typer
 from killed_learner import examples, fresh
 
 from ibpwf import Learner
-from ibpwf.commands.model import DAMAGED, forget_command, verify_command
+from ibpwf.cli.model import DAMAGED, forget_command, verify_command
 from ibpwf.errors import InputError
 from ibpwf.learner import open_model
 from ibpwf.own_data.learning import learn_file

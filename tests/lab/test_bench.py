@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from ibpwf import cli
+from ibpwf.cli import program as cli
 from ibpwf.errors import InputError
 from ibpwf.lab.bench import NAMES, measure, memory, page, registry, steps
 from ibpwf.lab.bench.measure import Row, Setup

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from own_files import model_bytes
 
-from ibpwf.commands.own_data import option
+from ibpwf.cli.reading import option
 from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
 from ibpwf.own_data.learning import LearnOptions, learn_file

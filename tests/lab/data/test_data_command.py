@@ -8,8 +8,8 @@ import pytest
 from tiny_set import CONTENT, NAME, Shelf
 from typer.testing import CliRunner, Result
 
+from ibpwf.cli.data import app
 from ibpwf.errors import DataError, InputError
-from ibpwf.lab.commands.data import app
 
 IMAGES = "train-images-idx3-ubyte"
 

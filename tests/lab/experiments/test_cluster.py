@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ibpwf import cli
+from ibpwf.cli import program as cli
+from ibpwf.cli.run_table import RunTable
+from ibpwf.cli.screen import Screen
 from ibpwf.errors import InputError
-from ibpwf.lab.commands.run_table import RunTable
 from ibpwf.lab.experiments import executors
 from ibpwf.lab.experiments.cluster import Certificates, Cluster, is_loopback
 from ibpwf.lab.experiments.reproduction import registry
@@ -32,7 +33,6 @@ from ibpwf.lab.experiments.run import Run, run, run_in_workers
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.lab.experiments.task_job import TaskJob
-from ibpwf.screen import Screen
 from ibpwf.storage.files import read_json, read_jsonl
 from ibpwf.training.callbacks import EpochEnd
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ibpwf import cli
+from ibpwf.cli import program as cli
 from ibpwf.errors import InputError
 from ibpwf.lab.experiments.reproduction import registry
 from ibpwf.lab.experiments.reproduction.experiment import RunSpec

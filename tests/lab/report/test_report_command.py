@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from ibpwf.cli.report import report_command
 from ibpwf.errors import InputError, StoreError
-from ibpwf.lab.commands.report import report_command
 from ibpwf.lab.report import pdf
 
 

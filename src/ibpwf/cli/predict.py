@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibpwf.commands import own_data as own
+from ibpwf.cli import reading as own
 from ibpwf.device import check_device
 from ibpwf.errors import printable
 from ibpwf.limits import check_draws
 
 if TYPE_CHECKING:
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
 SHOWN = 10
 """Rows that are shown where no file is asked for."""
@@ -78,7 +78,7 @@ def predict_command(
                 write(rows)
             seen.add(rows)
     if out is None or str(out) != "-":
-        from ibpwf.screen import Screen
+        from ibpwf.cli.screen import Screen
 
         seen.show(Screen(), out)
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ibpwf.commands import own_data as own
+from ibpwf.cli import reading as own
+from ibpwf.cli.output import print_json, say
 from ibpwf.data.opening import check_there
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable
-from ibpwf.terminal import print_json, say
 
 
 def watch_command(
@@ -69,7 +69,7 @@ def watch_command(
         unknown=unknown, missing=missing, size=None, label=label, ignore=ignore, categories=categories
     )
     parameters, stream = _parameters(set_), _stream(buffer, detector)
-    from ibpwf.commands.learn import stopping
+    from ibpwf.cli.learn import stopping
     from ibpwf.own_data.watching import WatchOptions, watch_folder
 
     caught: list[int] = []

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibpwf.commands import own_data as own
+from ibpwf.cli import reading as own
+from ibpwf.cli.output import json_text, print_json
 from ibpwf.device import check_device
 from ibpwf.errors import printable
-from ibpwf.terminal import json_text, print_json
 
 if TYPE_CHECKING:
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
 
 def evaluate_command(
@@ -60,7 +60,7 @@ def evaluate_command(
         return
     if json_ is not None:
         write_text(json_, json_text(found) + "\n")
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
     show(Screen(), found, data, classifier.false_alarm_rate)
 

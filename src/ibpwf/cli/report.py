@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ibpwf.cli.output import say
 from ibpwf.errors import InputError, printable
-from ibpwf.terminal import say
 
 
 def report_command(

@@ -13,8 +13,8 @@ from ibpwf.errors import printable
 from ibpwf.lab.experiments.seed_training import RunCallback
 
 if TYPE_CHECKING:
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.run_config import RunConfig
-    from ibpwf.screen import Screen
     from ibpwf.training.callbacks import EpochEnd
 
 NAME = 13

@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from ibpwf.cli.output import prepare_streams, say
 from ibpwf.errors import IBPWFError, InputError, printable
 from ibpwf.launched import started_as
-from ibpwf.terminal import prepare_streams, say
 
 
 class Place(NamedTuple):
@@ -32,29 +32,29 @@ class Place(NamedTuple):
 
 COMMANDS: Mapping[str, Mapping[str, Place]] = {
     "Your own data": {
-        "learn": Place("ibpwf.commands.learn:learn_command", "Learn a file as the next task of a model folder."),
-        "predict": Place("ibpwf.commands.predict:predict_command", "Answer every row of a file."),
-        "watch": Place("ibpwf.commands.watch:watch_command", "Learn files as they arrive in a folder."),
-        "evaluate": Place("ibpwf.commands.evaluate:evaluate_command", "Compare the answers with a file's labels."),
+        "learn": Place("ibpwf.cli.learn:learn_command", "Learn a file as the next task of a model folder."),
+        "predict": Place("ibpwf.cli.predict:predict_command", "Answer every row of a file."),
+        "watch": Place("ibpwf.cli.watch:watch_command", "Learn files as they arrive in a folder."),
+        "evaluate": Place("ibpwf.cli.evaluate:evaluate_command", "Compare the answers with a file's labels."),
     },
     "Model folders": {
-        "inspect": Place("ibpwf.commands.model:inspect_command", "Show what a model folder holds."),
-        "verify": Place("ibpwf.commands.model:verify_command", "Check every file of a model folder."),
-        "forget": Place("ibpwf.commands.model:forget_command", "Remove a task and all that only it used."),
-        "export": Place("ibpwf.commands.export:export_command", "Write a network for use without ibpwf."),
-        "serve": Place("ibpwf.commands.serve:serve_command", "Answer and learn over HTTP, every version of a model."),
+        "inspect": Place("ibpwf.cli.model:inspect_command", "Show what a model folder holds."),
+        "verify": Place("ibpwf.cli.model:verify_command", "Check every file of a model folder."),
+        "forget": Place("ibpwf.cli.model:forget_command", "Remove a task and all that only it used."),
+        "export": Place("ibpwf.cli.export:export_command", "Write a network for use without ibpwf."),
+        "serve": Place("ibpwf.cli.serve:serve_command", "Answer and learn over HTTP, every version of a model."),
     },
     "Trained networks": {
-        "backbones": Place("ibpwf.commands.backbones:app", "List and fetch the trained networks known by name."),
+        "backbones": Place("ibpwf.cli.backbones:app", "List and fetch the trained networks known by name."),
     },
     "The laboratory": {
-        "run": Place("ibpwf.lab.commands.run:run_command", "Learn a scenario task by task, beside the paper's."),
-        "compare": Place("ibpwf.lab.commands.compare:compare_command", "Run several methods on one scenario."),
-        "methods": Place("ibpwf.lab.commands.compare:methods_command", "List every method."),
-        "reproduce": Place("ibpwf.lab.commands.reproduce:reproduce_command", "Reproduce a table or figure."),
-        "report": Place("ibpwf.lab.commands.report:report_command", "Write one HTML page of results and figures."),
-        "data": Place("ibpwf.lab.commands.data:app", "List, fetch and check the data sets."),
-        "bench": Place("ibpwf.lab.commands.bench:bench_command", "Measure speed and memory, as ratios."),
+        "run": Place("ibpwf.cli.run:run_command", "Learn a scenario task by task, beside the paper's."),
+        "compare": Place("ibpwf.cli.compare:compare_command", "Run several methods on one scenario."),
+        "methods": Place("ibpwf.cli.compare:methods_command", "List every method."),
+        "reproduce": Place("ibpwf.cli.reproduce:reproduce_command", "Reproduce a table or figure."),
+        "report": Place("ibpwf.cli.report:report_command", "Write one HTML page of results and figures."),
+        "data": Place("ibpwf.cli.data:app", "List, fetch and check the data sets."),
+        "bench": Place("ibpwf.cli.bench:bench_command", "Measure speed and memory, as ratios."),
     },
 }
 

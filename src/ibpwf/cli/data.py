@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from ibpwf.cli.output import say
 from ibpwf.downloads.cache import cache_folder
 from ibpwf.errors import DataError, printable
 from ibpwf.lab.data import fetching
 from ibpwf.lab.data.catalog import DATA_SETS, entry
-from ibpwf.terminal import say
 
 app = typer.Typer(
     help="List, fetch and check the data sets, kept in $IBPWF_DATA or else in the platform's cache folder.",
@@ -38,7 +38,7 @@ def list_sets() -> None:
     """Show every data set, its size, whether it is in the cache and where."""
     from rich.table import Table
 
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "images", "of", "size", "cached", "where"):
@@ -78,7 +78,7 @@ def get(
     if not known.files:
         say(f"{name} comes with scikit-learn; there is nothing to fetch.")
         return
-    from ibpwf.screen import fetch_bar
+    from ibpwf.cli.screen import fetch_bar
 
     with fetch_bar() as show:
         folder = fetching.fetch(name, source=source, again=again, progress=show)

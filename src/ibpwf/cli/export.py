@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ibpwf.commands.model import AsJson, Model, counted, size
+from ibpwf.cli.model import AsJson, Model, counted, size
+from ibpwf.cli.output import print_json, say
 from ibpwf.data.opening import check_there
 from ibpwf.errors import InputError, printable
-from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:
     from ibpwf.exporting.writing import Exported, Format

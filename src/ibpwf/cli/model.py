@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ibpwf.cli.output import print_json, say
 from ibpwf.data.opening import check_there
 from ibpwf.errors import InputError, printable
-from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
     from ibpwf.storage.folder import Problem
     from ibpwf.storage.inspection import ModelReport
 
@@ -89,7 +89,7 @@ def inspect_command(model: Model, json_: AsJson = False) -> None:
     if json_:
         print_json(report.to_json())
         return
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
     show(Screen(), report)
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibpwf.errors import DataError, InputError, printable
-from ibpwf.lab.commands.options import (
+from ibpwf.cli.options import (
     ClusterChoices,
     RunChoices,
     at_least_one,
@@ -19,13 +18,14 @@ from ibpwf.lab.commands.options import (
     interrupted,
     of_run,
 )
+from ibpwf.cli.output import print_json, say
+from ibpwf.errors import DataError, InputError, printable
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.launched import started_as
 from ibpwf.settings import FAST
-from ibpwf.terminal import print_json, say
 
 if TYPE_CHECKING:
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
 
 @dataclass
@@ -109,7 +109,7 @@ def run_command(asked: RunOptions) -> None:
     """Learn a scenario task by task and print the accuracies beside the paper's."""
     config, *others = asked.configs()
     flush_denormals()
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
 
     screen = Screen(stderr=asked.json_)
     try:
@@ -134,8 +134,8 @@ def run_command(asked: RunOptions) -> None:
 
 
 def _run(config: RunConfig, asked: RunOptions, screen: Screen) -> dict[str, Any]:
-    from ibpwf.lab.commands.run_display import Display, summary
-    from ibpwf.lab.commands.run_table import RunTable
+    from ibpwf.cli.run_display import Display, summary
+    from ibpwf.cli.run_table import RunTable
     from ibpwf.lab.experiments.beside import beside_config, meanwhile
     from ibpwf.lab.experiments.run import run
     from ibpwf.lab.report import need_jinja2, write_report

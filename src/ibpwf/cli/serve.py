@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ibpwf.commands import own_data as own
+from ibpwf.cli import reading as own
+from ibpwf.cli.output import say
 from ibpwf.data.opening import check_there
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable
-from ibpwf.terminal import say
 
 
 def serve_command(

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibpwf.device import check_device
-from ibpwf.errors import IBPWFError, InputError, printable, unknown
-from ibpwf.lab import names
-from ibpwf.lab.commands.options import (
+from ibpwf.cli.options import (
     ClusterChoices,
     at_least_one,
     command_typed,
@@ -22,12 +19,15 @@ from ibpwf.lab.commands.options import (
     interrupted,
     of_run,
 )
+from ibpwf.device import check_device
+from ibpwf.errors import IBPWFError, InputError, printable, unknown
+from ibpwf.lab import names
 
 if TYPE_CHECKING:
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.executors import Engine
     from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request
     from ibpwf.lab.experiments.reproduction.reproduce import Job
-    from ibpwf.screen import Screen
 
 
 @dataclass
@@ -69,12 +69,12 @@ def reproduce_command(options: ReproduceOptions) -> None:
     at_least_one(seeds=options.seeds)
     options.engine()
     flush_denormals()
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
     from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
     from ibpwf.lab.experiments.reproduction.reproduce import plan
     from ibpwf.lab.report import need_jinja2, write_report
     from ibpwf.learner import choose_device
-    from ibpwf.screen import Screen
 
     chosen, budget = chosen_experiments(options.name), checked_budget(options.budget)
     choose_device(options.device)
@@ -124,7 +124,7 @@ def _trained_in_advance(
     chosen: Sequence[Experiment], asked: Request, screen: Screen, engine: Engine
 ) -> dict[str, IBPWFError]:
     """The runs that failed, with why; all others are finished."""
-    from ibpwf.lab.commands.run_table import RunTable
+    from ibpwf.cli.run_table import RunTable
     from ibpwf.lab.experiments.reproduction.reproduce import check_runs, plan, train_in_advance
 
     jobs = [job for job, _ in plan(chosen, asked)]

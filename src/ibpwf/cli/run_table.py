@@ -14,7 +14,7 @@ from ibpwf.errors import printable
 from ibpwf.lab.experiments.seed_training import RunCallback
 
 if TYPE_CHECKING:
-    from ibpwf.screen import Screen
+    from ibpwf.cli.screen import Screen
     from ibpwf.training.callbacks import EpochEnd
 
 STATES = ("training", "failed", "waiting", "done")

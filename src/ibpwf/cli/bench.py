@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ibpwf.cli.options import command_typed, command_with, of_run
 from ibpwf.device import check_device
 from ibpwf.errors import printable, unknown
 from ibpwf.lab.bench import NAMES
 from ibpwf.lab.bench.page import joined, mark, markdown, number, spread, target
-from ibpwf.lab.commands.options import command_typed, command_with, of_run
 
 if TYPE_CHECKING:
     import torch
 
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.bench.measure import Setup
-    from ibpwf.screen import Screen
 
 
 @dataclass
@@ -53,10 +53,10 @@ def bench_command(asked: BenchOptions) -> None:
         if name not in NAMES:
             raise unknown("measurement in --only", name, NAMES)
     check_device(asked.device)
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.bench.measure import Setup
     from ibpwf.lab.bench.registry import chosen, measured, runs_on
     from ibpwf.learner import choose_device
-    from ibpwf.screen import Screen
     from ibpwf.storage.files import read_json, write_json, write_text
 
     # Measurements train for seconds, on purpose: that their tasks are hardly learned is no news.

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ibpwf.cli.output import say
 from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable
 from ibpwf.lab import names
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.settings import parse_assignment
-from ibpwf.terminal import say
 
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.cluster import Cluster

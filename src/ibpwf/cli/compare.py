@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibpwf.errors import InputError, printable
-from ibpwf.lab.commands.options import (
+from ibpwf.cli.options import (
     ClusterChoices,
     RunChoices,
     at_least_one,
@@ -17,19 +16,20 @@ from ibpwf.lab.commands.options import (
     flush_denormals,
     interrupted,
 )
+from ibpwf.errors import InputError, printable
 from ibpwf.lab.experiments.run_config import RunConfig
 
 if TYPE_CHECKING:
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.compare import Outcome
-    from ibpwf.screen import Screen
 
 
 def methods_command() -> None:
     """List every method: what it does, what it keeps between tasks, which settings it answers."""
     from rich.table import Table
 
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.methods import methods
-    from ibpwf.screen import Screen
 
     screen = Screen()
     table = Table(box=None, pad_edge=False)
@@ -90,8 +90,8 @@ def compare_command(asked: CompareOptions) -> None:
     """
     configs = asked.configs()
     flush_denormals()
+    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.compare import write_tables
-    from ibpwf.screen import Screen
 
     folder = asked.out or Path("runs") / f"compare-{asked.scenario.replace(':', '.')}"
     screen = Screen()
@@ -147,7 +147,7 @@ def _compare_elsewhere(
     configs: list[RunConfig], folder: Path, asked: CompareOptions, screen: Screen
 ) -> list[Outcome]:
     """All methods at once, in the workers of a cluster."""
-    from ibpwf.lab.commands.run_table import RunTable
+    from ibpwf.cli.run_table import RunTable
     from ibpwf.lab.experiments.compare import compare
 
     table = RunTable(screen)
