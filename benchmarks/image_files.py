@@ -65,7 +65,7 @@ def measured(name: str, given: Callable[[], tuple[Any, ...]], epochs: int, batch
     settings = Settings(epochs=epochs - 2, finetune_epochs=2, batch_size=batch_size, learning_rate=2e-3)
     learner = Learner(resnet9(width=8, classes=CLASSES), settings, seed=0, device="cpu")
     clock, started = Clock(), time.perf_counter()
-    learner.learn(*given(), name="images", callbacks=[clock])
+    learner.learn(*given(), task="images", callbacks=[clock])
     whole = time.perf_counter() - started
     rate = clock.samples * (len(clock.ends) - 1) / (clock.ends[-1] - clock.ends[0])
     found = {"per_second": rate, "whole_seconds": whole, "training_accuracy": clock.accuracy}

@@ -59,7 +59,7 @@ def taught(net: nn.Module, shape: tuple[int, ...], device: str, alpha: float | N
         warnings.simplefilter("ignore")  # that they were hardly learned
         for task in range(TASKS):
             x = torch.randn(16, *shape, generator=torch.Generator().manual_seed(task))
-            learner.learn(x, torch.arange(16) % 4, name=str(task))
+            learner.learn(x, torch.arange(16) % 4, task=str(task))
     return learner
 
 

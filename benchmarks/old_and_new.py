@@ -102,7 +102,7 @@ def work() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "predict, router and experts", lambda: [routed.predict(some) for _ in range(10)] and None
 
 
-SAMPLES = ("draws",)
+SAMPLES = ("posterior_samples",)
 """The argument of `predict` for posterior samples."""
 
 

@@ -23,7 +23,7 @@ import ibpwf.fast.registered  # noqa: F401 (registers them)
 from ibpwf.dispatch import accelerated
 from ibpwf.factors import elbo
 from ibpwf.factors.dictionary import FactorBlock
-from ibpwf.factors.layers import deal_scores, factor_layer, layer_product, layer_weight
+from ibpwf.factors.layers import assign_scores, factor_layer, layer_product, layer_weight
 from ibpwf.inference.base import infer_tasks
 from ibpwf.inference.features.random import RandomFeatures
 from ibpwf.inference.gaussian import GaussianTaskInference
@@ -95,7 +95,7 @@ def layer_sides(device: torch.device, outputs: int) -> dict[str, Side]:
 
         def run() -> object:
             with accelerated(fast):
-                deal_scores(scores, [layer])
+                assign_scores(scores, [layer])
                 y = layer_product(layer, x) if hidden else x @ layer_weight(layer)
             return torch.autograd.grad(y.sum(), [scores, layer.free_a, layer.free_b])
 

@@ -128,7 +128,7 @@ def learnt_folder(tmp_path_factory: pytest.TempPathFactory, digits: Scenario) ->
         torch.manual_seed(0)
         learner = Learner(models.mlp(64, [32], 10), SMALL, seed=3)
     for task in digits[:2]:
-        learner.learn(task.train.x, task.train.y, name=task.name)
+        learner.learn(task.train.x, task.train.y, task=task.name)
     folder = tmp_path_factory.mktemp("learnt") / "model"
     learner.save(folder)
     return folder

@@ -106,7 +106,7 @@ def taught(kind: str, net: nn.Module | None = None, tasks: int = 2, **changes: A
     """A learner with tasks '0', '1', ... beside a trained network."""
     learner = Learner(net or trained(kind), SETTINGS.replace(**changes), seed=1, device="cpu")
     for task in range(tasks):
-        learner.learn(*rows(kind, task), name=str(task))
+        learner.learn(*rows(kind, task), task=str(task))
     return learner
 
 

@@ -22,7 +22,7 @@ _RUN = ["ibpwf.lab.experiments.run", "ibpwf.cli.run", "torch._dynamo", "sklearn.
 _RUN += ["ibpwf.cli", "ibpwf.cli.run_display", "ibpwf.lab.experiments.compare", "ibpwf.lab.report.page"]
 _OWN = ["ibpwf.own_data.learning", "ibpwf.own_data.scoring", "ibpwf.own_data.answering", "pandas", "pyarrow.csv"]
 _OWN += ["ibpwf.cli.learn", "ibpwf.cli.predict", "ibpwf.cli.evaluate"]
-_SERVE = ["ibpwf.serving.routes", "ibpwf.serving.worker", "ibpwf.own_data.more", "uvicorn"]
+_SERVE = ["ibpwf.serving.routes", "ibpwf.serving.worker", "ibpwf.own_data.update", "uvicorn"]
 _context.set_forkserver_preload([*_RUN, *_OWN, *_SERVE])
 
 

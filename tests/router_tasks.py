@@ -70,7 +70,7 @@ X = torch.cat([examples(labels, 80, 110)[0] for labels in CLASSES])
 def _taught(changes: tuple[tuple[str, Any], ...], tasks: int, seed: int) -> Learner:
     learner = Learner(network(), SETTINGS.replace(**dict(changes)), seed=seed, device="cpu")
     for labels in CLASSES[:tasks]:
-        learner.learn(*examples(labels), name=str(labels))
+        learner.learn(*examples(labels), task=str(labels))
     return learner
 
 
@@ -83,7 +83,7 @@ def learned(settings: Settings, tasks: int, *, flat: bool = False, **changes: An
     learner = Learner(network(flat=flat), settings.replace(**changes), seed=1, device="cpu")
     for number in range(tasks):
         x, y = examples(CLASSES[number])
-        learner.learn(x.flatten(1) if flat else x, y, name=str(number))
+        learner.learn(x.flatten(1) if flat else x, y, task=str(number))
     return learner
 
 

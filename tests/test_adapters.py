@@ -95,9 +95,9 @@ def mixed(tmp_path: Path, **changes: Any) -> Learner:
     """A learned task, one from an adapter, and a learned one after it."""
     saved_by_peft("mlp", tmp_path / "adapter")
     learner = empty("mlp", **changes)
-    learner.learn(*rows("mlp", 0), name="first")
+    learner.learn(*rows("mlp", 0), task="first")
     learner.learn_adapter(tmp_path / "adapter", *rows("mlp", 5), "given")
-    learner.learn(*rows("mlp", 10), name="last")
+    learner.learn(*rows("mlp", 10), task="last")
     return learner
 
 
@@ -110,12 +110,12 @@ def test_it_is_a_task_like_any_other(tmp_path: Path) -> None:
     )
     inferred = learner.predict(rows("mlp", 5)[0])
     assert float((inferred.task == 1).double().mean()) > 0.9
-    assert learner.predict(x, task="given", draws=5).mutual_information is not None
+    assert learner.predict(x, task="given", posterior_samples=5).mutual_information is not None
     learner.save(tmp_path / "model")
     loaded = Learner.load(tmp_path / "model", net=trained("mlp"), device="cpu")
     assert all(torch.equal(loaded.logits(x, name), old) for name, old in before.items())
     for each in (learner, loaded):
-        each.learn(*rows("mlp", 12), name="next")
+        each.learn(*rows("mlp", 12), task="next")
     assert torch.equal(loaded.logits(x, "next"), learner.logits(x, "next"))
     assert all(torch.equal(learner.logits(x, name), old) for name, old in before.items())
     learner.forget("given")
@@ -131,7 +131,7 @@ def test_a_router_with_held_out_rows_takes_it_too(tmp_path: Path) -> None:
 def test_its_factors_are_certain_and_the_others_are_not_in_doubt(tmp_path: Path) -> None:
     saved_by_peft("mlp", tmp_path / "adapter", target_modules=["0"], modules_to_save=None)
     learner = empty("mlp")
-    learner.learn(*rows("mlp", 0), name="first")
+    learner.learn(*rows("mlp", 0), task="first")
     learner.learn_adapter(tmp_path / "adapter", *rows("mlp", 5), "given")
     first, given = learner.model.tasks
     for name, vectors in given.vectors.items():
@@ -160,7 +160,7 @@ def test_a_first_task_may_be_an_adapter_of_a_few_layers(tmp_path: Path) -> None:
     learner.learn_adapter(tmp_path / "adapter", x, y, "given")
     learner.save(tmp_path / "model")
     learner = Learner.load(tmp_path / "model", net=trained("mlp"), device="cpu")
-    learner.learn(*rows("mlp", 0), name="next")
+    learner.learn(*rows("mlp", 0), task="next")
     torch.testing.assert_close(learner.logits(x, "given"), adapted(x).detach(), rtol=1e-5, atol=1e-5)
     ibpwf.export(learner, "given", "peft", tmp_path / "again")
     assert json.loads((tmp_path / "again" / "adapter_config.json").read_text())["target_modules"] == ["2"]

@@ -122,7 +122,7 @@ HEAVY = ("torch", "sklearn", "scipy", "pyarrow", "matplotlib", "pandas", "jinja2
         ),
         (["learn", "model", "here.csv", "--false-alarm-rate", "1e-17"], "--false-alarm-rate is 1e-17"),
         (["predict", "nosuch", "here.csv"], "cannot read 'nosuch'"),
-        (["predict", ".", "here.csv", "--draws", "1000000000"], "--draws is 1000000000"),
+        (["predict", ".", "here.csv", "--posterior-samples", "1000000000"], "--posterior-samples is 1000000000"),
         (["evaluate", "nosuch", "here.csv"], "cannot read 'nosuch'"),
         (["inspect", "nosuch"], "cannot read 'nosuch'"),
         (["verify", "nosuch"], "cannot read 'nosuch'"),

@@ -53,7 +53,7 @@ def test_a_task_near_chance_is_warned_of_with_a_remedy_and_a_learned_one_is_not(
     torch.manual_seed(0)
     learner = Learner(models.mlp(20, [16], 2), Settings(epochs=1, finetune_epochs=1), device="cpu")
     with pytest.warns(UserWarning, match=r"task 'noise' was hardly learned: .* % of its own rows .*Train longer"):
-        info = learner.learn(x[:400], noise, name="noise")
+        info = learner.learn(x[:400], noise, task="noise")
     assert learner.tasks == (info,), "it counts all the same"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -67,7 +67,7 @@ def test_beside_a_frozen_base_nobody_is_told_to_start_from_its_weights() -> None
     for base, advised in (("none", True), ("frozen", False)):
         learner = Learner(models.mlp(20, [16], 2), settings.replace(base=base), device="cpu")
         with pytest.warns(UserWarning, match="hardly learned") as told:
-            learner.learn(x[:400], noise, name="noise")
+            learner.learn(x[:400], noise, task="noise")
         assert ("init='pretrained'" in str(told[0].message)) is advised
 
 

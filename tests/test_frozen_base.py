@@ -54,7 +54,7 @@ SETTINGS = Settings(base="frozen", epochs=3, finetune_epochs=2, batch_size=16, l
 def taught(kind: str = "mlp", tasks: int = TASKS, **changes: object) -> Learner:
     learner = Learner(trained(kind), SETTINGS.replace(**changes), seed=1, device="cpu")
     for task in range(tasks):
-        learner.learn(*rows(task), name=f"t{task}")
+        learner.learn(*rows(task), task=f"t{task}")
     return learner
 
 
@@ -188,7 +188,7 @@ def test_later_tasks_learn_as_well_as_the_first_in_a_few_epochs() -> None:
 def test_posterior_draws_are_the_base_and_the_factors_drawn() -> None:
     learner = taught()
     model, generator = learner.model, torch.Generator().manual_seed(0)
-    drawn = model.drawn_states(0, 50, torch.Generator().manual_seed(0))
+    drawn = model.sampled_states(0, 50, torch.Generator().manual_seed(0))
     for name in model.layers:
         parameter = model.weights[name].parameter
         base = model.base_weights()[parameter].double().numpy()
@@ -198,7 +198,7 @@ def test_posterior_draws_are_the_base_and_the_factors_drawn() -> None:
         scores = (strength * on).double().numpy()
         sums = np.einsum("jf,nf,fm->nmj", factors.a.double().numpy(), scores, factors.b.double().numpy())
         np.testing.assert_allclose(drawn[parameter].double().numpy(), base + sums, rtol=0, atol=1e-6)
-    assert learner.predict(rows(0)[0], task=0, draws=5).mutual_information is not None
+    assert learner.predict(rows(0)[0], task=0, posterior_samples=5).mutual_information is not None
 
 
 def test_a_folder_leaves_the_base_out_and_goes_on_to_the_same_bits_with_it(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_folder_leaves_the_base_out_and_goes_on_to_the_same_bits_with_it(tmp_p
     for task in range(TASKS):
         assert torch.equal(loaded.logits(x, task), learner.logits(x, task))
     for each in (learner, loaded):
-        each.learn(*rows(7), name="next")
+        each.learn(*rows(7), task="next")
     assert torch.equal(loaded.logits(x, "next"), learner.logits(x, "next"))
     stored = [tensor for part in tmp_path.glob("model/**/*.safetensors") for tensor in tensors_of(part).items()]
     bases = learner.model.base_weights()

@@ -75,7 +75,7 @@ def taught(net: nn.Module, device: str = "cpu", **changes: Any) -> tuple[Learner
     """A learner of three tasks, and each task's logits when it had just been learned; later ones change none."""
     learner, logits = Learner(net, SETTINGS.replace(**changes), seed=2, device=device), []
     for task in range(3):
-        learner.learn(*rows(task), name=str(task))
+        learner.learn(*rows(task), task=str(task))
         logits.append(learner.logits(rows(9)[0], task))
         assert all(torch.equal(learner.logits(rows(9)[0], number), old) for number, old in enumerate(logits))
     return learner, logits

@@ -89,12 +89,12 @@ def test_nothing_is_learned_from_rows_held_out(changes: dict[str, Any], monkeypa
     poisoned, without = (Learner(network(), settings, seed=5, device="cpu") for _ in range(2))
     taken = Taken(monkeypatch, poison=1e4)
     for labels in CLASSES[:2]:
-        poisoned.learn(*examples(labels), name=str(labels))
+        poisoned.learn(*examples(labels), task=str(labels))
     without.settings = settings.replace(held_out=0.0, **without.settings.factorization)
     for labels, (kept, held) in zip(CLASSES[:2], taken.parts, strict=True):
         x, y = kept.tensors()
         assert len(held) == sum(int(0.2 * int(count)) for count in examples(labels)[1].unique(return_counts=True)[1])
-        without.learn(x, torch.tensor(labels)[y], name=str(labels))
+        without.learn(x, torch.tensor(labels)[y], task=str(labels))
     assert same_models(straight, poisoned, calibrated=False)
     assert same_models(straight, without, calibrated=False)
     assert not same_models(straight, poisoned)
@@ -138,7 +138,7 @@ def test_a_dataset_gives_the_bits_that_its_tensors_do() -> None:
         Learner(network(), SETTINGS.replace(held_out=0.2), seed=5, device="cpu"),
     )
     for labels in CLASSES[:2]:
-        stored.learn(TensorDataset(*examples(labels)), name=str(labels))
+        stored.learn(TensorDataset(*examples(labels)), task=str(labels))
     assert same_models(tensors, stored)
     assert same_answers(tensors, stored)
 
@@ -147,7 +147,7 @@ def test_of_ready_made_batches_nothing_is_held_out_and_what_is_new_cannot_be_tol
     learner = Learner(network(), SETTINGS.replace(held_out=0.2), seed=5, device="cpu")
     for labels in CLASSES[:2]:
         x, y = examples(labels)
-        learner.learn([*zip(x.split(16), y.split(16), strict=True)], name=str(labels))
+        learner.learn([*zip(x.split(16), y.split(16), strict=True)], task=str(labels))
     assert learner.method.calibrations == [None, None]
     assert float((learner.predict(X[:60]).task == torch.arange(2).repeat_interleave(30)).double().mean()) > 0.8
     joint = ROUTER_WEIGHT * router_scores(learner) + EXPERT_WEIGHT * expert_scores(learner)

@@ -35,7 +35,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def same_answers(left: Learner, right: Learner, x: Tensor) -> bool:
     """Whether two learners give the same bits in every field of every kind of prediction."""
-    kinds: list[dict[str, Any]] = [{}, {"task": 0}, {"task": 1}, {"marginal": True}, {"draws": 5, "seed": 2}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"task": 0},
+        {"task": 1},
+        {"marginal": True},
+        {"posterior_samples": 5, "seed": 2},
+    ]
     for kind in kinds:
         a, b = (asdict(one.predict(x, **kind)) for one in (left, right))
         for name, value in a.items():
@@ -67,7 +73,7 @@ def test_a_few_lines_learn_five_tasks_and_forget_none() -> None:
     learner = Learner(models.mlp(64, [100], 10), Settings(epochs=20, finetune_epochs=10, learning_rate=3e-3))
     right_after = []
     for task in scenario:
-        learner.learn(task.train.x, task.train.y, name=task.name)
+        learner.learn(task.train.x, task.train.y, task=task.name)
         right_after.append(learner.logits(task.test.x, task.name))
     given = [accuracy(learner.predict(t.test.x, task=t.name).labels, t.test.y) for t in scenario]
     inferred = [accuracy(learner.predict(t.test.x).labels, t.test.y) for t in scenario]
@@ -131,8 +137,8 @@ def test_rows_of_different_tasks_are_answered_as_each_task_would_alone(learned: 
 def test_labels_are_the_users_own_also_negative_large_and_returning(fresh: Learner, digits: Scenario) -> None:
     first, second = digits[0], digits[1]
     huge = 2**62
-    fresh.learn(first.train.x, torch.where(first.train.y == 0, -7, huge), name="a")
-    fresh.learn(second.train.x, torch.where(second.train.y == 2, huge, 3), name="b")
+    fresh.learn(first.train.x, torch.where(first.train.y == 0, -7, huge), task="a")
+    fresh.learn(second.train.x, torch.where(second.train.y == 2, huge, 3), task="b")
     answer = fresh.predict(first.test.x, task="a")
     assert answer.classes == ((0, -7), (0, huge), (1, 3), (1, huge))
     assert accuracy(answer.labels, torch.where(first.test.y == 0, -7, huge)) > 0.95
@@ -145,7 +151,13 @@ def test_labels_are_the_users_own_also_negative_large_and_returning(fresh: Learn
 
 def test_probabilities_are_a_distribution_over_the_classes(learned: Learner, digits: Scenario) -> None:
     x = torch.cat([task.test.x[:30] for task in digits])
-    for options in ({}, {"task": 1}, {"marginal": True}, {"draws": 8}, {"marginal": True, "draws": 8}):
+    for options in (
+        {},
+        {"task": 1},
+        {"marginal": True},
+        {"posterior_samples": 8},
+        {"marginal": True, "posterior_samples": 8},
+    ):
         answer = learned.predict(x, **options)  # type: ignore[arg-type]
         assert answer.probabilities.shape == (len(x), 4)
         assert float(answer.probabilities.min()) >= 0
@@ -172,7 +184,7 @@ def test_draws_repeat_with_their_seed_and_measure_what_the_weights_leave_open(
 ) -> None:
     x = digits[0].test.x
     assert learned.predict(x).mutual_information is None
-    one, again, other = (learned.predict(x, draws=20, seed=seed) for seed in (1, 1, 2))
+    one, again, other = (learned.predict(x, posterior_samples=20, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.probabilities, again.probabilities)
     assert not torch.equal(one.probabilities, other.probabilities)
     information = one.mutual_information
@@ -183,7 +195,7 @@ def test_draws_repeat_with_their_seed_and_measure_what_the_weights_leave_open(
 
 
 def test_no_rows_give_no_answers(learned: Learner) -> None:
-    for options in ({}, {"task": 0}, {"marginal": True}, {"draws": 3}, {"task": []}):
+    for options in ({}, {"task": 0}, {"marginal": True}, {"posterior_samples": 3}, {"task": []}):
         answer = learned.predict(torch.zeros(0, 64), **options)  # type: ignore[arg-type]
         assert len(answer) == 0
         assert answer.probabilities.shape == (0, 4)
@@ -213,7 +225,7 @@ def test_a_transformer_learns_five_tasks_and_forgets_none(digits: Scenario, tmp_
     learner = Learner(net, settings)
     answers = []
     for task in digits:
-        learner.learn(task.train.x.reshape(-1, 1, 8, 8), task.train.y, name=task.name)
+        learner.learn(task.train.x.reshape(-1, 1, 8, 8), task.train.y, task=task.name)
         answers.append(learner.logits(digits[0].test.x.reshape(-1, 1, 8, 8), task.name))
     learner.save(tmp_path / "model")
     loaded = Learner.load(tmp_path / "model")  # a network of ours needs no other description
@@ -245,7 +257,7 @@ def test_callbacks_are_told_of_every_epoch(fresh: Learner, digits: Scenario) -> 
             told.append(epoch)
 
     told: list[EpochEnd] = []
-    fresh.learn(digits[0].train.x, digits[0].train.y, name="t", callbacks=[Epochs()])
+    fresh.learn(digits[0].train.x, digits[0].train.y, task="t", callbacks=[Epochs()])
     phases = [(p.phase, p.epoch, p.epochs) for p in told]
     assert phases == [("elbo", e, 4) for e in (1, 2, 3, 4)] + [("finetune", e, 2) for e in (1, 2)]
     assert all(p.task == "t" and p.active == p.new + p.reused and p.samples == len(digits[0].train) for p in told)
@@ -261,7 +273,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(
         torch.manual_seed(len(name))  # the global stream must not matter
         learner = Learner(net, small, seed=seed)
         for task in digits[:2]:
-            learner.learn(task.train.x, task.train.y, name=task.name)
+            learner.learn(task.train.x, task.train.y, task=task.name)
         learner.save(tmp_path / name)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "again")
     tasks = {
@@ -288,7 +300,7 @@ def go_on(folder: str, tasks: tuple[int, ...]) -> None:
     learner = Learner.load(folder)
     scenario = ibpwf.lab.scenario("split-digits")
     for task in [scenario[number] for number in tasks]:
-        learner.learn(task.train.x, task.train.y, name=task.name)
+        learner.learn(task.train.x, task.train.y, task=task.name)
     learner.save(folder)
 
 
@@ -300,7 +312,7 @@ def test_a_learner_stored_loaded_and_continued_elsewhere_equals_one_that_never_s
     processes.call(go_on, str(moved), (2,))
     processes.call(go_on, str(moved), (3,))
     for task in digits[2:4]:
-        learned.learn(task.train.x, task.train.y, name=task.name)
+        learned.learn(task.train.x, task.train.y, task=task.name)
     learned.save(tmp_path / "stayed")
     assert files_of(moved) == files_of(tmp_path / "stayed")
     assert same_answers(Learner.load(moved), learned, digits[3].test.x)
@@ -316,7 +328,7 @@ def test_saving_again_leaves_the_files_of_old_tasks_alone(learned: Learner, digi
     for path in folder.glob("*.safetensors"):
         os.utime(path, ns=(1, 1))  # a rewrite within the clock's resolution would show too
     before = stamps()
-    learned.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    learned.learn(digits[2].train.x, digits[2].train.y, task="4/5")
     learned.save(folder)
     after = stamps()
     assert {name: after[name] for name in before} == before
@@ -353,12 +365,12 @@ def test_heads_of_their_own_and_gaussians_per_class_come_back_as_well(
 ) -> None:
     learner = Learner(net, small.replace(heads="per-task", inference="class-gaussian", max_factors=12), seed=1)
     for task in digits[:2]:
-        learner.learn(task.train.x, task.train.y, name=task.name)
+        learner.learn(task.train.x, task.train.y, task=task.name)
     learner.save(tmp_path / "model")
     loaded = Learner.load(tmp_path / "model")
     assert same_answers(learner, loaded, digits[0].test.x)
     for one in (learner, loaded):
-        one.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+        one.learn(digits[2].train.x, digits[2].train.y, task="4/5")
     assert same_answers(learner, loaded, digits[2].test.x)
 
 

@@ -141,7 +141,7 @@ def test_a_false_alarm_rate_holds_from_the_next_task_on() -> None:
 def test_the_largest_seed_draws() -> None:
     learner = Learner(network(), Settings(epochs=1), seed=2**62, device="cpu")
     learner.learn(*examples(0))
-    assert len(learner.predict(examples(0)[0], draws=2, seed=2**62)) == 30
+    assert len(learner.predict(examples(0)[0], posterior_samples=2, seed=2**62)) == 30
 
 
 # Two faces

@@ -27,10 +27,10 @@ def test_a_wide_layer_may_have_a_larger_alpha() -> None:
     factorize(nn.Sequential(nn.Linear(1200, 1100), nn.ReLU(), nn.Linear(1100, 1050)), alpha=10_100)
 
 
-@pytest.mark.parametrize("draws", [10**9, 10_001])
-def test_more_draws_than_can_be_held_are_refused(learned: Learner, draws: int) -> None:
+@pytest.mark.parametrize("posterior_samples", [10**9, 10_001])
+def test_more_draws_than_can_be_held_are_refused(learned: Learner, posterior_samples: int) -> None:
     with pytest.raises(InputError, match="at most 10,000, such as 100"):
-        learned.predict(torch.zeros(1, 64), draws=draws)
+        learned.predict(torch.zeros(1, 64), posterior_samples=posterior_samples)
 
 
 def test_a_network_that_no_memory_holds_is_not_built() -> None:

@@ -160,7 +160,7 @@ def test_folders_with_a_forgotten_task_and_other_methods_can_be_inspected(
     folder: Path, tmp_path: Path, digits: Scenario
 ) -> None:
     learner = Learner.load(folder)
-    learner.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    learner.learn(digits[2].train.x, digits[2].train.y, task="4/5")
     learner.forget("0/1")
     learner.save(folder)
     report = inspect_model(folder)
@@ -172,7 +172,7 @@ def test_folders_with_a_forgotten_task_and_other_methods_can_be_inspected(
     from ibpwf.learner import TaskLearner
 
     other = TaskLearner(method_named("sgd")(Problem((64,), 10, "task")))  # type: ignore[call-arg]
-    other.learn(digits[0].train.x[:64], digits[0].train.y[:64], name="0/1")
+    other.learn(digits[0].train.x[:64], digits[0].train.y[:64], task="0/1")
     other.save(tmp_path / "other")
     assert [task.name for task in inspect_model(tmp_path / "other").tasks] == ["0/1"]
 
@@ -226,7 +226,7 @@ def test_a_network_of_ones_own_class_is_verified_and_inspected_and_forgotten_in_
     tmp_path: Path, command: Command
 ) -> None:
     learner = Learner(Own(), Settings(epochs=1, finetune_epochs=0), device="cpu")
-    learner.learn(torch.randn(8, 4), torch.arange(8) % 2, name="a")
+    learner.learn(torch.randn(8, 4), torch.arange(8) % 2, task="a")
     learner.save(tmp_path / "model")
     assert command("verify", "model").code == 0
     assert command("inspect", "model").code == 0

@@ -96,7 +96,7 @@ def test_tasks_of_one_class_each_are_learned_with_turns_and_told_apart(tmp_path:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for label in (3, 7, 0):
-            learner.learn(*examples((label,), 0, 60), name=str(label))
+            learner.learn(*examples((label,), 0, 60), task=str(label))
     for task, label in enumerate((3, 7, 0)):
         x, _ = examples((label,), 60, 120)
         answer = learner.predict(x)
@@ -132,7 +132,7 @@ def test_gaussians_too_tell_a_task_of_one_class_from_others() -> None:
 def test_a_method_that_needs_two_classes_says_so() -> None:
     learner = TaskLearner(method_named("sgd")(Problem((4,), 2, "task")))  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"task 'sevens' has one class only \(7\); this method needs at least two"):
-        learner.learn(torch.zeros(8, 4), torch.full((8,), 7), name="sevens")
+        learner.learn(torch.zeros(8, 4), torch.full((8,), 7), task="sevens")
     assert not learner.tasks
 
 
@@ -152,7 +152,7 @@ def test_a_router_takes_classes_one_at_a_time_and_nothing_is_trained_for_them(tm
     before = learner.logits(FRESH[0], 0)
     seen: list[int] = []
     for label in (7, 4):
-        learner.learn(*examples((label,)), name=f"only {label}", callbacks=[Epochs(seen)])
+        learner.learn(*examples((label,)), task=f"only {label}", callbacks=[Epochs(seen)])
     assert seen == []
     assert torch.equal(learner.logits(FRESH[0], 0), before)
     for task, labels in enumerate([(0, 1), (7,), (4,)]):
@@ -180,7 +180,10 @@ def test_flat_rows_give_the_bits_that_images_do(features: str) -> None:
     one, other = images.predict(X, marginal=True), flat.predict(X.flatten(1), marginal=True)
     assert torch.equal(one.probabilities, other.probabilities)
     assert images.method.calibrations == flat.method.calibrations
-    assert torch.equal(images.predict(X, draws=2).probabilities, flat.predict(X.flatten(1), draws=2).probabilities)
+    assert torch.equal(
+        images.predict(X, posterior_samples=2).probabilities,
+        flat.predict(X.flatten(1), posterior_samples=2).probabilities,
+    )
 
 
 @pytest.mark.parametrize(

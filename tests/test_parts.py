@@ -252,7 +252,7 @@ class Diary(Callback):
 
 def test_callbacks_see_every_step_epoch_and_task_with_numbers_that_agree() -> None:
     learner, diary = new(), Diary()
-    info = learner.learn(*examples(0), name="first", callbacks=[diary])
+    info = learner.learn(*examples(0), task="first", callbacks=[diary])
     (start,), (end,) = diary.starts, diary.ends
     assert (start.task, start.number, start.rows, start.classes, start.epochs) == ("first", 0, 48, (0, 1), 5)
     assert diary.order == ["start", *["step", "step", "step", "epoch"] * 5, "end"]

@@ -128,7 +128,7 @@ def test_settings_that_every_task_reads_may_not_change() -> None:
 
 def test_with_posterior_draws_the_task_is_still_the_joint_rules() -> None:
     learner = taught(held_out=0.2)
-    drawn = learner.predict(X, draws=3)
+    drawn = learner.predict(X, posterior_samples=3)
     assert torch.equal(drawn.task, learner.method.task_probabilities(X).argmax(1))
     assert drawn.mutual_information is not None
     torch.testing.assert_close(drawn.probabilities.sum(1), torch.ones(len(X), dtype=torch.float64))

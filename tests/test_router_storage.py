@@ -46,31 +46,31 @@ def test_saved_and_loaded_it_answers_and_learns_on_to_the_bit(changes: dict[str,
         assert torch.equal(learner.method.novelty(X, 0.03), again.method.novelty(X, 0.03))
         if len(again.tasks) == 2:
             for one in (learner, again):
-                one.learn(*examples(CLASSES[2]), name=str(CLASSES[2]))
+                one.learn(*examples(CLASSES[2]), task=str(CLASSES[2]))
     assert same_models(learner, taught(3, held_out=0.2, turns=4, **changes))
 
 
 @pytest.mark.parametrize("stop", [4, 14])
 def test_a_task_that_was_broken_off_and_resumed_has_the_same_bits(stop: int, tmp_path: Path) -> None:
     begun = taught(1, held_out=0.2)
-    steps = begun.learn_steps(*examples(CLASSES[1]), name=str(CLASSES[1]), callbacks=[Checkpoint(tmp_path, every=0)])
+    steps = begun.learn_steps(*examples(CLASSES[1]), task=str(CLASSES[1]), callbacks=[Checkpoint(tmp_path, every=0)])
     for _ in range(stop):
         next(steps)
     steps.close()
     resumed = taught(1, held_out=0.2)
-    resumed.learn(*examples(CLASSES[1]), name=str(CLASSES[1]), callbacks=[Checkpoint(tmp_path, resume=True)])
+    resumed.learn(*examples(CLASSES[1]), task=str(CLASSES[1]), callbacks=[Checkpoint(tmp_path, resume=True)])
     assert same_models(resumed, taught(2, held_out=0.2))
 
 
 def test_a_checkpoint_of_another_share_held_out_is_not_resumed(tmp_path: Path) -> None:
     begun = taught(1, held_out=0.2)
-    steps = begun.learn_steps(*examples(CLASSES[1]), name="second", callbacks=[Checkpoint(tmp_path, every=0)])
+    steps = begun.learn_steps(*examples(CLASSES[1]), task="second", callbacks=[Checkpoint(tmp_path, every=0)])
     for _ in range(4):
         next(steps)
     steps.close()
     other = with_settings(taught(1, held_out=0.2), held_out=0.3)
     with pytest.raises(Exception, match="checkpoint") as caught:
-        other.learn(*examples(CLASSES[1]), name="second", callbacks=[Checkpoint(tmp_path, resume=True)])
+        other.learn(*examples(CLASSES[1]), task="second", callbacks=[Checkpoint(tmp_path, resume=True)])
     assert type(caught.value).__module__ == "ibpwf.errors"
 
 
@@ -128,7 +128,7 @@ def test_forgetting_is_refused_where_the_router_has_one_sum_and_the_refusal_chan
     alone.forget(0)
     assert not alone.tasks
     assert alone.method.calibrations == []
-    alone.learn(*examples(CLASSES[0]), name=str(CLASSES[0]))
+    alone.learn(*examples(CLASSES[0]), task=str(CLASSES[0]))
     assert same_models(alone, taught(1, held_out=0.2))
 
 

@@ -64,12 +64,14 @@ def test_its_weights_are_the_likeliest_for_the_held_out_rows(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("held_out", [0.0, 0.2])
-@pytest.mark.parametrize("draws", [0, 5])
-def test_later_tasks_change_no_bit(held_out: float, draws: int) -> None:
+@pytest.mark.parametrize("posterior_samples", [0, 5])
+def test_later_tasks_change_no_bit(held_out: float, posterior_samples: int) -> None:
     learner = taught(2, second_opinion=True, held_out=held_out)
-    before = [given(learner, task, draws=draws) for task in range(2)]
-    learner.learn(*examples(CLASSES[2]), name="third")
-    assert all(torch.equal(given(learner, task, draws=draws), before[task]) for task in range(2))
+    before = [given(learner, task, posterior_samples=posterior_samples) for task in range(2)]
+    learner.learn(*examples(CLASSES[2]), task="third")
+    assert all(
+        torch.equal(given(learner, task, posterior_samples=posterior_samples), before[task]) for task in range(2)
+    )
     assert len(learner.predict(X).labels) == len(X)
 
 
@@ -79,7 +81,7 @@ def test_saved_and_loaded_it_answers_and_learns_on_to_the_bit(tmp_path: Path) ->
     again = Learner.load(tmp_path / "model", device="cpu")
     assert same_models(learner, again)
     assert all(torch.equal(given(learner, task), given(again, task)) for task in range(2))
-    again.learn(*examples(CLASSES[2]), name=str(CLASSES[2]))
+    again.learn(*examples(CLASSES[2]), task=str(CLASSES[2]))
     assert same_models(again, taught(3, **OPINION))
 
 
@@ -87,7 +89,7 @@ def test_only_tasks_that_were_learned_with_it_have_one(tmp_path: Path) -> None:
     learner = taught(1)
     before = given(learner, 0)
     learner.settings = learner.settings.replace(**OPINION)
-    learner.learn(*examples(CLASSES[1]), name="second")
+    learner.learn(*examples(CLASSES[1]), task="second")
     learner.save(tmp_path / "model")
     again = Learner.load(tmp_path / "model", device="cpu")
     assert [one.opinion is not None for one in again.method.versions.all] == [False, True]
@@ -106,7 +108,7 @@ def test_a_forgotten_task_takes_its_opinion_along() -> None:
 def test_a_new_version_has_its_own_and_the_old_one_stays() -> None:
     learner = taught(2, **OPINION)
     before = learner.predict(X, task=0).probabilities
-    learner.more(*examples(CLASSES[0], 110, 170), task=0, keep="always")
+    learner.update(*examples(CLASSES[0], 110, 170), task=0, keep="always")
     old, new = (learner.method.versions[number] for number in (2, 0))
     assert (old.number, new.number) == (1, 2)
     assert old.opinion is not None
@@ -120,7 +122,7 @@ def test_rows_of_several_tasks_in_one_pass_have_the_answers_of_each() -> None:
     settings = SETTINGS.replace(base="frozen", heads="per-task", random_features=60, **OPINION)
     learner = Learner(nn.Sequential(nn.Flatten(), mlp(64, [16], 3)), settings, seed=0, device="cpu")
     for labels in CLASSES:
-        learner.learn(*examples(labels), name=str(labels))
+        learner.learn(*examples(labels), task=str(labels))
     task = torch.arange(len(X)) % 3
     mixed = learner.predict(X, task=task.tolist())
     for number in range(3):

@@ -65,7 +65,7 @@ def _taught(heads: str, mirror: bool, turns: tuple[int, ...]) -> Learner:
     learner = Learner(network(), SETTINGS.replace(heads=heads, mirror=mirror), seed=5, device="cpu")
     for task, each in enumerate(turns):
         learner.settings = learner.settings.replace(turns=each)
-        learner.learn(*examples(task), name=f"t{task}")
+        learner.learn(*examples(task), task=f"t{task}")
     return learner
 
 
@@ -97,7 +97,7 @@ def by_a_plain_loop(net: nn.Module, classes: int, turns: int, mirror: bool, x: T
 def answers(learner: Learner, task: str) -> list[Tensor]:
     """All that a task says of the same images, by itself."""
     number = learner.task_number(task)
-    told = [learner.predict(X, task=task, draws=draws) for draws in (0, 6)]
+    told = [learner.predict(X, task=task, posterior_samples=posterior_samples) for posterior_samples in (0, 6)]
     mine = [column for column, (owner, _) in enumerate(told[0].classes) if owner == number]
     return [
         learner.logits(X, task),
@@ -132,7 +132,7 @@ def test_a_task_of_c_classes_has_4c_outputs_and_answers_with_c_columns(heads: st
     assert [task.turns for task in learner.model.tasks] == [4, 1, 4]
     assert [learner.logits(X, task).shape[1] for task in range(3)] == [2, 2, 3]
     columns = tuple((task, label) for task, labels in enumerate(CLASSES) for label in labels)
-    for options in ({}, {"task": 0}, {"marginal": True}, {"draws": 3}):
+    for options in ({}, {"task": 0}, {"marginal": True}, {"posterior_samples": 3}):
         answer = learner.predict(X, **options)  # type: ignore[arg-type]
         assert answer.classes == columns
         assert answer.probabilities.shape == (len(X), 7)
@@ -213,13 +213,13 @@ def test_without_fine_tuning_batch_normalization_takes_the_statistics_of_turned_
 @pytest.mark.parametrize("turns", [(4, 4), (4, 1), (1, 4)])
 def test_old_tasks_answer_with_the_same_bits_whatever_turns_new_ones_have(heads: str, turns: tuple[int, int]) -> None:
     learner = Learner(network(), SETTINGS.replace(heads=heads, turns=turns[0]), seed=5, device="cpu")
-    learner.learn(*examples(0), name="t0")
+    learner.learn(*examples(0), task="t0")
     before = answers(learner, "t0")
     learner.settings = learner.settings.replace(turns=turns[1])
     assert same(answers(learner, "t0"), before)
-    learner.learn(*examples(1), name="t1")
+    learner.learn(*examples(1), task="t1")
     second = answers(learner, "t1")
-    learner.learn(*examples(2), name="t2")
+    learner.learn(*examples(2), task="t2")
     assert [task.turns for task in learner.model.tasks] == [turns[0], turns[1], turns[1]]
     assert same(answers(learner, "t0"), before)
     assert same(answers(learner, "t1"), second)
@@ -266,13 +266,13 @@ def test_answers_are_the_mean_over_turns_and_mirrorings_of_a_plain_loop(heads: s
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("heads", ["shared", "per-task"])
 def test_posterior_draws_are_those_of_a_plain_loop_over_draws_turns_and_mirrorings(heads: str, mirror: bool) -> None:
-    learner, draws, seed = taught(heads, mirror), 20, 3
+    learner, posterior_samples, seed = taught(heads, mirror), 20, 3
     for task, classes in enumerate(CLASSES):
-        answer = learner.predict(X, task=task, draws=draws, seed=seed)
+        answer = learner.predict(X, task=task, posterior_samples=posterior_samples, seed=seed)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + task)  # as documented: of the seed and the task
-        states = learner.model.drawn_states(task, draws, generator)
+        states = learner.model.sampled_states(task, posterior_samples, generator)
         each = []
-        for draw in range(draws):
+        for draw in range(posterior_samples):
             net = plain(learner, task, {name: tensor[draw] for name, tensor in states.items()})
             each.append(special.softmax(by_a_plain_loop(net, len(classes), TURNS[task], mirror), axis=1))
         mean = np.mean(each, axis=0)
@@ -316,14 +316,14 @@ def test_save_and_load_keep_every_bit_and_every_tasks_turns(heads: str, tmp_path
     assert same_models(loaded, learner)
     assert [task.turns for task in loaded.model.tasks] == list(TURNS)
     assert loaded.settings == learner.settings
-    for options in ({}, {"marginal": True}, {"draws": 5, "seed": 2}):
+    for options in ({}, {"marginal": True}, {"posterior_samples": 5, "seed": 2}):
         told, again = (one.predict(X, **options) for one in (learner, loaded))  # type: ignore[arg-type]
         assert torch.equal(told.probabilities, again.probabilities)
         assert torch.equal(told.task_probabilities, again.task_probabilities)
     for task in ("t0", "t1", "t2"):
         assert same(answers(loaded, task), answers(learner, task))
     for each in (learner, loaded):  # and both go on from there, alike
-        each.learn(*examples(1), name="t3")
+        each.learn(*examples(1), task="t3")
     assert same_models(loaded, learner)
 
 
@@ -338,28 +338,28 @@ def test_a_task_broken_off_anywhere_and_resumed_ends_with_the_same_bits(
         return learner
 
     straight = begun()
-    straight.learn(*examples(1), name="second")
+    straight.learn(*examples(1), task="second")
     steps_in_all = 3 * (3 + 2)
     for after in (1, 3, 5, 10, steps_in_all):
         folder = tmp_path / str(after)
-        steps = begun().learn_steps(*examples(1), name="second", callbacks=[Checkpoint(folder, every=0)])
+        steps = begun().learn_steps(*examples(1), task="second", callbacks=[Checkpoint(folder, every=0)])
         for _ in range(after):
             next(steps)
         steps.close()
         resumed = begun()
-        resumed.learn(*examples(1), name="second", callbacks=[Checkpoint(folder, resume=True)])
+        resumed.learn(*examples(1), task="second", callbacks=[Checkpoint(folder, resume=True)])
         assert same_models(resumed, straight), after
 
 
 def test_a_task_begun_with_turns_is_not_resumed_without_them(tmp_path: Path) -> None:
     learner = taught(turns=(4,))
-    steps = learner.learn_steps(*examples(1), name="second", callbacks=[Checkpoint(tmp_path, every=0)])
+    steps = learner.learn_steps(*examples(1), task="second", callbacks=[Checkpoint(tmp_path, every=0)])
     for _ in range(4):
         next(steps)
     steps.close()
     learner.settings = learner.settings.replace(turns=1)
     with pytest.raises(InputError, match="the model or a setting is not the same"):
-        learner.learn(*examples(1), name="second", callbacks=[Checkpoint(tmp_path, resume=True)])
+        learner.learn(*examples(1), task="second", callbacks=[Checkpoint(tmp_path, resume=True)])
 
 
 @pytest.mark.parametrize("heads", ["shared", "per-task"])
@@ -373,7 +373,7 @@ def test_forgetting_a_task_leaves_the_others_their_bits_and_turns(heads: str, go
     for each in (learner, Learner.load(tmp_path / "model", device="cpu")):
         assert [task.turns for task in each.model.tasks] == [TURNS[int(name[1])] for name in others]
         assert all(same(answers(each, task), before[task]) for task in others)
-        each.learn(*examples(gone), name="again")
+        each.learn(*examples(gone), task="again")
         assert all(same(answers(each, task), before[task]) for task in others)
 
 
@@ -393,7 +393,7 @@ def refused(learner: Learner, x: Tensor, y: Tensor, words: str) -> None:
     """Before anything is learned, in one line, and the learner stays as it was."""
     seen, before = Seen(), learner.method
     with pytest.raises(InputError, match=words) as caught:
-        learner.learn(x, y, name="wrong", callbacks=[seen])
+        learner.learn(x, y, task="wrong", callbacks=[seen])
     assert "\n" not in str(caught.value)
     assert not seen.told
     assert learner.method is before
@@ -418,11 +418,11 @@ def test_turns_for_a_later_task_are_refused_where_tasks_are_not_of_square_images
     """64 rows of 64 numbers, turned into one another, would fit the network without a word."""
     learner = Learner(flat_network(), SETTINGS.replace(turns=1, batch_size=batch_size), device="cpu")
     x, y = examples(0, rows=64)
-    learner.learn(x.reshape(-1, *shape), y, name="first")
+    learner.learn(x.reshape(-1, *shape), y, task="first")
     learner.settings = learner.settings.replace(turns=4)
     refused(learner, x.reshape(-1, *shape), y, r"turns is 4, which needs square images.*\(" + str(shape[0]))
     learner.settings = learner.settings.replace(turns=1)
-    learner.learn(x.reshape(-1, *shape), y, name="second")
+    learner.learn(x.reshape(-1, *shape), y, task="second")
 
 
 def test_a_table_cannot_be_turned() -> None:
@@ -442,7 +442,7 @@ def test_a_shared_head_needs_an_output_for_every_turn_of_every_class() -> None:
         learner.learn(x, y)
         assert learner.model.tasks[0].outputs == 8
     narrow.settings = narrow.settings.replace(turns=1)
-    narrow.learn(x, y, name="first")
+    narrow.learn(x, y, task="first")
     narrow.settings = narrow.settings.replace(turns=4)
     refused(narrow, x, y, words)
 

@@ -29,7 +29,7 @@ the version; `--debug`, anywhere on the line, shows the traceback of an error.
 
 Exit codes: 0 done, 2 an error (one sentence on standard error), 130 interrupted with Ctrl-C, 141 whoever read \
 the output has closed it, 143 ended by SIGTERM; \
-`verify` has 1 for a damaged folder, `learn --more` where answers got worse and nothing was kept.
+`verify` has 1 for a damaged folder, `learn --update` where answers got worse and nothing was kept.
 """
 TYPES: dict[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 

@@ -140,8 +140,8 @@ def state(name: str, learner: Learner, x: Any) -> Outputs:
             yield f"{name}/{number}/merged/{key}", value
     rows = len(x["input_ids"]) if isinstance(x, dict) else len(x)
     yield from told(f"{name}/mixed", learner, x, task=[row % len(learner.tasks) for row in range(rows)])
-    yield from told(f"{name}/samples", learner, x, task=0, draws=5, seed=3)
-    yield from told(f"{name}/samples inferred", learner, x, draws=4, marginal=True)
+    yield from told(f"{name}/samples", learner, x, task=0, posterior_samples=5, seed=3)
+    yield from told(f"{name}/samples inferred", learner, x, posterior_samples=4, marginal=True)
 
 
 def learner_case(kind: str, heads: str, inference: str) -> Outputs:
@@ -150,7 +150,7 @@ def learner_case(kind: str, heads: str, inference: str) -> Outputs:
     x = given(kind, torch.cat([images(task)[0][ROWS + 24 :][:UNSEEN] for task in range(3)]))
     for task in range(3):
         rows, labels = images(task)
-        learner.learn(given(kind, rows[:ROWS]), labels[:ROWS], name=f"t{task}")
+        learner.learn(given(kind, rows[:ROWS]), labels[:ROWS], task=f"t{task}")
     yield from state("learned", learner, x)
     if "held_out" in INFERENCE[inference]:
         yield "learned/novelty", learner.novelty(x)
@@ -163,11 +163,11 @@ def learner_case(kind: str, heads: str, inference: str) -> Outputs:
         loaded = Learner.load(Path(place) / "model", net=None if kind in ("plain",) else network(kind), device="cpu")
         yield from told("loaded", loaded, x, marginal=True)
         rows, labels = images(0)
-        loaded.learn(given(kind, rows[-ROWS:]), labels[-ROWS:] + 20, name="later")
+        loaded.learn(given(kind, rows[-ROWS:]), labels[-ROWS:] + 20, task="later")
         yield from state("loaded, later", loaded, x)
     rows, labels = images(1)
     more = slice(ROWS, ROWS + 24)
-    learner.more(given(kind, rows[more]), labels[more], task="t1", keep="always")
+    learner.update(given(kind, rows[more]), labels[more], task="t1", keep="always")
     yield from state("updated", learner, x)
     for step, task in (("first forgotten", "t0"), ("older forgotten", "t1@1")):
         try:
@@ -194,7 +194,7 @@ def plain_training(accelerate: bool) -> Outputs:
                 losses.append([event.loss, event.penalty])
 
         learner = Learner(net, Settings(epochs=2, alpha=8.0, batch_size=32, accelerate=accelerate), device="cpu")
-        learner.learn(x, images(0)[1], name="first", callbacks=[Record()])
+        learner.learn(x, images(0)[1], task="first", callbacks=[Record()])
         yield f"{name}/losses", losses
         yield f"{name}/logits", learner.logits(x, "first")
 
@@ -217,16 +217,16 @@ def resumed() -> Outputs:
     """A task that is interrupted and goes on from its checkpoint."""
     for heads, inference in (("shared", "gaussian"), ("per-task", "ensemble")):
         learner = Learner(network("plain"), settings("plain", heads, INFERENCE[inference]), seed=3, device="cpu")
-        learner.learn(*(part[:ROWS] for part in images(0)), name="t0")
+        learner.learn(*(part[:ROWS] for part in images(0)), task="t0")
         rows, labels = (part[:ROWS] for part in images(1))
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "model"
             learner.save(path)
             kept = Checkpoint(path, every=0)
             with contextlib.suppress(Stop):
-                learner.learn(rows, labels, name="t1", callbacks=[kept, StopAt(4)])
+                learner.learn(rows, labels, task="t1", callbacks=[kept, StopAt(4)])
             learner = Learner.load(path, device="cpu")
-            learner.learn(rows, labels, name="t1", callbacks=[Checkpoint(path, every=0, resume=True)])
+            learner.learn(rows, labels, task="t1", callbacks=[Checkpoint(path, every=0, resume=True)])
         yield from state(f"{heads}, {inference}", learner, images(2)[0][:UNSEEN])
 
 
@@ -262,10 +262,10 @@ def classifier_case(name: str) -> Outputs:
     more = slice(40, 48)
     if name not in TABLES:
         chosen = (y >= 0) & (y < 4)
-        model.more(x[chosen][120:160], y[chosen][120:160], task="from 0")
+        model.update(x[chosen][120:160], y[chosen][120:160], task="from 0")
         yield from classifier_outputs("updated", model, asked)
     else:
-        model.more(x[names == "b"][more], names[names == "b"][more], task="only b")
+        model.update(x[names == "b"][more], names[names == "b"][more], task="only b")
         yield from classifier_outputs("updated", model, asked)
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "model"
@@ -289,7 +289,7 @@ def classifier_outputs(name: str, model: Any, x: Any) -> Outputs:
     yield f"{name}/tasks", [str(task) for task in model.predict_task(x)]
     yield f"{name}/novelty", model.novelty(x)
     yield f"{name}/uncertainty", model.uncertainty(x)
-    yield f"{name}/sampled uncertainty", model.uncertainty(x, draws=4)
+    yield f"{name}/sampled uncertainty", model.uncertainty(x, posterior_samples=4)
     for task in model.tasks_:
         yield f"{name}/{task}/probabilities", model.predict_proba(x, task=task)
 
@@ -406,7 +406,12 @@ def served() -> Outputs:
                 until_ready(client)
                 rows = found.data[::20]
                 tensor = {"name": "X", "shape": list(rows.shape), "datatype": "FP64", "data": rows.ravel().tolist()}
-                for where, parameters in (("", {}), ("", {"task": "t1"}), ("", {"draws": 3}), ("/versions/2", {})):
+                for where, parameters in (
+                    ("", {}),
+                    ("", {"task": "t1"}),
+                    ("", {"posterior_samples": 3}),
+                    ("/versions/2", {}),
+                ):
                     asked = {"inputs": [tensor], "parameters": parameters}
                     said = client.post(f"/v2/models/wine{where}/infer", json=asked)
                     yield f"{where} {json.dumps(parameters)}", [said.status_code, lasting(said.json())]

@@ -113,7 +113,7 @@ def learn(made: Learner, task: Task) -> float:
     """Seconds of learning a task whose images are on the device already."""
     x = task.train.x.to(made.device)
     started = time.perf_counter()
-    made.learn(x, task.train.y, name=task.name, callbacks=[Clock(shown=True)])
+    made.learn(x, task.train.y, task=task.name, callbacks=[Clock(shown=True)])
     if x.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - started

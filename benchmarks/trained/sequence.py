@@ -87,7 +87,7 @@ def compared(tasks: list[TaskRows], new: Callable[[], Learner]) -> dict[str, Any
 
 def _learn(made: Learner, task: TaskRows) -> None:
     x, y = task.train
-    made.learn(x.to(made.device), y, name=task.name, callbacks=[Clock(shown=True)])
+    made.learn(x.to(made.device), y, task=task.name, callbacks=[Clock(shown=True)])
 
 
 def logits_of(made: Learner, task: TaskRows) -> Tensor:

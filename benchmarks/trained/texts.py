@@ -82,7 +82,7 @@ def measure(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     made = made_learner(settings, seed, str(device))
     for task in range(TOPICS // OF_A_TASK):
         rows = train & (texts.topics // OF_A_TASK == task)
-        made.learn(texts.features[rows].to(device), texts.topics[rows], name=task_name(texts, task))
+        made.learn(texts.features[rows].to(device), texts.topics[rows], task=task_name(texts, task))
     y = texts.topics[test]
     asked_rows = torch.split(texts.features[test].to(device), 256)
     inferred = torch.cat([made.predict(part).labels.cpu() for part in asked_rows])

@@ -26,7 +26,7 @@ from ibpwf.storage.checkpoint_folder import digest_of
 from ibpwf.storage.directory import Directory
 from ibpwf.storage.files import decode_json, decode_tensors
 from ibpwf.storage.records import first_problem
-from ibpwf.storage.tensor_checks import NotWhole, check_numbers
+from ibpwf.storage.tensor_checks import CorruptModelError, check_numbers
 
 CONFIG, TENSORS, ABOUT = "adapter_config.json", "adapter_model.safetensors", "ibpwf.json"
 PREFIX = "base_model.model."
@@ -171,7 +171,7 @@ def _sorted_out(
     for key, tensor in tensors.items():
         try:
             check_numbers(TENSORS, key, tensor)
-        except NotWhole as error:
+        except CorruptModelError as error:
             raise InputError(f"'{path}': {error}; give another adapter.") from None
         name = key.removeprefix(PREFIX)
         if name == key or "lora_embedding_" in key or "lora_magnitude" in key:

@@ -29,7 +29,6 @@ from ibpwf.inputs import named_tensors
 from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
-from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, Trial, class_numbers, known_task, try_version
 from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import digest_of, discard_finished
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, lock_folder, open_folder
@@ -38,7 +37,15 @@ from ibpwf.storage.model_record import Configuration, StoredPacking, manifest_of
 from ibpwf.storage.network_json import NeedsParts, build, check_same, describe, signature
 from ibpwf.storage.on_demand import parts_of
 from ibpwf.storage.records import read_record
-from ibpwf.storage.tensor_checks import BOUNDED, NOT_NAN, Expected, NotWhole, at_most, check_numbers, check_part
+from ibpwf.storage.tensor_checks import (
+    BOUNDED,
+    NOT_NAN,
+    CorruptModelError,
+    Expected,
+    at_most,
+    check_numbers,
+    check_part,
+)
 from ibpwf.task_learner import TaskLearner
 from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback
@@ -46,6 +53,7 @@ from ibpwf.training.fitting import check_fits
 from ibpwf.training.method import Method, TaskData
 from ibpwf.training.rows import TensorRows
 from ibpwf.training.sources import Batches
+from ibpwf.update import VALIDATION_FRACTION, Keep, Trial, Update, class_numbers, known_task, try_version
 
 if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
@@ -145,48 +153,48 @@ class Learner(TaskLearner):
                 f"pass the same again to learn on: Learner.load(path, {given})."
             )
 
-    def more(
+    def update(
         self,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None = None,
         *,
         task: int | str,
         keep: Keep = "better",
-        held_out: float = HELD_OUT,
+        validation_fraction: float = VALIDATION_FRACTION,
         callbacks: Sequence[Callback] = (),
-    ) -> MoreRows:
+    ) -> Update:
         """Learn more rows of a task that is known, `x` and `y` as for `learn`; some of its classes may have none.
 
         Task inference takes them as if they had come with the task's first rows. The task's expert is trained on as
         a new version, which `task="name"` and task inference use from then on. The old one stays as it is, to the
         bit: `task="name@1"` asks for it, `forget("name@1")` drops it.
 
-        A share `held_out` of the rows is not learned from. The new version is kept if their answers are right at
-        least as often as before, with the task given and inferred (keep="better"), in any case ("always"), or not at
-        all ("never"): the result says what would change. Held-out rows then go to task inference as well. A version
-        that is kept and answers clearly worse than the one before, or than a linear model, is a warning. Everything
-        is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
+        A share `validation_fraction` of the rows is not learned from. The new version is kept if their answers are
+        right at least as often as before, with the task given and inferred (keep="better"), in any case ("always"),
+        or not at all ("never"): the result says what would change. Validation rows then go to task inference as well.
+        A version that is kept and answers clearly worse than the one before, or than a linear model, is a warning.
+        Everything is read into memory. If anything goes wrong, or is interrupted, the learner is as before.
         """
         self._check_owner("learned")
-        steps = pinned_steps(self._more_steps(x, y, task, keep, held_out, callbacks))
+        steps = pinned_steps(self._update_steps(x, y, task, keep, validation_fraction, callbacks))
         self._writer.claim(steps, "learned")
         result, doubt = finish(steps)
         if doubt is not None:
             warnings.warn(doubt, stacklevel=2)
         return result
 
-    def _more_steps(
+    def _update_steps(
         self,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None,
         task: int | str,
         keep: Keep,
-        held_out: float,
+        validation_fraction: float,
         callbacks: Sequence[Callback],
-    ) -> Generator[None, None, tuple[MoreRows, str | None]]:
+    ) -> Generator[None, None, tuple[Update, str | None]]:
         """The result, and what to warn of."""
         known = self._learned
-        trial = yield from self.try_more(x, y, task, keep, held_out, callbacks)
+        trial = yield from self.try_update(x, y, task, keep, validation_fraction, callbacks)
         seen = trial.labels, trial.answers(known), trial.answers(trial.learned)
         result = trial.judged(*seen)
         if not result.kept:
@@ -195,13 +203,13 @@ class Learner(TaskLearner):
         self._learned = trial.finished()
         return result, doubt
 
-    def try_more(
+    def try_update(
         self,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None,
         task: int | str,
         keep: Keep,
-        held_out: float,
+        validation_fraction: float,
         callbacks: Sequence[Callback] = (),
     ) -> Generator[None, None, Trial]:
         """Train a new version of a task, pausing after every step; what has come of it is not the learner's yet."""
@@ -212,13 +220,15 @@ class Learner(TaskLearner):
         numbers = class_numbers(found, info)
         inputs, labels = rows.tensors()
         rows = TensorRows(inputs, torch.tensor(numbers, device=labels.device)[labels])
-        return (yield from try_version(known, info, rows, keep, held_out, self.seed, self._identity, callbacks))
+        return (
+            yield from try_version(known, info, rows, keep, validation_fraction, self.seed, self._identity, callbacks)
+        )
 
     @property
     def known(self) -> Learned:
         return self._learned
 
-    def know(self, learned: Learned) -> None:
+    def commit(self, learned: Learned) -> None:
         """Commit a trial that the caller has judged."""
         self._check_owner("changed")
         self._writer.run("changed", lambda: setattr(self, "_learned", learned))
@@ -228,7 +238,7 @@ class Learner(TaskLearner):
         path: str | Path,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None = None,
-        name: str | None = None,
+        task: str | None = None,
         *,
         classes: Sequence[int] | None = None,
     ) -> TaskInfo:
@@ -241,7 +251,7 @@ class Learner(TaskLearner):
         """
         self._check_owner("learned")
         self._check_parts()
-        return self._writer.run("learned", lambda: self._learn_adapter(path, x, y, name, classes))
+        return self._writer.run("learned", lambda: self._learn_adapter(path, x, y, task, classes))
 
     @pinned()
     def _learn_adapter(
@@ -249,10 +259,10 @@ class Learner(TaskLearner):
         path: str | Path,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None,
-        name: str | None,
+        task: str | None,
         classes: Sequence[int] | None,
     ) -> TaskInfo:
-        known, name = self._learned, self._task_name(name)
+        known, name = self._learned, self._task_name(task)
         adapter = read_adapter(path)
         rows, found, counts, packing = self._rows(x, y)
         adapter_classes(adapter, self.model, classes, found)
@@ -267,12 +277,12 @@ class Learner(TaskLearner):
         method.take_task(data, ready.factors, ready.own)
         answers = ((method.logits(inputs, number).argmax(1), labels) for inputs, labels in rows.in_order())
         right = sum(int((answer == labels).sum()) for answer, labels in answers)
-        task = TaskInfo(name, number, found, len(rows), training_accuracy=100 * right / len(rows))
+        info = TaskInfo(name, number, found, len(rows), training_accuracy=100 * right / len(rows))
         event = {"event": "learnt", "serial": data.serial, "version": __version__}
         guessing = 100 * float(counts.max().float() / counts.sum())
         now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing)
-        self._learned = now.numbered([*known.tasks, task, *known.older])
-        return task
+        self._learned = now.numbered([*known.tasks, info, *known.older])
+        return info
 
     def _find_packing(self, x: object, before: Packing | None) -> Packing | None:
         net = self.model.net
@@ -433,7 +443,7 @@ def check_base(
 ) -> None:
     """Refuse a network that is not the one that the tasks are differences from."""
     if (configuration.base is None) != (settings.base == "none"):
-        raise NotWhole(f"field 'base' is {configuration.base}, and the settings say {settings.base}")
+        raise CorruptModelError(f"field 'base' is {configuration.base}, and the settings say {settings.base}")
     if configuration.base is None:
         return
     given = {name: net.get_parameter(name) for name, _, _ in configuration.signature if name not in stored}
@@ -452,7 +462,7 @@ def template_shapes(configuration: Configuration, stored: set[str]) -> dict[str,
             continue
         dtype = getattr(torch, kind, None)
         if not isinstance(dtype, torch.dtype) or name in shapes:
-            raise NotWhole(f"the signature says '{kind}' of '{name}'")
+            raise CorruptModelError(f"the signature says '{kind}' of '{name}'")
         shapes[name] = Expected(tuple(shape), dtype, numbers=None)
     return shapes
 
@@ -460,12 +470,14 @@ def template_shapes(configuration: Configuration, stored: set[str]) -> dict[str,
 def check_layers(configuration: Configuration, model: FactorModel) -> None:
     """Patterns in the place of names, or a name too few, would make another model."""
     if [*model.layers] != configuration.layers:
-        raise NotWhole(f"field 'layers' is {configuration.layers}; the network has {[*model.layers]}")
+        raise CorruptModelError(f"field 'layers' is {configuration.layers}; the network has {[*model.layers]}")
     for name in configuration.frozen:
         if name not in dict(model.net.named_parameters(remove_duplicate=False)):
-            raise NotWhole(f"field 'frozen' has '{name}', which is no parameter of the network")
+            raise CorruptModelError(f"field 'frozen' has '{name}', which is no parameter of the network")
     if {*configuration.parts} - {*Parts.__annotations__}:
-        raise NotWhole(f"field 'parts' is {configuration.parts}; known are {', '.join(Parts.__annotations__)}")
+        raise CorruptModelError(
+            f"field 'parts' is {configuration.parts}; known are {', '.join(Parts.__annotations__)}"
+        )
 
 
 def stored_packing(packing: Packing) -> dict[str, Any]:
@@ -478,7 +490,9 @@ def take_stored_packing(model: FactorModel, stored: StoredPacking | None, shape:
         return
     packing = Packing(tuple(Field(f.name, tuple(f.shape), f.kind) for f in stored.fields), stored.padding)
     if shape is None or packing.row_shape != tuple(shape):
-        raise NotWhole(f"field 'packing' makes rows of shape {packing.row_shape}, and input_shape is {shape}")
+        raise CorruptModelError(
+            f"field 'packing' makes rows of shape {packing.row_shape}, and input_shape is {shape}"
+        )
     model.take_packing(packing)
 
 

@@ -18,7 +18,7 @@ from ibpwf.errors import InputError, unknown
 from ibpwf.factors.packing import packing_of
 from ibpwf.inputs import check_inputs
 from ibpwf.plain_arrays import plain
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.training.linear import HeldOut
 from ibpwf.training.method import Method
 
@@ -125,11 +125,13 @@ class Learned:
         """Refuse tasks that are not those that the method's state has."""
         known = getattr(self.method, "classes", None)
         if known is not None and [tuple(classes) for classes in known] != [task.classes for task in self.tasks]:
-            raise NotWhole("the tasks' classes are not those of the method's state")
+            raise CorruptModelError("the tasks' classes are not those of the method's state")
         for one in (*self.tasks, *self.older):
             owner = one.version_of or one.name
             if self.method.version(one.number) != (self.names.get(owner), one.version):
-                raise NotWhole(f"'{one.name}' is not the version of task '{owner}' that the method's state has")
+                raise CorruptModelError(
+                    f"'{one.name}' is not the version of task '{owner}' that the method's state has"
+                )
 
     def as_learned(self) -> list[TaskInfo]:
         """Tasks and older versions in the order in which they were learned."""

@@ -20,9 +20,9 @@ MOST_SUMS = 50_000
 MOST_IMAGE_SIZES = 4
 MOST_PATCH_SIZES = 4
 
-MOST_DRAWS = 10_000
-MOST_DRAWN_NUMBERS = 1 << 32
-"""Weights of all posterior draws together: 16 GiB."""
+MOST_POSTERIOR_SAMPLES = 10_000
+MOST_SAMPLED_NUMBERS = 1 << 32
+"""Weights of all posterior samples together: 16 GiB."""
 
 EXACT = 1 << 53
 """Whole numbers from here on are not all kept by a float; so long a number is an identifier."""
@@ -68,14 +68,17 @@ def check_image_sizes(sizes: Sizes) -> Sizes:
     return sizes
 
 
-def check_draws(draws: int, weights: int = 0, name: str = "draws") -> None:
-    """Refuses more posterior draws of so many weights than can be held."""
-    if not 0 <= draws <= MOST_DRAWS:
-        raise InputError(f"{name} is {draws}; give how many to average over, at most {MOST_DRAWS:,}, such as 100.")
-    if draws * weights > MOST_DRAWN_NUMBERS:
+def check_posterior_samples(posterior_samples: int, weights: int = 0, name: str = "posterior_samples") -> None:
+    """Reject more posterior samples of so many weights than can be held."""
+    if not 0 <= posterior_samples <= MOST_POSTERIOR_SAMPLES:
         raise InputError(
-            f"{name} is {draws}, and so many draws of {weights:,} weights take {4 * draws * weights / 1e9:,.0f} GB; "
-            f"give at most {MOST_DRAWN_NUMBERS // weights:,}."
+            f"{name} is {posterior_samples}; give how many to average over, at most "
+            f"{MOST_POSTERIOR_SAMPLES:,}, such as 100."
+        )
+    if posterior_samples * weights > MOST_SAMPLED_NUMBERS:
+        raise InputError(
+            f"{name} is {posterior_samples}, and so many samples of {weights:,} weights take "
+            f"{4 * posterior_samples * weights / 1e9:,.0f} GB; give at most {MOST_SAMPLED_NUMBERS // weights:,}."
         )
 
 

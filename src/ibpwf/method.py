@@ -42,16 +42,16 @@ from ibpwf.inference.fusion import Calibration, by_task
 from ibpwf.inference.kinds import make_features, make_inference
 from ibpwf.inference.opinion import EXPERT, REGRESSION, Opinion
 from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
-from ibpwf.inference.uncertainty import draw_probabilities, entropy
+from ibpwf.inference.uncertainty import entropy, sampled_probabilities
 from ibpwf.inference.versions import Version, Versions
-from ibpwf.limits import check_draws, check_rate
+from ibpwf.limits import check_posterior_samples, check_rate
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.torch_state import depends_on_default
 from ibpwf.training.linear import FEWEST_ROWS, compared
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
-from ibpwf.training.objective import share_right
+from ibpwf.training.objective import batch_accuracy
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
 from ibpwf.training.rows import ROWS_AT_ONCE, Again, Rows
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
@@ -174,7 +174,7 @@ class IBPWF(Method):
 
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         s = self.settings
-        before = self.model.tasks[self.place(data.index)] if data.more else None
+        before = self.model.tasks[self.place(data.index)] if data.is_update else None
         turns = s.turns if before is None else before.turns
         check_square(next(data.rows.in_order(1))[0], turns, self.image_shape)
         start = s.temperature_start or s.temperature
@@ -307,7 +307,7 @@ class IBPWF(Method):
         fit = self.fit_loss(logits, turned_labels(y, turns, classes))
         if self._old_version is not None:
             fit = fit + DISTILLATION * distillation(logits, self._old_version(given)[:, : network.outputs])
-        right = share_right(logits[: len(y), :classes], y)
+        right = batch_accuracy(logits[: len(y), :classes], y)
         if kl is None:
             return Loss(fit, accuracy=right)
         return Loss(negative_elbo(fit, kl, self._examples), kl, right)
@@ -378,7 +378,7 @@ class IBPWF(Method):
         """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
         # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
         seen = rows if self.inference.has_class_scores else data.rows
-        if data.more:
+        if data.is_update:
             self.take_rows(data.index, seen)
             old = self.versions[data.index]
             new = replace(old, serial=data.serial, number=old.number + 1)
@@ -389,7 +389,7 @@ class IBPWF(Method):
             serial = max(data.serial, self.next_serial(data.index))  # no two tasks have the same
             new = Version(serial, data.classes, serial)
         self.versions = self.versions.added(replace(new, opinion=self._opinion(data.index)))
-        if self._held_out is not None and (not data.more or new.calibration is not None):
+        if self._held_out is not None and (not data.is_update or new.calibration is not None):
             self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
             self._as_if_not_asked()
         elif self.settings.second_opinion:
@@ -408,7 +408,7 @@ class IBPWF(Method):
 
     def take_rows(self, task: int, rows: Rows) -> None:
         """Let task inference have more rows of a task, as if they had come with its first; its expert stays."""
-        self.inference.more(task, self._phi(rows), len(self.classes[task]))
+        self.inference.update(task, self._phi(rows), len(self.classes[task]))
 
     def _phi(self, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
         batches = rows.in_order()
@@ -456,7 +456,9 @@ class IBPWF(Method):
 
     def by_number(self, learned: Sequence[T]) -> Sequence[T]:
         if len(learned) != len(self.versions.all):
-            raise NotWhole(f"{len(learned)} tasks are named, and the method's state has {len(self.versions.all)}")
+            raise CorruptModelError(
+                f"{len(learned)} tasks are named, and the method's state has {len(self.versions.all)}"
+            )
         return [learned[place] for place in self.versions.places]
 
     def version(self, task: int) -> tuple[int, int]:
@@ -555,10 +557,12 @@ class IBPWF(Method):
     def class_columns(self) -> tuple[tuple[int, int], ...]:
         return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
 
-    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+    def predict(
+        self, x: Tensor, task: Tensor | None, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
         """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
         entropy (eqs. predictive_marginal, entropy_incr_class)."""
-        joint = self.class_log_scores(x) if task is None and not draws else None
+        joint = self.class_log_scores(x) if task is None and not posterior_samples else None
         if joint is not None:
             return self._joint_prediction(joint, marginal)
         inferred = self.task_probabilities(x) if task is None else None
@@ -566,32 +570,34 @@ class IBPWF(Method):
             assert inferred is not None
             task = inferred.argmax(1)
             if marginal:
-                return self._mixed_prediction(x, task, inferred, draws, seed)
+                return self._mixed_prediction(x, task, inferred, posterior_samples, seed)
         of = RowTasks.of(task)
-        together = None if draws else self._logits_of_all(x, of)
+        together = None if posterior_samples else self._logits_of_all(x, of)
         if together is None:
-            own, total, single = self._asked_by_task(x, of, draws, seed)
+            own, total, single = self._asked_by_task(x, of, posterior_samples, seed)
         else:
             (own, total), single = self._given_to_all(x, together, of), None
         information = None if single is None else (total - single).clamp(min=0)
         owners = of.called(self.versions.owners)
         return OwnTaskPrediction(own, self.versions.newest, owners, total, information, inferred)
 
-    def _asked_by_task(self, x: Tensor, of: RowTasks, draws: int, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _asked_by_task(
+        self, x: Tensor, of: RowTasks, posterior_samples: int, seed: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """p(y|x,t) of every row, each through the network of its own task, N×C, and its entropy; with draws also the
         mean entropy of one. Sums run over a task's own classes only: further columns, though 0, would change the
         order of the sum and so its last bit."""
         if len(of.numbers) == 1:
-            p, spread = self.class_probabilities(x, of.numbers[0], draws, seed)
-            return (p, entropy(p), spread) if draws else (p, spread, None)
+            p, spread = self.class_probabilities(x, of.numbers[0], posterior_samples, seed)
+            return (p, entropy(p), spread) if posterior_samples else (p, spread, None)
         width = max((len(self.versions[t].classes) for t in of.numbers), default=0)
         own = torch.zeros(len(x), width, dtype=torch.float64, device=x.device)
         total, single = own.new_zeros(len(x)), own.new_zeros(len(x))
         for place, rows in rows_by_value(of.place):
-            p, spread = self.class_probabilities(x[rows], of.numbers[place], draws, seed)
+            p, spread = self.class_probabilities(x[rows], of.numbers[place], posterior_samples, seed)
             own[rows, : p.shape[1]], single[rows] = p, spread
-            total[rows] = entropy(p) if draws else spread
-        return own, total, single if draws else None
+            total[rows] = entropy(p) if posterior_samples else spread
+        return own, total, single if posterior_samples else None
 
     def _given_to_all(self, x: Tensor, together: Tensor, of: RowTasks) -> tuple[Tensor, Tensor]:
         """p(y|x,t) of every row from the class scores of one pass, N×C, and its entropy."""
@@ -614,7 +620,9 @@ class IBPWF(Method):
             own[rows, :width], total[rows] = p, entropy(p)
         return own, total
 
-    def _mixed_prediction(self, x: Tensor, task: Tensor, likely: Tensor, draws: int, seed: int) -> Prediction:
+    def _mixed_prediction(
+        self, x: Tensor, task: Tensor, likely: Tensor, posterior_samples: int, seed: int
+    ) -> Prediction:
         """All tasks' answers by how likely each task is; those that are likely for no row are not asked."""
         columns, widths = self.class_columns(), [len(labels) for labels in self.classes]
         first = [0, *accumulate(widths)]
@@ -622,8 +630,8 @@ class IBPWF(Method):
         single = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for t in likely.any(0).nonzero().flatten().tolist():
             here = slice(first[t], first[t + 1])
-            if draws:
-                given[:, here], spread = self.class_probabilities(x, t, draws, seed)
+            if posterior_samples:
+                given[:, here], spread = self.class_probabilities(x, t, posterior_samples, seed)
                 single += likely[:, t] * spread
             else:
                 given[:, here] = self._given_task(x, t)
@@ -639,7 +647,7 @@ class IBPWF(Method):
             task=task,
             task_probabilities=likely,
             entropy=total,
-            mutual_information=(total - single).clamp(min=0) if draws else None,
+            mutual_information=(total - single).clamp(min=0) if posterior_samples else None,
         )
 
     def _logits_of_all(self, x: Tensor, of: RowTasks) -> Tensor | None:
@@ -674,13 +682,17 @@ class IBPWF(Method):
             entropy=entropy(probabilities),
         )
 
-    def class_probabilities(self, x: Tensor, task: int, draws: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    def class_probabilities(
+        self, x: Tensor, task: int, posterior_samples: int = 0, seed: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """p(y|x,t) and the mean entropy of one draw; with no draws, the locked selection is the only model."""
-        if draws:
-            check_draws(draws, sum(one.inputs * one.outputs for one in self.model.layers.values()))
+        if posterior_samples:
+            check_posterior_samples(
+                posterior_samples, sum(one.inputs * one.outputs for one in self.model.layers.values())
+            )
             serial, place = self.versions[task].serial, self.place(task)
             generator = torch.Generator(self.device).manual_seed((seed * 1_000_003 + serial) % (1 << 63))
-            stacked = self.model.drawn_states(place, draws, generator)
+            stacked = self.model.sampled_states(place, posterior_samples, generator)
             classes, views = self.model.tasks[place].classes, self.views(task)
             kept = self.versions[task].opinion
             divisor, beside = self.temperature(task), None
@@ -688,7 +700,7 @@ class IBPWF(Method):
                 expert, regression = self._weights_given(task)
                 divisor, beside = 1 / expert, regression * kept.scores(self.phi(x))
             with self.model.shell() as net:
-                return draw_probabilities(
+                return sampled_probabilities(
                     net,
                     stacked,
                     x,

@@ -24,7 +24,7 @@ from ibpwf.storage.network_json import check_runs
 from ibpwf.storage.on_demand import StoredPart
 from ibpwf.storage.records import first_problem
 from ibpwf.storage.task_shapes import block_shapes, reference_shapes, task_shapes
-from ibpwf.storage.tensor_checks import BOUNDED, NotWhole, check_numbers, check_part
+from ibpwf.storage.tensor_checks import BOUNDED, CorruptModelError, check_numbers, check_part
 from ibpwf.views import check_square
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ def _reference_part(method: IBPWF) -> Tensors:
 def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
     """The inverse of `state_of`, on a fresh method. Everything is checked against the network before it is taken."""
     if len(content["tasks"]) > len(files):  # before so many are looked at
-        raise NotWhole(f"{len(content['tasks'])} tasks are declared, and {len(files)} parts are there")
+        raise CorruptModelError(f"{len(content['tasks'])} tasks are declared, and {len(files)} parts are there")
     try:
         state = FactorState.model_validate(content)
     except ValidationError as error:
-        raise NotWhole(f"in content.state, {first_problem(error)}") from None
+        raise CorruptModelError(f"in content.state, {first_problem(error)}") from None
     _check_parts(state, files)
     model, device = method.model, method.device
 
@@ -190,7 +190,7 @@ def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTa
     for name in [name for name in tensors if name.startswith("inference/")]:
         inference[name.removeprefix("inference/")] = tensors.pop(name)
     if entry.inference is None and inference:
-        raise NotWhole(f"part '{place}' is of an older version, and has what is known of the task's inputs")
+        raise CorruptModelError(f"part '{place}' is of an older version, and has what is known of the task's inputs")
     check_part(place, tensors, task_shapes(method, place, tensors, entry.outputs))
     vectors, selected = {}, {}
     for name in model.layers:
@@ -245,15 +245,21 @@ def _calibration(method: IBPWF, entry: FactorTask, version: Version) -> Calibrat
     measured = wanted if method.inference.has_distances else 0
     for name, table, count in (("limits", found.limits, wanted), ("nearness", found.nearness, measured)):
         if len(table or ()) != count:
-            raise NotWhole(f"task {entry.serial} has {len(table or ())} {name} in its calibration, not {count}")
+            raise CorruptModelError(
+                f"task {entry.serial} has {len(table or ())} {name} in its calibration, not {count}"
+            )
     remembered = len(GRID) if wanted else 0
     if found.losses is not None and len(found.losses) != remembered:
-        raise NotWhole(f"task {entry.serial} has {len(found.losses)} losses in its calibration, not {remembered}")
+        raise CorruptModelError(
+            f"task {entry.serial} has {len(found.losses)} losses in its calibration, not {remembered}"
+        )
     before = method.versions.added(version)
     known = sum(len(one.classes) for one in before.newest if one.origin <= version.origin)
     forgotten = entry.serial + 1 - before.tasks  # or serials of other versions
     if wanted and not (known <= found.classes and (forgotten or known == found.classes)):
-        raise NotWhole(f"task {entry.serial} was calibrated among {found.classes} classes, and there were {known}")
+        raise CorruptModelError(
+            f"task {entry.serial} was calibrated among {found.classes} classes, and there were {known}"
+        )
     tables = {"limits": found.limits, "nearness": found.nearness, "losses": found.losses}
     return Calibration(
         **found.model_dump() | {name: None if table is None else tuple(table) for name, table in tables.items()}
@@ -267,16 +273,16 @@ def _check_parts(state: FactorState, files: Mapping[str, Mapping[str, Tensor]]) 
     wanted |= {REFERENCE} if state.reference else set()
     for name in sorted({*files} ^ wanted):
         if name not in files:
-            raise NotWhole(f"part '{name}' is not there")
+            raise CorruptModelError(f"part '{name}' is not there")
         if name not in ("template", "features", "inference"):
-            raise NotWhole(f"part '{name}' is there, and nothing reads it")
+            raise CorruptModelError(f"part '{name}' is there, and nothing reads it")
 
 
 def _check_vectors(part: str, layer: str, vectors: LayerVectors) -> None:
     for key in ("c", "d"):
         values = getattr(vectors, key)
         if len(values) and not float(values.min()) > 0:
-            raise NotWhole(f"tensor 'posterior/{layer}/{key}' of part '{part}' is not above 0")
+            raise CorruptModelError(f"tensor 'posterior/{layer}/{key}' of part '{part}' is not above 0")
 
 
 def _check_positions(
@@ -288,10 +294,10 @@ def _check_positions(
         inside = not len(at) or (int(at[0]) >= 0 and int(at[-1]) < width)
         if not inside or not bool((at[1:] > at[:-1]).all()):
             where = f"tensor 'factors/{name}/positions' of part '{part}'"
-            raise NotWhole(f"{where} does not rise between 0 and {width}")
+            raise CorruptModelError(f"{where} does not rise between 0 and {width}")
     found = sum(len(block.positions) for block in blocks.values())
     if declared is not None and found != declared:
-        raise NotWhole(f"part '{part}' holds {found} factors instead of {declared}")
+        raise CorruptModelError(f"part '{part}' holds {found} factors instead of {declared}")
 
 
 def _take_reference(method: IBPWF, tensors: Tensors) -> None:
@@ -329,9 +335,13 @@ def check_opinions(method: IBPWF) -> None:
             continue
         place, width = f"task-{one.serial:04d}", method.inference.phi_width()
         if one.opinion is None or (one.calibration is not None and not weighed):
-            raise NotWhole(f"part '{place}' has an opinion, and its calibration none, or the other way round")
+            raise CorruptModelError(
+                f"part '{place}' has an opinion, and its calibration none, or the other way round"
+            )
         if len(one.opinion.weight) != width:
-            raise NotWhole(f"the opinion in part '{place}' is of {len(one.opinion.weight)} features, not {width}")
+            raise CorruptModelError(
+                f"the opinion in part '{place}' is of {len(one.opinion.weight)} features, not {width}"
+            )
 
 
 def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
@@ -339,12 +349,12 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
     given, wanted = check_runs(method.model.net, shape), (1, method.model.head_width)
     if given != wanted:
         head = f"its head '{method.model.head}' has {wanted[1]} outputs"
-        raise NotWhole(f"the network gives {list(given)} for one input, and {head}")
+        raise CorruptModelError(f"the network gives {list(given)} for one input, and {head}")
     for task in method.model.tasks:
         check_square(torch.zeros(1, *shape, dtype=torch.float32), task.turns, method.image_shape)
     known, width = method.inference.phi_width(), method.features.width_for(shape)
     if None not in (known, width) and known != width:
-        raise NotWhole(f"task inference is of {known} features, and φ has {width}")
+        raise CorruptModelError(f"task inference is of {known} features, and φ has {width}")
 
 
 def check_read(method: IBPWF) -> None:
@@ -357,4 +367,4 @@ def check_read(method: IBPWF) -> None:
         locked = [block.positions for block in dictionary.all_blocks]
         for selected in readers:
             if not bool(torch.isin(selected.nonzero().flatten(), torch.cat(locked)).all()):
-                raise NotWhole(f"a task reads factors of layer '{name}' that are not there")
+                raise CorruptModelError(f"a task reads factors of layer '{name}' that are not there")

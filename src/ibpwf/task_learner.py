@@ -89,7 +89,7 @@ class TaskLearner:
 
     @property
     def older(self) -> tuple[TaskInfo, ...]:
-        """Versions of tasks that have newer ones, by the names that they can be asked for with (see `more`)."""
+        """Versions of tasks that have newer ones, by the names that they can be asked for with (see `update`)."""
         return self._learned.older
 
     @property
@@ -127,7 +127,7 @@ class TaskLearner:
         self,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None = None,
-        name: str | None = None,
+        task: str | None = None,
         *,
         weights: Data | None = None,
         callbacks: Sequence[Callback] = (),
@@ -140,7 +140,7 @@ class TaskLearner:
         Earlier tasks do not change. If anything goes wrong, or is interrupted, the learner is as before. `callbacks`
         see every step, epoch and task; `Checkpoint` is one, and keeps a long task on disk while it is learned.
         """
-        known = finish(self.learn_steps(x, y, name, weights=weights, callbacks=callbacks))
+        known = finish(self.learn_steps(x, y, task, weights=weights, callbacks=callbacks))
         known.warn_if_hardly_learned()
         return known.tasks[-1]
 
@@ -148,7 +148,7 @@ class TaskLearner:
         self,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None = None,
-        name: str | None = None,
+        task: str | None = None,
         *,
         weights: Data | None = None,
         callbacks: Sequence[Callback] = (),
@@ -158,7 +158,7 @@ class TaskLearner:
         second task. The result is what is known with the task, which is its last; another thread may have changed
         the learner since."""
         self._check_owner("learned")
-        steps = pinned_steps(self._steps(x, y, name, weights, callbacks))
+        steps = pinned_steps(self._steps(x, y, task, weights, callbacks))
         self._writer.claim(steps, "learned")
         return steps
 
@@ -166,13 +166,13 @@ class TaskLearner:
         self,
         x: Data | Batches | torch.utils.data.Dataset[Any],
         y: Data | None,
-        name: str | None,
+        task: str | None,
         weights: Data | None,
         callbacks: Sequence[Callback],
     ) -> Generator[None, None, Learned]:
         started = time.perf_counter()
         known = self._learned
-        name = self._task_name(name)
+        name = self._task_name(task)
         rows, classes, counts, packing = self._rows(x, y)
         if weights is not None:
             rows = weighted(rows, weights)
@@ -193,7 +193,7 @@ class TaskLearner:
         with training.telling_failure():
             if not method.group.alone:
                 method.group.check_same(digest_of(*method.state()), f"what was learned of task '{name}'")
-            task = TaskInfo(
+            info = TaskInfo(
                 name,
                 number,
                 classes,
@@ -211,21 +211,21 @@ class TaskLearner:
                 asked = method.fork()  # the weights that it composes to answer go with it
                 beside = compared_on_own_rows(rows, lambda x: asked.logits(x, number), data.generator("linear"))
             now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
-            self._learned = learned = now.numbered([*known.tasks, task, *known.older])
+            self._learned = learned = now.numbered([*known.tasks, info, *known.older])
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
         return learned
 
-    def more(self, *rows: Any, **options: Any) -> Any:
-        """More rows of a task that is known; only of IBP-WF (see `Learner.more`)."""
+    def update(self, *rows: Any, **options: Any) -> Any:
+        """More rows of a task that is known; only of IBP-WF (see `Learner.update`)."""
         raise InputError(
             f"method '{self.method.name}' keeps no versions of a task, so it cannot learn more rows of one; learn "
             "them as another task, or use IBP-WF."
         )
 
-    def _task_name(self, name: str | None) -> str:
-        name = name if name is not None else f"task-{len(self.tasks) + 1}"
+    def _task_name(self, task: str | None) -> str:
+        name = task if task is not None else f"task-{len(self.tasks) + 1}"
         if not isinstance(name, str) or not name.strip():
-            raise InputError(f"name is {name!r}; give the task a name, such as 'left camera'.")
+            raise InputError(f"task is {name!r}; give it a name, such as 'left camera'.")
         if name in self._learned.names:
             raise InputError(f"a task named '{name}' has been learnt already; choose another name.")
         return name
@@ -324,19 +324,19 @@ class TaskLearner:
         task: TaskChoice = None,
         *,
         marginal: bool = False,
-        draws: int = 0,
+        posterior_samples: int = 0,
         seed: int = 0,
     ) -> Prediction:
         """Answer inputs: for a task given by name or number (or one per row), or inferring it.
 
         `marginal=True` mixes all tasks' answers by P(t|φ(x)) instead of taking the likeliest task's.
-        `draws=100` averages over that many posterior samples and adds the mutual information.
+        `posterior_samples=100` averages over that many posterior samples and adds the mutual information.
         """
-        draws, seed = _whole("draws", draws), _whole("seed", seed)
+        posterior_samples, seed = _whole("posterior_samples", posterior_samples), _whole("seed", seed)
         known = self._learned
         inputs = known.inputs(x)
         rows = known.task_rows(task, len(inputs))
-        return known.method.predict(inputs, rows, marginal=marginal, draws=draws, seed=seed)
+        return known.method.predict(inputs, rows, marginal=marginal, posterior_samples=posterior_samples, seed=seed)
 
     @pinned()
     def logits(self, x: Data, task: int | str) -> Tensor:

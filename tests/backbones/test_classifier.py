@@ -87,9 +87,9 @@ def test_tasks_are_learned_beside_it_and_old_ones_keep_their_bits() -> None:
     settings = Settings(base="frozen", heads="per-task", epochs=2, finetune_epochs=1, batch_size=8)
     learner = Learner(net, settings, device="cpu")
     x, y = torch.rand(32, 3, 6, 6), torch.arange(32) % 2
-    learner.learn(x, y, name="first")
+    learner.learn(x, y, task="first")
     before = learner.logits(x, "first")
-    learner.learn(x.flip(-1), y, name="second")
+    learner.learn(x.flip(-1), y, task="second")
     assert torch.equal(learner.logits(x, "first"), before)
     assert not any("pixels" in name for name in learner.model.tasks[0].own)  # a task keeps nothing of the input
 
@@ -113,10 +113,10 @@ def test_topics_are_learned_beside_a_sentence_encoder_and_old_ones_keep_their_bi
         base="frozen", heads="per-task", epochs=8, finetune_epochs=4, batch_size=12, learning_rate=0.02
     )
     learner = Learner(net, settings, device="cpu")
-    learner.learn(x, y, name="first")
+    learner.learn(x, y, task="first")
     assert float((learner.predict(x, task="first").labels == y).double().mean()) > 0.95
     before = learner.logits(x, "first")
-    learner.learn(x.flip(0), y, name="second")
+    learner.learn(x.flip(0), y, task="second")
     assert torch.equal(learner.logits(x, "first"), before)
     assert not any(
         "words" in name for name in learner.model.tasks[0].own if name not in learner.model.fixed_tensors()
@@ -135,13 +135,13 @@ def test_word_pieces_that_the_encoder_does_not_know_are_refused_wherever_rows_co
     for given in ((high, y), (TensorDataset(high, y),), (tmp_path / "rows.npz",)):
         with pytest.raises(InputError, match=what):
             learner.learn(*given)
-    learner.learn(known, y, name="first")
+    learner.learn(known, y, task="first")
     with pytest.raises(InputError, match=what):
         learner.predict(high)
     with pytest.raises(InputError, match="x holds -1 in row 3, place 5, and the encoder knows 40 word pieces"):
         learner.logits(low, "first")
     with pytest.raises(InputError, match=what):
-        learner.learn(high, y, name="second")
+        learner.learn(high, y, task="second")
     learner.save(tmp_path / "model")
     kept = Learner.load(tmp_path / "model", net=backbones.text_classifier(small_encoder(), 2), device="cpu")
     with pytest.raises(InputError, match=what):

@@ -133,8 +133,8 @@ def test_doubt_is_the_entropy_and_with_draws_the_mutual_information(
     p = three_tasks.predict_proba(x)
     expected = -(p * np.log(p, out=np.zeros_like(p), where=p > 0)).sum(1)
     np.testing.assert_allclose(three_tasks.uncertainty(x), expected, atol=1e-12)
-    information = three_tasks.uncertainty(x, draws=20)
-    np.testing.assert_array_equal(information, three_tasks.uncertainty(x, draws=20))
+    information = three_tasks.uncertainty(x, posterior_samples=20)
+    np.testing.assert_array_equal(information, three_tasks.uncertainty(x, posterior_samples=20))
     assert np.all((information >= 0) & (information <= np.log(6)))
 
 
@@ -306,9 +306,11 @@ def test_answers_say_all_of_it_at_once(
     np.testing.assert_array_equal(answers.entropy, three_tasks.uncertainty(x))
     np.testing.assert_array_equal(answers.is_novel, three_tasks.is_novel(x))
     assert answers.mutual_information is None
-    drawn = three_tasks.answers(x[:5], task="high", draws=3)
+    drawn = three_tasks.answers(x[:5], task="high", posterior_samples=3)
     assert set(drawn.labels) <= {"four", "five"}
-    np.testing.assert_array_equal(drawn.mutual_information, three_tasks.uncertainty(x[:5], task="high", draws=3))
+    np.testing.assert_array_equal(
+        drawn.mutual_information, three_tasks.uncertainty(x[:5], task="high", posterior_samples=3)
+    )
 
 
 def test_the_label_of_an_answer_is_one_of_the_task_it_names(
@@ -324,7 +326,7 @@ def test_the_label_of_an_answer_is_one_of_the_task_it_names(
         label not in labels[task] for label, task in zip(answers.labels, three_tasks.predict_task(noise), strict=True)
     ]
     assert any(at_odds), "rows for which it matters"
-    for one in (answers, three_tasks.answers(noise, draws=3), three_tasks.answers(noise, task="high")):
+    for one in (answers, three_tasks.answers(noise, posterior_samples=3), three_tasks.answers(noise, task="high")):
         assert all(label in labels[task] for label, task in zip(one.labels, one.tasks, strict=True))
     np.testing.assert_array_equal(answers.labels, three_tasks.predict(noise))
 

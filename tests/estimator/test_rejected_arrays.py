@@ -170,7 +170,7 @@ def learned() -> ContinualClassifier:
 @pytest.fixture(scope="module")
 def learner() -> Learner:
     made = Learner(net(), Settings(epochs=1, finetune_epochs=0))
-    made.learn(T, Y, name="a")
+    made.learn(T, Y, task="a")
     return made
 
 
@@ -183,7 +183,7 @@ TAKES_X: dict[str, Callable[[ContinualClassifier, Any], object]] = {
     "fit": lambda _, x: ContinualClassifier(**QUICK).fit(x, Y),
     "learn": lambda c, x: c.learn(x, Y),
     "partial_fit": lambda c, x: c.partial_fit(x, Y),
-    "more": lambda c, x: c.more(x, Y, "a"),
+    "update": lambda c, x: c.update(x, Y, "a"),
     "predict": lambda c, x: c.predict(x),
     "predict_proba": lambda c, x: c.predict_proba(x, task="a"),
     "predict_task": lambda c, x: c.predict_task(x),
@@ -197,7 +197,7 @@ TAKES_X: dict[str, Callable[[ContinualClassifier, Any], object]] = {
 STREAM = ("partial_fit", "predict", "uncertainty")
 TAKES_ROWS: dict[str, Callable[[Learner, Any], object]] = {
     "learn": lambda learner, x: learner.learn(x, Y),
-    "more": lambda learner, x: learner.more(x, Y, task="a"),
+    "update": lambda learner, x: learner.update(x, Y, task="a"),
     "predict": lambda learner, x: learner.predict(x),
     "logits": lambda learner, x: learner.logits(x, "a"),
     "batches": lambda learner, x: learner.learn([(x, Y)]),
@@ -288,13 +288,13 @@ def test_labels_that_are_masked_or_have_no_values_are_rejected(
     calls: list[Callable[[Any], object]] = [
         lambda y: ContinualClassifier(**QUICK).fit(X, y),
         lambda y: learned.learn(X, y),
-        lambda y: learned.more(X, y, "a"),
+        lambda y: learned.update(X, y, "a"),
         lambda y: learned.score(X, y),
         lambda y: learned.partial_fit(X, Y, classes=y),
         lambda y: learned.learn([(X, y)]),
         lambda y: streamed.partial_fit(X, y),
         lambda y: learner.learn(X, y),
-        lambda y: learner.more(X, y, task="a"),
+        lambda y: learner.update(X, y, task="a"),
         lambda y: learner.learn([(X, y)]),
     ]
     for call in calls:
@@ -385,7 +385,7 @@ def test_weights_may_be_a_series_of_any_numbers(dtype: str) -> None:
     ):
         np.testing.assert_array_equal(fitted.predict_proba(X), expected)
     made = Learner(net(), Settings(epochs=1, finetune_epochs=0))
-    made.learn(T, Y, name="a", weights=weights)
+    made.learn(T, Y, task="a", weights=weights)
     assert made.tasks[0].examples == ROWS
 
 
@@ -410,8 +410,8 @@ def test_more_images_of_a_task_come_as_images_as_its_first_did() -> None:
     images = np.random.default_rng(0).random((40, 12, 12))
     y = np.arange(40) % 2
     classifier = ContinualClassifier(**{**QUICK, "recipe": "plain"}).learn(images, y, task="a")
-    assert classifier.more(images, y, "a", keep="always").kept
-    rejected(lambda x: classifier.more(x, y, "a"), images[:, :9], "1×9×12")
+    assert classifier.update(images, y, "a", keep="always").kept
+    rejected(lambda x: classifier.update(x, y, "a"), images[:, :9], "1×9×12")
 
 
 WRONG_CELLS: list[Any] = [

@@ -36,7 +36,7 @@ def network(seed: int = 0) -> nn.Module:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     learner = Learner(network(), FROZEN, device="cpu")
-    learner.learn(*rows(), name="day")
+    learner.learn(*rows(), task="day")
     learner.save(tmp_path / "model")
     save_file(network().state_dict(), tmp_path / "base.safetensors")
     save_file(network(seed=1).state_dict(), tmp_path / "other.safetensors")
@@ -95,7 +95,7 @@ class Own(nn.Module):
 
 def test_weights_of_a_class_of_your_own_are_refused_with_the_call_that_works(folder: Path) -> None:
     learner = Learner(Own(), FROZEN, device="cpu")
-    learner.learn(*rows(), name="day")
+    learner.learn(*rows(), task="day")
     learner.save(folder / "own")
     with pytest.raises(InputError, match="network is of your own class"):
         ibpwf.export(folder / "own", "day", "peft", folder / "adapter", base=folder / "base.safetensors")
@@ -108,7 +108,7 @@ def test_a_backbone_is_the_base_by_its_name(tmp_path: Path, monkeypatch: pytest.
     net = nn.Sequential(backbone, nn.Linear(backbone.width, 2))
     learner = Learner(net, FROZEN.replace(heads="per-task"), device="cpu")
     x = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    learner.learn(x, torch.arange(24) % 2, name="day")
+    learner.learn(x, torch.arange(24) % 2, task="day")
     learner.save(tmp_path / "model")
     ibpwf.export(learner, "day", "peft", tmp_path / "expected")
     done = ibpwf.export(tmp_path / "model", "day", "peft", tmp_path / "adapter", base=tiny_backbone.NAME)
@@ -121,7 +121,7 @@ def test_a_folder_of_transformers_is_the_base(transformers: ModuleType, tmp_path
     net = kind(kind.config_class(**CONFIGURATIONS["bert"][1]))
     net.save_pretrained(tmp_path / "bert")
     learner = Learner(net, SETTINGS.replace(base="frozen"), device="cpu")
-    learner.learn(batch("bert"), labels(0), name="mails")
+    learner.learn(batch("bert"), labels(0), task="mails")
     learner.save(tmp_path / "model")
     done = ibpwf.export(tmp_path / "model", "mails", "peft", tmp_path / "adapter", base=tmp_path / "bert")
     ibpwf.export(learner, "mails", "peft", tmp_path / "expected")

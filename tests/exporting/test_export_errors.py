@@ -36,13 +36,13 @@ class Deciding(nn.Module):
 
 def deciding() -> Learner:
     learner = Learner(Deciding(), Settings(epochs=1, finetune_epochs=0), device="cpu")
-    learner.learn(torch.randn(8, 4), torch.arange(8) % 2, name="a")
+    learner.learn(torch.randn(8, 4), torch.arange(8) % 2, task="a")
     return learner
 
 
 def other_method() -> TaskLearner:
     learner = TaskLearner(method_named("sgd")(Problem((4,), 2, "task")))  # type: ignore[call-arg]
-    learner.learn(torch.randn(8, 4), torch.arange(8) % 2, name="a")
+    learner.learn(torch.randn(8, 4), torch.arange(8) % 2, task="a")
     return learner
 
 

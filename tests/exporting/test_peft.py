@@ -77,7 +77,7 @@ def test_nothing_but_factors_is_written_where_all_else_is_frozen(tmp_path: Path)
 def test_a_layer_whose_name_ends_as_one_with_factors_is_left_alone(tmp_path: Path) -> None:
     model = factorize(trained("nested"), base="frozen", include=["fc", "head"])
     learner = Learner(model, SETTINGS, device="cpu")
-    learner.learn(*rows("nested"), name="0")
+    learner.learn(*rows("nested"), task="0")
     ibpwf.export(learner, "0", "peft", tmp_path / "adapter")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert "base_model.model.fc.lora_A.weight" in tensors
@@ -90,7 +90,7 @@ def test_a_layer_whose_name_ends_as_one_with_factors_is_left_alone(tmp_path: Pat
 def test_a_head_of_the_tasks_own_fits_a_base_with_as_many_outputs(tmp_path: Path) -> None:
     learner = taught("mlp", tasks=0, heads="per-task")
     x, y = rows("mlp", 1, classes=5)
-    learner.learn(x, y, name="five")
+    learner.learn(x, y, task="five")
     done = ibpwf.export(learner, "five", "peft", tmp_path / "adapter")
     assert done.about["network"]["classes"] == 5
     net = trained("mlp")
@@ -103,7 +103,7 @@ def test_a_head_of_the_tasks_own_fits_a_base_with_as_many_outputs(tmp_path: Path
 
 def test_of_a_task_with_turns_the_adapter_scores_the_image_as_it_is(tmp_path: Path) -> None:
     learner = taught("conv", tasks=0, heads="per-task", turns=4)
-    learner.learn(*rows("conv"), name="0")
+    learner.learn(*rows("conv"), task="0")
     done = ibpwf.export(learner, "0", "peft", tmp_path / "adapter")
     assert "unturned" in done.about["network"]["words"]
     x = rows("conv", 3)[0]
@@ -163,7 +163,7 @@ class Tokens(nn.Module):
 
 def test_what_peft_cannot_hold_is_refused_with_the_remedy(tmp_path: Path) -> None:
     plain = Learner(models.mlp(8, [6], 3), Settings(epochs=1, finetune_epochs=0), device="cpu")
-    plain.learn(*rows("mlp"), name="0")
+    plain.learn(*rows("mlp"), task="0")
     with pytest.raises(InputError, match=r"this model keeps no such network; learn with base='frozen'"):
         ibpwf.export(plain, "0", "peft", tmp_path / "adapter")
     loose = taught("mlp", Tokens(), tasks=1)

@@ -58,7 +58,7 @@ def _taught(**changes: Any) -> Learner:
         net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 12))
     learner = Learner(net, SETTINGS.replace(**changes), seed=1, device="cpu")
     for classes in TASKS:
-        learner.learn(*rows_of(classes), name="/".join(map(str, classes)))
+        learner.learn(*rows_of(classes), task="/".join(map(str, classes)))
     return learner
 
 
@@ -310,7 +310,7 @@ def test_a_router_or_features_of_ones_own_are_exported_one_task_at_a_time(
 ) -> None:
     settings = SETTINGS.replace(epochs=1, finetune_epochs=0, held_out=0.0)
     learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), settings, device="cpu", **parts)
-    learner.learn(*rows_of((0, 1)), name="a")
+    learner.learn(*rows_of((0, 1)), task="a")
     with pytest.raises(InputError, match=words) as caught:
         ibpwf.export(learner, None, "pt2", tmp_path / "m.pt2")
     assert "\n" not in str(caught.value)

@@ -97,7 +97,7 @@ def test_batch_normalisation_keeps_every_tasks_running_statistics() -> None:
 def test_draws_switch_every_selected_factor_on_with_its_probability(build: Any, heads: str, shape: Any) -> None:
     model, ledger = several(build, heads=heads)
     task, draws = 1, 2000
-    drawn = model.drawn_states(task, draws, seeded(6))
+    drawn = model.sampled_states(task, draws, seeded(6))
     switched = []
     for name in model.layers:
         chosen = list(ledger.strengths[task][name])
@@ -119,7 +119,7 @@ def test_draws_switch_every_selected_factor_on_with_its_probability(build: Any, 
 
 def test_what_is_not_sampled_is_the_same_in_every_draw_and_not_copied() -> None:
     model, ledger = several(ConvNet)
-    drawn = model.drawn_states(2, 50, seeded(7))
+    drawn = model.sampled_states(2, 50, seeded(7))
     assert drawn.keys() == model.net.state_dict().keys()
     for name, value in ledger.own[2].items():
         assert all(torch.equal(drawn[name][m], value) for m in range(50))
@@ -137,7 +137,7 @@ def test_draws_with_certain_factors_are_the_point_estimate() -> None:
     with torch.no_grad():
         network.posterior.logit.copy_(40 * network.posterior.logit.sign())
     model.finish_task(network, KAPPA)
-    drawn = model.drawn_states(0, 5, seeded())
+    drawn = model.sampled_states(0, 5, seeded())
     for name, value in model.state(0).items():
         for m in range(5):
             torch.testing.assert_close(drawn[name][m], value)

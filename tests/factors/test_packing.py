@@ -77,9 +77,9 @@ def test_a_network_keeps_its_names_and_repr_and_gets_its_class_back() -> None:
 
 def test_a_network_of_ones_own_learns_from_named_inputs() -> None:
     learner = Learner(Fused(), SETTINGS, device="cpu")
-    learner.learn(inputs(), torch.arange(ROWS) % 2, name="one")
+    learner.learn(inputs(), torch.arange(ROWS) % 2, task="one")
     before = learner.logits(inputs(5), "one")
-    learner.learn(inputs(1), torch.arange(ROWS) % 3, name="two")
+    learner.learn(inputs(1), torch.arange(ROWS) % 3, task="two")
     assert torch.equal(learner.logits(inputs(5), "one"), before)
     merged = learner.merge("one")
     assert type(merged) is Fused
@@ -90,10 +90,10 @@ def test_a_network_of_ones_own_learns_from_named_inputs() -> None:
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_of_a_learner_answers_and_learns_on(way: Callable[[Learner], Learner]) -> None:
     learner = Learner(Fused(), SETTINGS, device="cpu")
-    learner.learn(inputs(), torch.arange(ROWS) % 2, name="one")
+    learner.learn(inputs(), torch.arange(ROWS) % 2, task="one")
     other = way(learner)
     for each in (learner, other):
-        each.learn(inputs(1), torch.arange(ROWS) % 3, name="two")
+        each.learn(inputs(1), torch.arange(ROWS) % 3, task="two")
     for task in ("one", "two"):
         assert torch.equal(other.logits(inputs(5), task), learner.logits(inputs(5), task))
 
@@ -108,7 +108,7 @@ def test_a_fork_that_has_learned_nothing_may_take_other_inputs() -> None:
 
 def stored(folder: Path) -> dict[str, Any]:
     learner = Learner(Fused(), SETTINGS, device="cpu")
-    learner.learn(inputs(), torch.arange(ROWS) % 2, name="one")
+    learner.learn(inputs(), torch.arange(ROWS) % 2, task="one")
     learner.save(folder)
     found: dict[str, Any] = open_folder(folder, kind=KIND).content["configuration"]["packing"]
     return found

@@ -152,7 +152,7 @@ def test_a_learner_answers_as_from_phi() -> None:
     )
     for task in range(6):
         x = inputs(task, 200)
-        learner.learn(x, (x[:, 0] > x[:, 1]).long(), name=str(task))
+        learner.learn(x, (x[:, 0] > x[:, 1]).long(), task=str(task))
     x = torch.cat([inputs(task, 20, 2) for task in range(6)])
     method = learner.method
     whole = method.inference.log_scores(method.features(x)).softmax(1)

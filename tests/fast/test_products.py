@@ -19,7 +19,7 @@ from ibpwf.factors.layers import (
     FactorLayer,
     FactorLinear,
     FactorWeight,
-    deal_scores,
+    assign_scores,
     layer_product,
     layer_weight,
 )
@@ -92,7 +92,7 @@ def test_values_and_gradients_are_the_references(kind: str, at: tuple[list[int],
             layer = layer_of(kind, *at, seed)
             assert (layer.layout is not None) == accelerate
             scores = random(1, 9, seed=seed + 5).requires_grad_()
-            deal_scores(scores, [layer])
+            assign_scores(scores, [layer])
             x = random(2, 3, layer.inputs, seed=seed + 6).requires_grad_()
             weight = layer_weight(layer)
             loss = (weight * random(*weight.shape, seed=seed + 7)).tanh().sum()
@@ -111,7 +111,7 @@ def test_a_whole_layer_gives_what_the_reference_layer_gives(kind: str, at: tuple
     for accelerate in (True, False):
         with accelerated(accelerate):
             layer = layer_of(kind, *at)
-            deal_scores(random(1, 5, seed=1), [layer])
+            assign_scores(random(1, 5, seed=1), [layer])
             found.append(layer(random(4, 5, seed=2) if kind == "Linear" else random(4, 2, 5, 6, seed=2)))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
@@ -184,7 +184,7 @@ def test_several_layers_get_the_scores_that_the_reference_gives_them(at: list[tu
         with accelerated(accelerate):
             layers = [layer_of("Linear", *each) for each in at]
             leaf = scores.clone().requires_grad_()
-            deal_scores(leaf, layers)
+            assign_scores(leaf, layers)
             by_stick = []
             for layer in layers:
                 there = layer.places >= 0

@@ -40,7 +40,7 @@ def test_there_is_a_stand_in_for_every_reference_and_all_are_registered_at_once(
         "factors.elbo.posterior_kl",
         "factors.elbo.sample_scores",
         "factors.layers.arrange",
-        "factors.layers.deal_scores",
+        "factors.layers.assign_scores",
         "factors.layers.layer_product",
         "factors.layers.layer_weight",
         "fast.mixed.in_one_pass",
@@ -92,7 +92,7 @@ def learned(digits: Scenario, settings: Settings, tasks: int = 2) -> Learner:
     torch.manual_seed(0)
     learner = Learner(mlp(64, [100], 10), settings, seed=0, device="cpu")
     for task in digits[:tasks]:
-        learner.learn(task.train.x, task.train.y, name=task.name)
+        learner.learn(task.train.x, task.train.y, task=task.name)
         learner.predict(task.test.x)
     return learner
 

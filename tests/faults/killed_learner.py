@@ -34,7 +34,7 @@ def learn_all(folder: str, every: float = 0.0005) -> None:
     with open_model(folder, new=fresh, device="cpu") as learner:
         for number in range(len(learner.tasks), TASKS):
             learner.learn(
-                *examples(number), name=f"t{number}", callbacks=[Checkpoint(folder, every=every, resume=True)]
+                *examples(number), task=f"t{number}", callbacks=[Checkpoint(folder, every=every, resume=True)]
             )
             learner.save(folder, extra={"tasks": number + 1})
 
@@ -42,7 +42,7 @@ def learn_all(folder: str, every: float = 0.0005) -> None:
 def hold(folder: str, holding: str) -> None:
     """Learn one task and save it, and then hold the folder until killed, as in the middle of a long second task."""
     with open_model(folder, new=fresh, device="cpu") as learner:
-        learner.learn(*examples(0), name="t0", callbacks=[Checkpoint(folder)])
+        learner.learn(*examples(0), task="t0", callbacks=[Checkpoint(folder)])
         learner.save(folder)
         Path(holding).touch()
         time.sleep(600)

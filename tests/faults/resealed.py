@@ -89,7 +89,7 @@ def answers(path: Path) -> list[Tensor]:
     if not isinstance(learner, Learner):
         x = torch.rand(12, *learner.input_shape, generator=torch.Generator().manual_seed(0))
         return [learner.predict(x, task=0).probabilities, *(learner.logits(x, task.number) for task in learner.tasks)]
-    told = learner.predict(X, draws=2)
+    told = learner.predict(X, posterior_samples=2)
     found = [told.probabilities, told.task_probabilities]
     found += [learner.logits(X, task.number) for task in learner.tasks]
     if isinstance(loaded, ContinualClassifier):
@@ -117,7 +117,7 @@ def use(path: Path) -> list[Tensor]:
         )
         loaded.learn(x.numpy(), new[y.numpy()], task=name)
     else:
-        loaded.learn(x, y, name=name)
+        loaded.learn(x, y, task=name)
     loaded.save(path)
     return found
 

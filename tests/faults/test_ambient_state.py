@@ -88,7 +88,7 @@ def test_wide_products_have_the_same_bits_in_any_precision_and_so_have_those_tha
         net = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
         learner = Learner(net, Settings(epochs=1, finetune_epochs=1, alpha=3), device="cpu")
         for task in range(2):
-            learner.learn(*ROWS[task], name=f"t{task}")
+            learner.learn(*ROWS[task], task=f"t{task}")
         return learner
 
     learner, a = wide(), torch.randn(256, 256)
@@ -185,7 +185,7 @@ def fresh(kind: str) -> Learner:
 def taught(kind: str) -> Learner:
     learner = fresh(kind)
     for task in range(2):
-        learner.learn(*ROWS[task], name=f"t{task}")
+        learner.learn(*ROWS[task], task=f"t{task}")
     return learner
 
 
@@ -198,7 +198,7 @@ def answers(learner: Learner) -> list[Tensor]:
         learner.predict(x, task=0),
         learner.predict(x, task=[0, 1] * 20),
         learner.predict(x, marginal=True),
-        learner.predict(x[:4], draws=3),
+        learner.predict(x[:4], posterior_samples=3),
     ):
         found += [asked.labels, asked.probabilities, asked.task, asked.entropy]
     found += [learner.logits(x, 0), learner.model(x, task=1)]
@@ -251,7 +251,7 @@ def test_a_learner_made_and_taught_in_any_state_is_the_same_to_the_bit(kind: str
         learner = Learner(factorize(plain, **Settings(**{**SHORT, **settings}).factorization),
                           Settings(**{**SHORT, **settings}), device="cpu")  # fmt: skip
         for task in range(2):
-            learner.learn(*ROWS[task], name=f"t{task}")
+            learner.learn(*ROWS[task], task=f"t{task}")
         learner.forget("t0")
     learner.learn(*ROWS[2])
     x = ROWS[1][0]
@@ -285,7 +285,7 @@ SMALL = {"hidden": (12,), "epochs": 2, "settings": {"random_features": 8}, "devi
 
 def said(classifier: ContinualClassifier) -> list[Any]:
     x = TABLES[1][0]
-    told = classifier.answers(x, draws=2)
+    told = classifier.answers(x, posterior_samples=2)
     return [
         classifier.predict(x),
         classifier.predict_proba(x),
@@ -318,7 +318,7 @@ def test_a_classifier_answers_and_learns_the_same_in_any_state(name: str, tmp_pa
         assert all(np.array_equal(got, wanted) for got, wanted in zip(one, expected, strict=True))
     for model in (classifier, other):
         with AMBIENT[name]() if model is other else contextlib.nullcontext():
-            model.more(*TABLES[0], task="t0", keep="always")
+            model.update(*TABLES[0], task="t0", keep="always")
             model.forget("t1")
     assert np.array_equal(other.predict_proba(TABLES[0][0]), classifier.predict_proba(TABLES[0][0]))
 

@@ -45,8 +45,8 @@ LEARNING: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         {},
         "y was given beside a TensorDataset, which brings its own labels; leave y out",
     ),
-    "no name": ((X, Y), {"name": " "}, "name is ' '; give the task a name, such as 'left camera'"),
-    "a number for a name": ((X, Y), {"name": 3}, "name is 3; give the task a name"),
+    "no name": ((X, Y), {"task": " "}, "task is ' '; give it a name, such as 'left camera'"),
+    "a number for a name": ((X, Y), {"task": 3}, "task is 3; give it a name"),
     "too many classes": ((X, torch.arange(20)), {}, r"20 outputs, .* the shared head 'head' has 10 outputs; give"),
 }
 
@@ -94,7 +94,7 @@ def test_after_every_mistake_the_next_task_is_learnt_as_if_none_had_happened(
             learned.learn(*words, **options)
     spared = Learner.load(learnt_folder)
     for learner in (learned, spared):
-        learner.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+        learner.learn(digits[2].train.x, digits[2].train.y, task="4/5")
     assert files_of(learned, tmp_path / "one") == files_of(spared, tmp_path / "other")
 
 
@@ -108,9 +108,9 @@ def test_after_every_mistake_the_next_task_is_learnt_as_if_none_had_happened(
         ({"task": torch.zeros(20)}, r"task is 0\.0; give a task's name or number"),
         ({"task": [0, 1]}, "task has 2 entries for 20 inputs; give one, or one per input"),
         ({"task": [0] * 19 + ["3/2"]}, "unknown task '3/2'"),
-        ({"draws": -1}, "draws is -1; give a whole number from 0"),
-        ({"draws": 2.5}, r"draws is 2\.5; give a whole number"),
-        ({"draws": 2, "seed": -4}, "seed is -4; give a whole number from 0"),
+        ({"posterior_samples": -1}, "posterior_samples is -1; give a whole number from 0"),
+        ({"posterior_samples": 2.5}, r"posterior_samples is 2\.5; give a whole number"),
+        ({"posterior_samples": 2, "seed": -4}, "seed is -4; give a whole number from 0"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(learned: Learner, options: dict[str, Any], message: str) -> None:
@@ -189,11 +189,11 @@ def test_a_loss_that_is_no_longer_a_number_ends_the_task_and_names_the_step(
     batches = len(task.train) // 16
     step = f"at step {23 - batches} of epoch 2 \\(elbo\\) of task '4/5'"
     refused(
-        lambda: learned.learn(task.train.x, task.train.y, name="4/5"), TrainingError, step + ".*Lower learning_rate"
+        lambda: learned.learn(task.train.x, task.train.y, task="4/5"), TrainingError, step + ".*Lower learning_rate"
     )
     assert files_of(learned, tmp_path / "after") == before
     monkeypatch.undo()
-    learned.learn(task.train.x, task.train.y, name="4/5")
+    learned.learn(task.train.x, task.train.y, task="4/5")
     assert float((learned.predict(task.test.x, task="4/5").labels == task.test.y).double().mean()) > 0.9
 
 
@@ -234,12 +234,12 @@ def test_ctrl_c_during_training_leaves_the_learner_as_it_was(
         monkeypatch.setattr(GaussianTaskInference, "moments_of", interrupt)
     task = digits[2]
     with pytest.raises(KeyboardInterrupt):
-        learned.learn(task.train.x, task.train.y, name="4/5", callbacks=[Watching()])
+        learned.learn(task.train.x, task.train.y, task="4/5", callbacks=[Watching()])
     monkeypatch.undo()
     assert files_of(learned, tmp_path / "after") == before
-    learned.learn(task.train.x, task.train.y, name="4/5")
+    learned.learn(task.train.x, task.train.y, task="4/5")
     spared = Learner.load(tmp_path / "before")
-    spared.learn(task.train.x, task.train.y, name="4/5")
+    spared.learn(task.train.x, task.train.y, task="4/5")
     assert files_of(learned, tmp_path / "one") == files_of(spared, tmp_path / "other")
 
 
@@ -247,5 +247,5 @@ def test_a_head_too_narrow_can_be_replaced_by_heads_of_their_own(digits: Scenari
     """The remedy that the error about too many classes names."""
     settings = Settings(epochs=1, finetune_epochs=1, alpha=8.0, heads="per-task")
     learner = Learner(models.mlp(64, [16], 2), settings)
-    assert learner.learn(X, torch.arange(20), name="wide").classes == tuple(range(20))
+    assert learner.learn(X, torch.arange(20), task="wide").classes == tuple(range(20))
     assert learner.predict(X, task="wide").probabilities.shape == (20, 20)

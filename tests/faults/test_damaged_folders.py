@@ -39,7 +39,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def predictions(folder: Path) -> list[Tensor]:
     loaded = ibpwf.load(folder, device="cpu")
     learner = loaded if isinstance(loaded, Learner) else loaded.learner_
-    told = learner.predict(X, draws=2)
+    told = learner.predict(X, posterior_samples=2)
     answers = [told.labels, told.probabilities, *(learner.logits(X, task.number) for task in learner.tasks)]
     if isinstance(loaded, ContinualClassifier):
         found = (loaded.predict_proba(X.numpy()), loaded.novelty(X.numpy()))

@@ -67,14 +67,14 @@ LEARNERS: dict[str, dict[str, Any]] = {
 def lives_as_a_learner(folder: Path, **settings: Any) -> list[Tensor]:
     made = learner(**settings)
     for task in range(2):
-        made.learn(*rows(task), name=f"t{task}")
-    made.more(*rows(0), task="t0", keep="always")
+        made.learn(*rows(task), task=f"t{task}")
+    made.update(*rows(0), task="t0", keep="always")
     made.forget("t1")
-    made.learn(*rows(2), name="t2")
+    made.learn(*rows(2), task="t2")
     made.save(folder / "model")
     x, found = rows(0)[0], []
     for model in (made, Learner.load(folder / "model", device="cpu")):
-        for asked in (model.predict(x), model.predict(x, marginal=True), model.predict(x[:4], draws=3)):
+        for asked in (model.predict(x), model.predict(x, marginal=True), model.predict(x[:4], posterior_samples=3)):
             found += [asked.probabilities, asked.task, asked.entropy]
         found += [model.logits(x, "t0"), *model.merge("t2").state_dict().values()]
     return found

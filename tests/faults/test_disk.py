@@ -60,7 +60,7 @@ def test_a_save_that_fails_keeps_the_old_model_and_the_learner_and_works_later(
     folder = tmp_path / "model"
     learned.save(folder)
     expected = learned.predict(digits[0].test.x).probabilities
-    learned.learn(digits[2].train.x, digits[2].train.y, name="4/5")
+    learned.learn(digits[2].train.x, digits[2].train.y, task="4/5")
     with pytest.MonkeyPatch.context() as patch:
         failing(patch, number, after)
         with pytest.raises(StoreError) as caught:

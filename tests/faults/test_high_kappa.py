@@ -42,7 +42,7 @@ def taught(tasks: int, seed: int, **settings: float) -> Learner:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for task in range(tasks):
-            learner.learn(*separable_rows(task, seed), name=f"t{task}")
+            learner.learn(*separable_rows(task, seed), task=f"t{task}")
     return learner
 
 
@@ -99,7 +99,7 @@ def test_a_task_that_ends_below_a_linear_model_is_reported_without_held_out_rows
     for task in range(4):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            learner.learn(*separable_rows(task, 0), name=f"t{task}")
+            learner.learn(*separable_rows(task, 0), task=f"t{task}")
         found = " ".join(str(one.message) for one in said)
         reported |= {f"t{task}"} if "linear model" in found or "hardly learned" in found else set()
         linear |= "linear model" in found

@@ -121,7 +121,7 @@ def small_learner() -> Learner:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     learner = Learner(net, Settings(epochs=1, finetune_epochs=1, batch_size=6, alpha=3), device="cpu")
-    learner.learn(*examples(0), name="first")
+    learner.learn(*examples(0), task="first")
     return learner
 
 
@@ -146,7 +146,7 @@ def known(one: Learner | ContinualClassifier) -> str:
 def teach(one: Learner | ContinualClassifier, *callbacks: Checkpoint) -> None:
     x, y = examples(1)
     if isinstance(one, Learner):
-        one.learn(x, y, name="second", callbacks=callbacks)
+        one.learn(x, y, task="second", callbacks=callbacks)
     else:
         one.learn(x.numpy(), np.array(["c", "d"])[y.numpy() - 2], task="second", callbacks=callbacks)
 

@@ -34,7 +34,7 @@ def a_learner() -> Learner:
     torch.manual_seed(0)
     learner = Learner(models.mlp(4, [6], 2), Settings(alpha=3.0, epochs=1, finetune_epochs=0), device="cpu")
     for name in ("old", "new"):
-        learner.learn(torch.randn(16, 4), torch.arange(16) % 2, name=name)
+        learner.learn(torch.randn(16, 4), torch.arange(16) % 2, task=name)
     return learner
 
 

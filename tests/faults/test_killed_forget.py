@@ -40,12 +40,12 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun") / "model"
     learner = fresh()
     for number in range(3):
-        learner.learn(*examples(number), name=f"t{number}")
+        learner.learn(*examples(number), task=f"t{number}")
     learner.save(folder)
     asked: list[int] = []
     checkpoint = Checkpoint(folder, every=100, stop=lambda: asked.append(1) or len(asked) > 3)  # type: ignore[func-returns-value]
     with pytest.raises(KeyboardInterrupt):
-        learner.learn(*examples(3), name="t3", callbacks=[checkpoint])
+        learner.learn(*examples(3), task="t3", callbacks=[checkpoint])
     assert (folder / IN_PROGRESS / MANIFEST).exists()
     return folder
 

@@ -85,8 +85,8 @@ def test_while_one_process_learns_into_a_folder_a_second_is_refused_and_nothing_
         with pytest.raises(StoreError, match="is being written by another process"):
             reader.save(folder)
         with pytest.raises(StoreError, match="is being written by another process"):
-            reader.learn(*examples(1), name="t1", callbacks=[Checkpoint(folder)])
-        reader.learn(*examples(1), name="t1")  # elsewhere it may do as it likes
+            reader.learn(*examples(1), task="t1", callbacks=[Checkpoint(folder)])
+        reader.learn(*examples(1), task="t1")  # elsewhere it may do as it likes
         reader.save(tmp_path / "other")
     finally:
         process.kill()
@@ -94,7 +94,7 @@ def test_while_one_process_learns_into_a_folder_a_second_is_refused_and_nothing_
     assert verify_model(folder).problems == []
     with open_model(folder, device="cpu") as learner:
         assert [task.name for task in learner.tasks] == ["t0"]
-        learner.learn(*examples(1), name="t1", callbacks=[Checkpoint(folder)])
+        learner.learn(*examples(1), task="t1", callbacks=[Checkpoint(folder)])
         learner.save(folder)
     assert [task.name for task in Learner.load(folder).tasks] == ["t0", "t1"]
 
@@ -104,7 +104,7 @@ def test_a_path_without_a_model_is_made_one_only_if_asked_for(tmp_path: Path) ->
         pass
     assert not (tmp_path / "none").exists()
     with open_model(tmp_path / "model", new=fresh, device="cpu") as learner:
-        learner.learn(*examples(0), name="t0", callbacks=[Checkpoint(tmp_path / "model")])  # the one who holds it may
+        learner.learn(*examples(0), task="t0", callbacks=[Checkpoint(tmp_path / "model")])  # the one who holds it may
         learner.save(tmp_path / "model")
     with open_model(tmp_path / "model", new=fresh, device="cpu") as learner:
         assert [task.name for task in learner.tasks] == ["t0"]

@@ -26,13 +26,13 @@ X = torch.cat([examples(number)[0][:8] for number in range(TASKS)])
 def learnt(tasks: int) -> Learner:
     learner = fresh()
     for number in range(tasks):
-        learner.learn(*examples(number), name=f"t{number}")
+        learner.learn(*examples(number), task=f"t{number}")
     return learner
 
 
 def save_more(folder: Path) -> None:
     learner = Learner.load(folder, device="cpu")
-    learner.learn(*examples(2), name="t2")
+    learner.learn(*examples(2), task="t2")
     learner.save(folder)
 
 
@@ -44,14 +44,14 @@ def forget(folder: Path) -> None:
 
 def overwrite(folder: Path) -> None:
     learner = fresh()
-    learner.learn(*examples(5), name="other")
+    learner.learn(*examples(5), task="other")
     learner.save(folder, overwrite=True)
 
 
 def learn_into(folder: Path) -> None:
     """With a checkpoint after every step."""
     with open_model(folder, device="cpu") as learner:
-        learner.learn(*examples(2), name="t2", callbacks=[Checkpoint(folder, every=0, resume=True)])
+        learner.learn(*examples(2), task="t2", callbacks=[Checkpoint(folder, every=0, resume=True)])
         learner.save(folder)
 
 

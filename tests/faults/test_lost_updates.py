@@ -53,7 +53,7 @@ def learner() -> Learner:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     found = Learner(net, Settings(epochs=1, finetune_epochs=1, batch_size=6, alpha=3), device="cpu")
     for task in range(TASKS):
-        found.learn(*rows(task), name=f"t{task}")
+        found.learn(*rows(task), task=f"t{task}")
     return found
 
 
@@ -98,7 +98,7 @@ def learns(task: str) -> Change:
 def updates(task: str) -> Change:
     def update(model: Any) -> None:
         given = table(int(task[1:])) if isinstance(model, ContinualClassifier) else rows(int(task[1:]))
-        model.more(*given, task=task, keep="always")
+        model.update(*given, task=task, keep="always")
 
     return update, lambda model: task not in names(model) or inner(model).info(task).version == 2
 
@@ -212,7 +212,7 @@ def test_a_note_through_a_learner_that_was_replaced_is_rejected_instead_of_lost(
     model = copied(classifier)
     changes: list[Callable[[], object]] = [
         lambda: model.learn(*table(TASKS), task="new"),
-        lambda: model.more(*table(1), task="t1", keep="always"),
+        lambda: model.update(*table(1), task="t1", keep="always"),
         lambda: model.forget("t5"),
     ]
     for number, change in enumerate(changes):
@@ -311,11 +311,11 @@ def test_learning_tells_of_its_own_task_though_another_thread_has_changed_the_le
     def and_then_another(steps: Any) -> Any:
         found = finish(steps)
         monkeypatch.undo()
-        model.forget("own") if change == "forget" else model.learn(*rows(1), name="other")
+        model.forget("own") if change == "forget" else model.learn(*rows(1), task="other")
         return found
 
     monkeypatch.setattr(task_learner, "finish", and_then_another)
-    task = model.learn(*rows(0), name="own")
+    task = model.learn(*rows(0), task="own")
     assert task.name == "own"
     assert names(model) == ([] if change == "forget" else ["own", "other"])
 

@@ -201,7 +201,7 @@ def learner_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     path = tmp_path_factory.mktemp("evil") / "model"
     learner = fresh()
     for number in range(4):
-        learner.learn(*examples(number), name=f"t{number}")
+        learner.learn(*examples(number), task=f"t{number}")
     learner.forget("t0")
     learner.save(path)
     return Folder.read(path)

@@ -39,7 +39,7 @@ def fresh(**changes: Any) -> Learner:
 
 def saved(learner: Learner, path: Path) -> Folder:
     for number in range(3):
-        learner.learn(*examples(number), name=f"t{number}")
+        learner.learn(*examples(number), task=f"t{number}")
     learner.save(path)
     return Folder.read(path)
 

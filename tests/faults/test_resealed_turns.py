@@ -77,7 +77,7 @@ def test_turned_tasks_give_no_answers_for_inputs_that_cannot_be_turned(
     folder = whole.changed()
     folder.content["input_shape"] = shape
     folder.write(tmp_path / "model")
-    for options in ({"task": 0}, {"task": 2}, {"task": 0, "draws": 2}):
+    for options in ({"task": 0}, {"task": 2}, {"task": 0, "posterior_samples": 2}):
         with pytest.raises(IBPWFError) as caught:
             ibpwf.load(tmp_path / "model", device="cpu").predict(X[:16].reshape(16, *shape), **options)
         assert "\n" not in str(caught.value)

@@ -106,14 +106,18 @@ def at_once(work: Callable[[int], None], threads: int = THREADS) -> list[BaseExc
 
 
 @pytest.mark.parametrize("calls", [30, pytest.param(10_000, marks=pytest.mark.faults)])
-@pytest.mark.parametrize("draws", [0, 4])
-def test_threads_get_the_bits_that_one_thread_gets(taught: Learner, calls: int, draws: int, tally: Tally) -> None:
+@pytest.mark.parametrize("posterior_samples", [0, 4])
+def test_threads_get_the_bits_that_one_thread_gets(
+    taught: Learner, calls: int, posterior_samples: int, tally: Tally
+) -> None:
     x = torch.cat([examples(task, 4)[0] for task in range(TASKS)])
     asks: list[Callable[[Learner], list[Tensor]]] = [
-        lambda learner: bits(learner.predict(x, draws=draws)),
-        lambda learner: bits(learner.predict(x[:5], task=1, draws=draws)),
-        lambda learner: bits(learner.predict(x, task=[0] * 4 + [2] * 4 + [1] * 4, draws=draws)),
-        lambda learner: bits(learner.predict(x[3:9], marginal=True, draws=draws)),
+        lambda learner: bits(learner.predict(x, posterior_samples=posterior_samples)),
+        lambda learner: bits(learner.predict(x[:5], task=1, posterior_samples=posterior_samples)),
+        lambda learner: bits(
+            learner.predict(x, task=[0] * 4 + [2] * 4 + [1] * 4, posterior_samples=posterior_samples)
+        ),
+        lambda learner: bits(learner.predict(x[3:9], marginal=True, posterior_samples=posterior_samples)),
         lambda learner: [learner.logits(x, 2)],
     ]
     alone = taught.fork()
@@ -130,7 +134,7 @@ def test_threads_get_the_bits_that_one_thread_gets(taught: Learner, calls: int, 
 
     raised = at_once(work)
     tally(
-        f"answers in {THREADS} threads, {'with' if draws else 'without'} draws",
+        f"answers in {THREADS} threads, {'with' if posterior_samples else 'without'} posterior samples",
         THREADS * calls,
         wrong=sum(wrong),
         tracebacks=len(raised),
@@ -180,7 +184,7 @@ def test_answers_while_a_task_is_learned_are_those_of_the_last_finished_one(
 
 def test_a_second_task_at_the_same_time_is_refused_at_once_and_the_first_is_learned() -> None:
     learner = fresh(perceptron)
-    steps = learner.learn_steps(*examples(0), name="first")
+    steps = learner.learn_steps(*examples(0), task="first")
     next(steps)
     for change in (
         lambda: learner.learn(*examples(1)),

@@ -24,7 +24,7 @@ def save_whole(kind: str, path: Path) -> Path:
     else:
         learner = fresh()
         for number in range(4):
-            learner.learn(*examples(number), name=f"t{number}")
+            learner.learn(*examples(number), task=f"t{number}")
         learner.forget("t0")
         learner.save(path, extra={"names": ["é", 1.5, None]})
     return path

@@ -37,7 +37,7 @@ def taught(build: Callable[..., nn.Module]) -> Callable[[str, str], Taught]:
         if (name, base) not in known:
             learner, logits = Learner(build(name), SETTINGS.replace(base=base), seed=3, device="cpu"), {}
             for number, task in enumerate(("first", "second", "third")):
-                learner.learn(batch(name, number), labels(number, classes=2 + number % 2), name=task)
+                learner.learn(batch(name, number), labels(number, classes=2 + number % 2), task=task)
                 logits[task] = learner.logits(batch(name, 9), task)
             known[name, base] = Taught(learner, logits)
         return known[name, base]

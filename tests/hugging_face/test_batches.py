@@ -45,27 +45,27 @@ def test_batches_with_labels_among_them_teach_what_pairs_do(key: str, build: Bui
     taught = []
     for given in (pairs, [{**x, key: y} for x, y in pairs]):
         learner = Learner(build("bert"), FROZEN, seed=1, device="cpu")
-        learner.learn(given, name="mails")
+        learner.learn(given, task="mails")
         taught.append(learner.logits(batch("bert", 9), "mails"))
     assert torch.equal(*taught)
 
 
 def test_a_dict_may_bring_its_labels(build: Build) -> None:
     first, second = (Learner(build("bert"), FROZEN, seed=1, device="cpu") for _ in range(2))
-    first.learn(batch("bert") | {"labels": labels(0)}, name="one")
-    second.learn(batch("bert"), labels(0), name="one")
+    first.learn(batch("bert") | {"labels": labels(0)}, task="one")
+    second.learn(batch("bert"), labels(0), task="one")
     assert torch.equal(first.logits(batch("bert", 9), "one"), second.logits(batch("bert", 9), "one"))
 
 
 def test_items_with_one_label_each_are_put_together_at_the_length_of_the_longest(build: Build) -> None:
     learner = Learner(build("bert"), FROZEN, seed=1, device="cpu")
-    task = learner.learn(Items(), name="texts")
+    task = learner.learn(Items(), task="texts")
     assert (task.examples, task.classes) == (ROWS, (0, 1))
     packing = learner.model.packing
     assert packing is not None
     assert packing.length == max(len(item["input_ids"]) for item in Items())
     listed = Learner(build("bert"), FROZEN, seed=1, device="cpu")
-    listed.learn(list(Items()), name="texts")
+    listed.learn(list(Items()), task="texts")
     x = {"input_ids": torch.tensor([Items()[0]["input_ids"]])}
     assert torch.equal(learner.logits(x, "texts"), listed.logits(x, "texts"))
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_a_dataset_of_dicts_teaches_what_items_do(build: Build) -> None:
     logits = []
     for source in (Items(), TorchItems()):
         learner = Learner(build("bert"), FROZEN.replace(held_out=0.3), seed=1, device="cpu")
-        learner.learn(source, name="texts")
+        learner.learn(source, task="texts")
         logits.append(learner.logits({"input_ids": [[5, 6, 7]]}, "texts"))
     assert torch.equal(*logits)
 
@@ -95,14 +95,14 @@ def test_a_dataset_of_dicts_teaches_what_items_do(build: Build) -> None:
 def test_batches_of_several_lengths_are_read_at_the_longest(build: Build) -> None:
     learner = Learner(build("bert"), FROZEN, device="cpu")
     batches = [(batch("bert", seed, length=length), labels(seed)) for seed, length in ((0, 4), (1, 9), (2, 6))]
-    learner.learn(batches, name="texts")
+    learner.learn(batches, task="texts")
     assert learner.input_shape == (2 * 9,)
-    learner.learn(batch("bert", 3, length=5), labels(3), name="shorter")
+    learner.learn(batch("bert", 3, length=5), labels(3), task="shorter")
 
 
 def test_the_length_may_be_said_beforehand(build: Build) -> None:
     given = Learner(build("bert"), FROZEN.replace(length=12), device="cpu")
-    given.learn(batch("bert"), labels(0), name="one")
+    given.learn(batch("bert"), labels(0), task="one")
     assert given.input_shape == (24,)
     assert given.logits(batch("bert", 1, length=12), "one").shape == (ROWS, 2)
     model = factorize(build("bert"), base="frozen", length=10)
@@ -112,11 +112,11 @@ def test_the_length_may_be_said_beforehand(build: Build) -> None:
 def test_a_plain_tensor_stands_for_the_main_input(build: Build) -> None:
     images, words = (Learner(build(name), FROZEN, device="cpu") for name in ("vit", "bert"))
     pixels = batch("vit")["pixel_values"]
-    images.learn(pixels, labels(0), name="one")
+    images.learn(pixels, labels(0), task="one")
     assert images.input_shape == (3, 8, 8), "an image stays an image"
     assert torch.equal(images.logits(pixels, "one"), images.logits(batch("vit"), "one"))
     ids = batch("bert")["input_ids"]
-    words.learn(ids, labels(0), name="one")
+    words.learn(ids, labels(0), task="one")
     assert torch.equal(words.logits(ids.tolist(), "one"), words.logits({"input_ids": ids}, "one"))
 
 
@@ -125,7 +125,7 @@ def test_a_first_task_that_fails_leaves_the_learner_free_to_take_other_inputs(bu
     with pytest.raises(InputError, match="y has shape"):
         learner.learn(batch("bert"), labels(0).unsqueeze(1))
     typed = batch("bert", length=5) | {"token_type_ids": torch.zeros(ROWS, 5, dtype=torch.long)}
-    learner.learn(typed, labels(0), name="one")
+    learner.learn(typed, labels(0), task="one")
     assert learner.input_shape == (15,)
 
 
@@ -195,6 +195,6 @@ def test_the_model_itself_takes_named_inputs_once_a_task_has(build: Build) -> No
     with pytest.raises(InputError, match="no task has been learned from inputs with names"):
         model(batch("bert"), task=0)
     learner = Learner(model, FROZEN, device="cpu")
-    learner.learn(batch("bert"), labels(0), name="mails")
+    learner.learn(batch("bert"), labels(0), task="mails")
     x = batch("bert", 9)
     assert torch.equal(learner.model(x, task=0), learner.logits(x, "mails"))

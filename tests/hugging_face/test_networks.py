@@ -70,7 +70,7 @@ def test_a_loaded_learner_learns_the_next_task_with_the_same_bits(
     here.save(tmp_path / "model")
     there = Learner.load(tmp_path / "model", net=build(name), device="cpu")
     for learner in (here, there):
-        learner.learn(batch(name, 5), labels(5), name="fourth")
+        learner.learn(batch(name, 5), labels(5), task="fourth")
     assert torch.equal(here.logits(batch(name, 9), "fourth"), there.logits(batch(name, 9), "fourth"))
 
 
@@ -125,8 +125,8 @@ def test_a_head_of_its_own_per_task_is_known_to_the_configuration_and_can_be_sav
     build: Build, tmp_path: Path
 ) -> None:
     learner = Learner(build("bert"), SETTINGS.replace(base="frozen", heads="per-task"), device="cpu")
-    learner.learn(batch("bert"), labels(0), name="two")
-    learner.learn(batch("bert"), torch.arange(ROWS) % 5, name="five")
+    learner.learn(batch("bert"), labels(0), task="two")
+    learner.learn(batch("bert"), torch.arange(ROWS) % 5, task="five")
     merged = learner.merge("five")
     assert merged.config.num_labels == merged.num_labels == 5
     merged.save_pretrained(tmp_path / "merged")
@@ -163,7 +163,7 @@ def test_another_base_with_the_same_shapes_is_refused(taught: Teach, build: Buil
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_may_be_calculated_either_way(attention: str, build: Build) -> None:
     learner = Learner(build("bert", attn_implementation=attention), SETTINGS.replace(base="frozen"), device="cpu")
-    learner.learn(batch("bert"), labels(0), name="one")
+    learner.learn(batch("bert"), labels(0), task="one")
     with torch.no_grad():
         torch.testing.assert_close(
             learner.merge("one")(**batch("bert", 9)).logits,
@@ -181,7 +181,7 @@ def test_gradient_checkpointing_changes_nothing(name: str, build: Build) -> None
         if checkpointed:
             net.gradient_checkpointing_enable()
         learner = Learner(net, SETTINGS.replace(base="frozen", learning_rate=0.01), device="cpu")
-        learner.learn(batch(name), labels(0), name="one")
+        learner.learn(batch(name), labels(0), task="one")
         logits.append(learner.logits(batch(name, 9), "one"))
     torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
 
@@ -192,9 +192,9 @@ def test_a_compiled_network_learns_what_it_learns_as_it_is(build: Build) -> None
         net = build("bert", num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
         given = torch.compile(net, backend="eager", fullgraph=True) if compiled else net
         learner = Learner(given, SETTINGS.replace(base="frozen", learning_rate=0.01), device="cpu")
-        learner.learn(batch("bert"), labels(0), name="one")
+        learner.learn(batch("bert"), labels(0), task="one")
         one = learner.logits(batch("bert", 9), "one")
-        learner.learn(batch("bert", 1), labels(1), name="two")
+        learner.learn(batch("bert", 1), labels(1), task="two")
         assert torch.equal(learner.logits(batch("bert", 9), "one"), one)
         logits.append(learner.logits(batch("bert", 9), "two"))
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
@@ -213,7 +213,7 @@ def test_in_bfloat16_a_task_begins_as_in_full_precision(taught: Teach) -> None:
 
 
 def test_uncertainty_is_drawn_from_the_posterior_of_such_networks_too(taught: Teach) -> None:
-    found = taught("bert", "frozen").learner.predict(batch("bert", 9), task="first", draws=4)
+    found = taught("bert", "frozen").learner.predict(batch("bert", 9), task="first", posterior_samples=4)
     assert found.mutual_information is not None
     assert found.mutual_information.shape == (ROWS,)
 

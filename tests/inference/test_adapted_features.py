@@ -74,7 +74,7 @@ def test_no_later_task_changes_a_bit_of_them(features: str, tmp_path: Path) -> N
     learner = learned(1, features=features, random_features=10)
     before = learner.method.features(X)
     for number in (1, 2):
-        learner.learn(*examples(CLASSES[number]), name=str(number))
+        learner.learn(*examples(CLASSES[number]), task=str(number))
     assert torch.equal(learner.method.features(X), before)
     learner.save(tmp_path / "model")
     again = Learner.load(tmp_path / "model", device="cpu")

@@ -20,7 +20,7 @@ from ibpwf.errors import DataError, InputError, StoreError
 from ibpwf.inference.features import backbone as module
 from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
 from ibpwf.inference.signs import random_signs
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 from router_tasks import CLASSES, examples, network
 from tiny_backbone import INPUT, NAME, WIDTHS, Shelf, tiny_network, weights
 
@@ -91,7 +91,7 @@ def test_a_grid_is_stored() -> None:
     again = BackboneFeatures(NAME, depths=(1, 2), grid=(2, 1))
     again.load_state(content, tensors)
     assert torch.equal(again(x), features(x))
-    with pytest.raises(NotWhole, match="which the settings do not say"):
+    with pytest.raises(CorruptModelError, match="which the settings do not say"):
         BackboneFeatures(NAME, depths=(1, 2), grid=2).load_state(content, tensors)
 
 
@@ -167,7 +167,7 @@ def test_images_are_resized_as_the_first_task_had_them(monkeypatch: pytest.Monke
     assert torch.equal(features(x), before)
     assert not torch.allclose(fitted(x)(x), before, atol=1e-2)
     content, tensors = features.state()
-    with pytest.raises(NotWhole, match="resized by 'nearest'"):
+    with pytest.raises(CorruptModelError, match="resized by 'nearest'"):
         BackboneFeatures(NAME).load_state({**content, "resize": "nearest"}, tensors)
 
 

@@ -49,7 +49,7 @@ def test_scores_are_those_of_a_joint_fit_of_old_and_new_rows(kind: str, task: in
     for number, part in enumerate(old):
         grown.learn(number, [part], 3)
         joint.learn(number, [both(part, new) if number == task else part], 3)
-    grown.more(task, [new], 3)
+    grown.update(task, [new], 3)
     x = torch.cat([part[0] for part in (*old, new)])
     close = 1e-4 if "float32" in kind else 1e-6  # of products in float32
     torch.testing.assert_close(grown.log_scores(x), joint.log_scores(x), rtol=close, atol=close)
@@ -66,7 +66,7 @@ def test_a_class_without_new_rows_stays_as_it_is(kind: str) -> None:
     grown, joint = KINDS[kind](), KINDS[kind]()
     grown.learn(0, [old], 3)
     grown.learn(1, [rows(1, 2)], 3)
-    grown.more(0, [new], 3)
+    grown.update(0, [new], 3)
     joint.learn(0, [both(old, new)], 3)
     joint.learn(1, [rows(1, 2)], 3)
     close = 1e-4 if "float32" in kind else 1e-6
@@ -80,7 +80,7 @@ def test_what_was_forked_before_knows_nothing_of_them(kind: str) -> None:
     before.learn(1, [rows(1, 2)], 3)
     x = rows(0, 9)[0]
     said = before.log_scores(x)
-    before.fork().more(0, [rows(0, 3, shift=2.0)], 3)
+    before.fork().update(0, [rows(0, 3, shift=2.0)], 3)
     fresh = before.fork()
     assert torch.equal(before.log_scores(x), said)
     assert torch.equal(fresh.log_scores(x), said)
@@ -92,18 +92,18 @@ def test_the_ridge_of_a_forgotten_first_task_stays() -> None:
         inference.learn(task, [rows(task, task)], 3)
     inference.forget(0)
     ridge = inference.absolute_ridge
-    inference.more(0, [rows(1, 7, shift=5.0)], 3)
+    inference.update(0, [rows(1, 7, shift=5.0)], 3)
     assert inference.absolute_ridge == ridge
 
 
 def test_inference_that_cannot_take_more_rows_says_what_to_do() -> None:
     class Own(RidgeRouter):
-        more = TaskInference.more
+        update = TaskInference.update
 
     inference = Own()
     inference.learn(0, [rows(0, 1)], 3)
     with pytest.raises(InputError, match=r"Own cannot take more rows of a task.*learn them as another task"):
-        inference.more(0, [rows(0, 2)], 3)
+        inference.update(0, [rows(0, 2)], 3)
 
 
 def test_limits_of_what_is_usual_only_move_out() -> None:
@@ -113,12 +113,12 @@ def test_limits_of_what_is_usual_only_move_out() -> None:
     novelty.calibrate([rows(0, 1)])
     (old,) = novelty.limits
     near, far = rows(0, 2), rows(0, 3)
-    inference.more(0, [near], 3)
-    novelty.calibrate_more(0, [near])
+    inference.update(0, [near], 3)
+    novelty.calibrate_update(0, [near])
     assert novelty.limits[0] >= old
     far = far[0] * 3, far[1]
-    inference.more(0, [far], 3)
-    novelty.calibrate_more(0, [far])
+    inference.update(0, [far], 3)
+    novelty.calibrate_update(0, [far])
     assert float((novelty([near[0]]) > 1).double().mean()) <= 0.05
     assert float((novelty([far[0]]) > 1).double().mean()) <= 0.05
 

@@ -14,7 +14,7 @@ from scipy import special, stats
 from torch import Tensor, nn
 
 from ibpwf import factorize
-from ibpwf.inference.uncertainty import draw_probabilities, entropy
+from ibpwf.inference.uncertainty import entropy, sampled_probabilities
 
 DRAWS = 12
 
@@ -78,7 +78,7 @@ def test_all_draws_at_once_equal_one_network_per_draw(build: object, shape: tupl
     single = sum(stats.entropy(answer, axis=1) for answer in answers) / DRAWS
     stacked = {name: torch.stack([state[name] for state in drawn]) for name in drawn[0]}
     for chunk in (512, 4):
-        mean, spread = draw_probabilities(net, stacked, x, chunk=chunk)
+        mean, spread = sampled_probabilities(net, stacked, x, chunk=chunk)
         np.testing.assert_allclose(mean.numpy(), expected, atol=1e-6)
         np.testing.assert_allclose(spread.numpy(), single, atol=1e-5)
         assert mean.dtype == torch.float64
@@ -93,8 +93,8 @@ def test_a_tasks_posterior_draws_give_entropy_and_mutual_information_as_a_plain_
         network.posterior.logit.fill_(0.3)
     model.finish_task(network, 0.5)
     x = torch.randn(20, 1, 5, 5)
-    drawn = model.drawn_states(0, 30, torch.Generator().manual_seed(3))
-    mean, single = draw_probabilities(model.net, drawn, x, logits=lambda of, rows: of(rows)[:, :3])
+    drawn = model.sampled_states(0, 30, torch.Generator().manual_seed(3))
+    mean, single = sampled_probabilities(model.net, drawn, x, logits=lambda of, rows: of(rows)[:, :3])
     assert mean.shape == (20, 3)
     information = entropy(mean) - single
     for row in range(20):
@@ -131,13 +131,13 @@ def linear(weights: Tensor) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def test_draws_that_agree_leave_no_mutual_information() -> None:
     weights = torch.randn(1, 4, 3).expand(DRAWS, 4, 3)
-    mean, single = draw_probabilities(*linear(weights), torch.randn(6, 3))
+    mean, single = sampled_probabilities(*linear(weights), torch.randn(6, 3))
     np.testing.assert_allclose((entropy(mean) - single).numpy(), 0.0, atol=1e-12)
 
 
 def test_draws_that_are_certain_of_different_classes_leave_nothing_but_mutual_information() -> None:
     weights = 1000.0 * torch.eye(4).unsqueeze(2)  # draw m is certain of class m
-    mean, single = draw_probabilities(*linear(weights), torch.ones(2, 1))
+    mean, single = sampled_probabilities(*linear(weights), torch.ones(2, 1))
     np.testing.assert_allclose(mean.numpy(), 0.25)
     np.testing.assert_allclose(entropy(mean).numpy(), math.log(4), rtol=1e-12)
     assert single.tolist() == [0.0, 0.0]
@@ -148,6 +148,6 @@ def test_draws_that_are_certain_of_different_classes_leave_nothing_but_mutual_in
 def test_mutual_information_is_never_negative(seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(DRAWS, 4, 3, generator=generator) * scale
-    mean, single = draw_probabilities(*linear(weights), torch.randn(6, 3, generator=generator))
+    mean, single = sampled_probabilities(*linear(weights), torch.randn(6, 3, generator=generator))
     assert float((entropy(mean) - single).min()) >= -1e-12
     assert bool((entropy(mean) <= math.log(4) + 1e-12).all())

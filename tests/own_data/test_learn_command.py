@@ -175,7 +175,7 @@ MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
     ("no number", ("words.csv",), "words.csv, line 3, column 'f0': 'x' is not a number"),
     ("another kind of file", ("a.npz",), "a.npz holds arrays, but earlier files held tables; give a .csv"),
     ("an empty file", ("empty.csv",), "empty.csv is empty"),
-    ("no name", ("next.csv", "--task", " "), "name is ' '; give the task a name"),
+    ("no name", ("next.csv", "--task", " "), "task is ' '; give it a name"),
     ("a wrong share", ("next.csv", "--validate", "2"), "validate is 2.0; give the share of the rows to hold out"),
     ("two wishes", ("next.csv", "--resume", "--anew"), "--resume and --anew were both given; choose one."),
     (

@@ -57,11 +57,14 @@ def test_with_a_task_only_its_labels_are_answered(taught: Path, command: Command
 
 
 def test_draws_add_the_mutual_information(taught: Path, command: Command) -> None:
-    done = command("predict", "model", "new.csv", "--draws", "3", "-o", "-", cwd=taught)
+    done = command("predict", "model", "new.csv", "--posterior-samples", "3", "-o", "-", cwd=taught)
     found = list(csv.DictReader(done.out.splitlines()))
     assert all(float(row["mutual_information"]) >= 0 for row in found)
-    refused = command("predict", "model", "new.csv", "--draws", "-1", cwd=taught)
-    assert refused.err == "error: --draws is -1; give how many to average over, at most 10,000, such as 100.\n"
+    refused = command("predict", "model", "new.csv", "--posterior-samples", "-1", cwd=taught)
+    assert (
+        refused.err
+        == "error: --posterior-samples is -1; give how many to average over, at most 10,000, such as 100.\n"
+    )
 
 
 def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> None:

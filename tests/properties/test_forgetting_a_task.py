@@ -72,7 +72,7 @@ def setting(**changes: object) -> Settings:
 def taught(net: str, tasks: int = 4, **changes: object) -> Learner:
     learner = Learner(NETS[net](), setting(**changes), seed=2, device="cpu")
     for number in range(tasks):
-        learner.learn(*examples(number), name=f"t{number}")
+        learner.learn(*examples(number), task=f"t{number}")
     return learner
 
 
@@ -81,7 +81,7 @@ X = torch.cat([examples(number)[0][:6] for number in range(6)])
 
 def answers(learner: Learner, task: str) -> list[Tensor]:
     """All that a task answers: logits, draws, its merged network and its part in telling tasks apart."""
-    drawn = learner.predict(X, task=task, draws=3, seed=4)
+    drawn = learner.predict(X, task=task, posterior_samples=3, seed=4)
     number = learner.task_number(task)
     mine = [column for column, (owner, _) in enumerate(drawn.classes) if owner == number]
     merged = learner.merge(task)
@@ -148,7 +148,7 @@ def test_every_other_task_answers_with_the_same_bits_and_no_factor_of_nobody_sta
     assert torch.equal(loaded.predict(X).probabilities, inferred.probabilities)
 
     for each in (learner, loaded):  # and both go on from there, alike
-        each.learn(*examples(4), name="t4")
+        each.learn(*examples(4), task="t4")
         for task in others:
             assert same(answers(each, task), before[task])
         assert locked(each) == used(each)
@@ -168,7 +168,7 @@ def test_any_order_of_learning_and_forgetting_leaves_the_remaining_tasks_as_they
             learner.forget(name)
             del expected[name]
         else:
-            learner.learn(*examples(number + 2), name=f"later {number}")
+            learner.learn(*examples(number + 2), task=f"later {number}")
             expected[f"later {number}"] = answers(learner, f"later {number}")
         if not learner.tasks:
             expected.clear()
@@ -183,7 +183,7 @@ def test_forgetting_the_newest_task_is_as_if_it_had_never_been_learnt(net: str, 
     learner, never = taught(net, tasks=3, init=init), taught(net, tasks=2, init=init)
     learner.forget("t2")
     for each in (learner, never):
-        each.learn(*examples(5), name="next")
+        each.learn(*examples(5), task="next")
     for task in ("t0", "t1", "next"):
         assert same(answers(learner, task), answers(never, task))
     assert torch.equal(learner.predict(X).probabilities, never.predict(X).probabilities)
@@ -193,7 +193,7 @@ def test_a_new_task_after_a_forgotten_one_draws_random_numbers_of_its_own() -> N
     """Its number is that of an older task, its serial is nobody's: else it would start from that one's factors."""
     learner = taught("mlp")
     learner.forget("t1")
-    learner.learn(*examples(4), name="t4")
+    learner.learn(*examples(4), task="t4")
     assert [learner.method.serial(number) for number in range(4)] == [0, 2, 3, 4]
     assert learner.method.next_serial(4) == 5
 
@@ -230,7 +230,7 @@ def test_forgetting_the_only_task_leaves_a_learner_that_has_learnt_nothing(tmp_p
     learner.save(tmp_path / "model")
     assert {path.name.split(".")[0] for path in (tmp_path / "model").glob("*.safetensors")} == {"template"}
     for each in (learner, Learner.load(tmp_path / "model"), fresh):
-        each.learn(*examples(3), name="again")
+        each.learn(*examples(3), task="again")
         assert same(answers(each, "again"), answers(learner, "again"))
     with pytest.raises(InputError, match="nothing has been learnt yet"):
         Learner(mlp(), setting()).forget("t0")

@@ -147,7 +147,7 @@ def test_nothing_stored_about_a_task_changes_and_neither_do_its_draws_and_merged
 
     def everything() -> list[Tensor]:
         _, files = learner.method.state()
-        drawn = learner.predict(x, task=0, draws=7, seed=3)
+        drawn = learner.predict(x, task=0, posterior_samples=7, seed=3)
         probabilities = drawn.probabilities[:, :2], drawn.mutual_information
         merged = learner.merge(0)
         return [*files["task-0000"].values(), *probabilities, merged(x).detach(), *merged.state_dict().values()]

@@ -42,7 +42,7 @@ def own(found: Prediction, task: int) -> Tensor:
 
 
 def outputs(asked: Learner, x: Tensor, name: str) -> dict[str, Tensor]:
-    plain, drawn = asked.predict(x, name), asked.predict(x, name, draws=5, seed=3)
+    plain, drawn = asked.predict(x, name), asked.predict(x, name, posterior_samples=5, seed=3)
     assert drawn.mutual_information is not None
     number = int(plain.task[0])  # of the task, also where an older version of it is asked for
     return {
@@ -67,10 +67,10 @@ def test_no_output_of_an_old_task_changes_as_others_come_and_go(base: str) -> No
             assert [one for one in before if not torch.equal(before[one], now[one])] == [], name
 
     for task in range(4):
-        asked.learn(*rows_of(task), name=f"task {task}")
+        asked.learn(*rows_of(task), task=f"task {task}")
         check()
         known[f"task {task}"] = outputs(asked, x, f"task {task}")
-    asked.more(*rows_of(3), task="task 3", keep="always")
+    asked.update(*rows_of(3), task="task 3", keep="always")
     known["task 3@1"] = known.pop("task 3")
     check()
     for gone in ("task 1", "task 3"):
@@ -81,21 +81,21 @@ def test_no_output_of_an_old_task_changes_as_others_come_and_go(base: str) -> No
 
 
 @pytest.mark.parametrize("base", ["none", "frozen"])
-@pytest.mark.parametrize("draws", [0, 4])
-def test_entropies_of_a_mixed_batch_are_sums_over_each_rows_own_classes(base: str, draws: int) -> None:
+@pytest.mark.parametrize("posterior_samples", [0, 4])
+def test_entropies_of_a_mixed_batch_are_sums_over_each_rows_own_classes(base: str, posterior_samples: int) -> None:
     asked = learner(base)
     for task in range(4):
-        asked.learn(*rows_of(task), name=f"task {task}")
+        asked.learn(*rows_of(task), task=f"task {task}")
     x, chance = rows_of(3)[0][:120], np.random.default_rng(0)
     tasks = chance.integers(0, 4, len(x))
-    found = asked.predict(x, tasks, draws=draws, seed=1)
+    found = asked.predict(x, tasks, posterior_samples=posterior_samples, seed=1)
     for task in range(4):
         rows = torch.from_numpy(np.flatnonzero(tasks == task))
         assert torch.equal(found.entropy[rows], entropy(own(found, task)[rows]))
-        alone = asked.predict(x[rows], task, draws=draws, seed=1)
+        alone = asked.predict(x[rows], task, posterior_samples=posterior_samples, seed=1)
         if base == "none":  # each task's rows go through its network by themselves
             assert torch.equal(found.entropy[rows], alone.entropy)
-            if draws:
+            if posterior_samples:
                 assert torch.equal(found.mutual_information[rows], alone.mutual_information)
 
 
@@ -104,7 +104,7 @@ def test_a_classifier_tells_an_old_tasks_entropy_to_the_bit() -> None:
     x, known = rows_of(3)[0][:48].numpy(), dict[str, tuple[np.ndarray, ...]]()
 
     def said(name: str) -> tuple[np.ndarray, ...]:
-        found, drawn = asked.answers(x, name), asked.answers(x, name, draws=3)
+        found, drawn = asked.answers(x, name), asked.answers(x, name, posterior_samples=3)
         columns = np.searchsorted(asked.classes_, sorted(asked.labels_of(name)))
         assert drawn.mutual_information is not None
         parts = [found.labels, found.probability, found.tasks, found.entropy, drawn.probability, drawn.entropy]

@@ -279,7 +279,7 @@ def try_addresses(asked: TestClient, times: int, seed: int) -> dict[str, int]:
         for name in ("model", "version", "job", "name"):
             path = path.replace("{" + name + "}", quote(strange(chance)) or "x")
         query = {
-            chance.choice(("version", "task", "versions", "to", "validate", "more", "x")): strange(chance)
+            chance.choice(("version", "task", "versions", "to", "validate", "update", "x")): strange(chance)
             for _ in range(chance.randrange(3))
         }
         method = route.method if chance.random() < 0.9 else chance.choice(("PUT", "PATCH", "DELETE", "OPTIONS"))

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
 from ibpwf.own_data.learning import LearnOptions
-from ibpwf.own_data.more import learn_more
+from ibpwf.own_data.update import update_file
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import FolderVersions, Kept
@@ -33,7 +33,7 @@ def with_kept_versions(models: Path) -> Path:
     path = models / "things"
     Kept(path).keep()
     rows = task_table(models.parent, 0, each=60)
-    learn_more(path, rows, "fruit", None, LearnOptions(device="cpu"), "always")
+    update_file(path, rows, "fruit", None, LearnOptions(device="cpu"), "always")
     return path
 
 

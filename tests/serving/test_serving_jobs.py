@@ -21,7 +21,7 @@ from test_serving_http import wait_for
 
 from ibpwf import ContinualClassifier
 from ibpwf.own_data.learning import LearnOptions
-from ibpwf.own_data.more import learn_more
+from ibpwf.own_data.update import update_file
 from ibpwf.serving.jobs import Job
 from ibpwf.serving.learning_routes import EXPORTS
 from ibpwf.serving.passes import Rows, answer
@@ -115,7 +115,7 @@ def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "saved"), [("forget", True), ("more", True), ("forget", False), ("more", False), ("learn", False)]
+    ("kind", "saved"), [("forget", True), ("update", True), ("forget", False), ("update", False), ("learn", False)]
 )
 def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, monkeypatch, kind, saved):
     """Its process is killed once it has saved the model, before it has left a result; or before it has saved it."""
@@ -128,7 +128,7 @@ def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, m
             classifier.forget("trees")
             classifier.save(path)
         elif saved:
-            learn_more(path, rows, "fruit", None, LearnOptions(device="cpu"), "always")
+            update_file(path, rows, "fruit", None, LearnOptions(device="cpu"), "always")
         service.jobs._cancelled.add(job.id)
         return -signal.SIGKILL
 
@@ -137,14 +137,14 @@ def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, m
         if kind == "forget":
             asked = client.post("/v2/models/things/forget", json={"task": "trees"})
         else:
-            more = str(kind == "more").lower()
-            asked = client.post(f"/v2/models/things/tasks?task=fruit&more={more}", content=rows.read_bytes())
+            update = str(kind == "update").lower()
+            asked = client.post(f"/v2/models/things/tasks?task=fruit&update={update}", content=rows.read_bytes())
         assert asked.status_code == 202
         address = f"/v2/jobs/{asked.json()['id']}"
         assert wait_for(lambda: client.get(address).json()["state"] not in ("queued", "running"))
         found = client.get(address).json()
     assert found["state"] == ("done" if saved else "cancelled")
-    assert found["version"] == (None if not saved else 4 if kind == "more" else 3)
+    assert found["version"] == (None if not saved else 4 if kind == "update" else 3)
 
 
 def test_a_slow_disk_delays_no_other_request(models, monkeypatch):
@@ -257,7 +257,7 @@ def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path
     path = models / "things"
     served = ServedModel("things", path)
     before = answer(served.version(3).classifier, rows)[0]
-    learn_more(path, task_table(tmp_path, 0, each=60), "fruit", None, LearnOptions(device="cpu"), "always")
+    update_file(path, task_table(tmp_path, 0, each=60), "fruit", None, LearnOptions(device="cpu"), "always")
     assert served.refresh()
     assert served.versions == [1, 2, 3, 4]
     after = answer(served.version(3).classifier, rows)[0]

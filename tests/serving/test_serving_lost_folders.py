@@ -106,7 +106,7 @@ def test_what_is_wrong_with_a_folder_is_told_everywhere_until_it_is_well_again(c
     assert http.post("/v2/models/things/infer", json=request(X)).json() == before
     for job in (
         lambda: http.post("/v2/models/things/tasks?task=colors", content=task_table(models.parent, 3).read_bytes()),
-        lambda: http.post("/v2/models/things/tasks?task=fruit&more=true", content=b"f0,kind\n1,apple\n"),
+        lambda: http.post("/v2/models/things/tasks?task=fruit&update=true", content=b"f0,kind\n1,apple\n"),
         lambda: http.post("/v2/models/things/forget", json={"task": "pets"}),
         lambda: http.post("/v2/models/things/export?to=folder"),
         *([lambda: http.post("/v2/models/things/verify")] if fault is removed else []),

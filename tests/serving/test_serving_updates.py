@@ -18,7 +18,7 @@ from ibpwf import ContinualClassifier
 from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
 from ibpwf.own_data.learning import LearnOptions, learn_file
-from ibpwf.own_data.more import learn_more
+from ibpwf.own_data.update import update_file
 from ibpwf.serving import worker
 from ibpwf.serving.passes import Answer, Rows, answer
 from ibpwf.serving.registry import NoSuchModel, ServedModel
@@ -74,7 +74,7 @@ class World:
         if not beside:
             self._keep()
         rows = rows_of(self.folder, int(name.split()[1]), each=20, seed=self.changes + 1)
-        learn_more(self.path, rows, name, None, LearnOptions(device="cpu"), "always")
+        update_file(self.path, rows, name, None, LearnOptions(device="cpu"), "always")
 
     def forget(self, *, beside: bool) -> None:
         name = self.chance.choice(self.served.newest.classifier.learner_.names())

@@ -39,7 +39,7 @@ def learnt(serial: int, event: str = "learnt") -> dict[str, object]:
 
 
 def test_versions_count_what_was_learnt_and_a_number_is_never_given_twice():
-    history = [learnt(0), learnt(1), learnt(2, "more"), learnt(3)]
+    history = [learnt(0), learnt(1), learnt(2, "updated"), learnt(3)]
     assert versions_of(history) == [Version(1, 0), Version(2, 1), Version(3, 2, True), Version(4, 3)]
     history += [learnt(1, "forgot"), learnt(3, "forgot"), learnt(3)]
     assert versions_of(history) == [Version(1, 0), Version(3, 2, True), Version(5, 3)]

@@ -61,7 +61,7 @@ def test_a_stored_folder_answers_as_when_it_was_written(name: str) -> None:
     assert torch.equal(predicted.labels, stored["labels"])
     close(predicted.probabilities, stored["probabilities"])
     close(predicted.task_probabilities, stored["task_probabilities"])
-    close(learner.predict(stored["x"], task=1, draws=5, seed=1).probabilities, stored["drawn"])
+    close(learner.predict(stored["x"], task=1, posterior_samples=5, seed=1).probabilities, stored["drawn"])
 
 
 def test_a_stored_classifier_is_one_again_and_answers_as_when_it_was_written(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_stored_folder_can_be_learned_into(name: str, tmp_path: Path) -> None:
     learner = Learner.load(tmp_path / "model", device="cpu")
     answers = [learner.logits(stored["x"], number) for number in range(len(learner.tasks))]
     x, y = stored["x"], torch.arange(len(stored["x"])) % 2
-    learner.learn(x, y, name="another")
+    learner.learn(x, y, task="another")
     learner.save(tmp_path / "model")
     assert verify_folder(tmp_path / "model") == []
     assert (tmp_path / "model" / "answers.safetensors").exists()  # not ours to remove
@@ -210,7 +210,7 @@ def test_what_json_cannot_hold_is_refused_by_name_and_nothing_is_written(tmp_pat
 
 def test_an_accuracy_is_kept_with_its_task(tmp_path: Path, digits: Scenario) -> None:
     learner = small_learner()
-    learner.learn(*small_task(0), name="first")
+    learner.learn(*small_task(0), task="first")
     learner.note_accuracy("first", 98.5)
     learner.save(tmp_path / "model")
     assert Learner.load(tmp_path / "model").tasks[0].accuracy == 98.5
@@ -224,9 +224,9 @@ def test_an_accuracy_is_kept_with_its_task(tmp_path: Path, digits: Scenario) -> 
 def test_a_save_over_what_another_has_saved_meanwhile_is_refused(tmp_path: Path) -> None:
     small_learner().save(tmp_path / "model")
     one, other = (Learner.load(tmp_path / "model") for _ in range(2))
-    one.learn(*small_task(0), name="one")
+    one.learn(*small_task(0), task="one")
     one.save(tmp_path / "model")
-    other.learn(*small_task(1), name="other")
+    other.learn(*small_task(1), task="other")
     before = (tmp_path / "model" / "manifest.json").read_bytes()
     with pytest.raises(StoreError, match=r"was saved by another process since .* save to another folder"):
         other.save(tmp_path / "model")
@@ -241,18 +241,18 @@ def test_a_model_that_a_learner_has_never_read_is_not_saved_over_unless_asked(tm
     folder = tmp_path / "model"
     mine = small_learner()
     for number in range(tasks):
-        mine.learn(*small_task(number), name=f"mine {number}")
+        mine.learn(*small_task(number), task=f"mine {number}")
     mine.save(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     other = small_learner()
-    other.learn(*small_task(5), name="other")
+    other.learn(*small_task(5), task="other")
     with pytest.raises(StoreError, match=r"holds a model that this learner was not loaded from.* overwrite=True"):
         other.save(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     other.save(folder, overwrite=True)
     assert [task.name for task in Learner.load(folder).tasks] == ["other"]
     assert (verify_model(folder).problems, verify_model(folder).foreign) == ([], [])
-    other.learn(*small_task(6), name="more")
+    other.learn(*small_task(6), task="more")
     other.save(folder)  # its own now
     with pytest.raises(StoreError, match="was saved by another process"):
         mine.save(folder)
@@ -270,10 +270,10 @@ def test_a_folder_that_was_moved_is_still_the_learners_own(tmp_path: Path) -> No
 def test_after_an_older_manifest_was_restored_the_newer_tasks_files_stay(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     learner = small_learner()
-    learner.learn(*small_task(0), name="first")
+    learner.learn(*small_task(0), task="first")
     learner.save(folder)
     old = (folder / "manifest.json").read_bytes()
-    learner.learn(*small_task(1), name="second")
+    learner.learn(*small_task(1), task="second")
     learner.save(folder)
     newer = {path.name for path in folder.glob("*-0001.*")}
     (folder / "manifest.json").write_bytes(old)

@@ -67,7 +67,7 @@ def test_learning_on_and_saving_writes_what_is_new(tmp_path: Path, reads: list[s
     late.save(tmp_path / "model")
     assert "task-0001" not in reads
     for one in (learner, late):
-        one.learn(-X, Y, name="another")
+        one.learn(-X, Y, task="another")
     late.save(tmp_path / "model")
     assert "task-0001" not in reads
     now = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "model").glob("*.safetensors")}
@@ -89,7 +89,7 @@ def test_forgetting_more_rows_and_copies_are_as_ever(tmp_path: Path, reads: list
     assert torch.equal(again.selected["hidden1"], learner.method.model.tasks[1].selected["hidden1"])
     for one in (learner, late, copied):
         one.forget(0)
-        one.more(X.roll(2, 1) + 2, Y, task="task-2", keep="always")
+        one.update(X.roll(2, 1) + 2, Y, task="task-2", keep="always")
     wanted = learner.predict(X + 1).probabilities
     assert torch.equal(late.predict(X + 1).probabilities, wanted)
     assert torch.equal(copied.predict(X + 1).probabilities, wanted)

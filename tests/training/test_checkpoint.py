@@ -76,7 +76,7 @@ def examples(number: int) -> tuple[Tensor, Tensor]:
 def begun(net: str, **changes: object) -> Learner:
     """A learner that has learnt one task."""
     learner = Learner(NETS[net](), SETTINGS.replace(**changes), seed=4, device="cpu")
-    learner.learn(*examples(0), name="first")
+    learner.learn(*examples(0), task="first")
     return learner
 
 
@@ -92,7 +92,7 @@ def same(left: Learner, right: Learner) -> bool:
 def break_off(learner: Learner, folder: Path, after: int, resume: bool, every: float = 0.0) -> bool:
     """Learn for so many steps and stop as a crash would; False if the task was finished before."""
     kept = Checkpoint(folder, every=every, resume=resume)
-    steps = learner.learn_steps(*examples(1), name="second", callbacks=[kept])
+    steps = learner.learn_steps(*examples(1), task="second", callbacks=[kept])
     for _ in range(after):
         if next(steps, "end") == "end":
             return False
@@ -127,7 +127,7 @@ STEPS = 4 * (4 + 2)  # an epoch is four steps
 def test_a_task_broken_off_anywhere_and_resumed_ends_with_the_same_bits(net: str, heads: str, tmp_path: Path) -> None:
     straight = begun(net, heads=heads)
     losses = Losses()
-    straight.learn(*examples(1), name="second", callbacks=[losses])
+    straight.learn(*examples(1), task="second", callbacks=[losses])
     begun(net, heads=heads).save(tmp_path / "begun")
     chance = random.Random(net + heads)
     # The first step, the last of an epoch, the first after the dictionary grew, the fine-tune phase, the very last.
@@ -137,7 +137,7 @@ def test_a_task_broken_off_anywhere_and_resumed_ends_with_the_same_bits(net: str
         torch.rand(3)
         resumed = Learner.load(tmp_path / "begun", net=NETS[net](), device="cpu")
         seen = Losses()
-        resumed.learn(*examples(1), name="second", callbacks=[Checkpoint(folder, resume=True), seen])
+        resumed.learn(*examples(1), task="second", callbacks=[Checkpoint(folder, resume=True), seen])
         assert same(resumed, straight), after
         assert seen.told == losses.told[-len(seen.told) :]
         assert len(seen.told) == len(losses.told) - (after - 1) // 4
@@ -147,7 +147,7 @@ def test_a_task_broken_off_anywhere_and_resumed_ends_with_the_same_bits(net: str
 @pytest.mark.parametrize("augment", ["none", "crop-flip"])
 def test_a_task_broken_off_again_and_again_ends_with_the_same_bits_too(augment: str, tmp_path: Path) -> None:
     straight = begun("convolutions", augment=augment)
-    straight.learn(*examples(1), name="second")
+    straight.learn(*examples(1), task="second")
     begun("convolutions", augment=augment).save(tmp_path / "model")
     chance, times = random.Random(0), 0
     while True:
@@ -183,8 +183,8 @@ def test_without_resume_the_task_begins_anew(tmp_path: Path) -> None:
 
 def test_with_resume_and_no_checkpoint_it_begins_at_the_beginning(tmp_path: Path) -> None:
     learner, straight = begun("mlp"), begun("mlp")
-    straight.learn(*examples(1), name="second")
-    learner.learn(*examples(1), name="second", callbacks=[Checkpoint(tmp_path / "model", resume=True)])
+    straight.learn(*examples(1), task="second")
+    learner.learn(*examples(1), task="second", callbacks=[Checkpoint(tmp_path / "model", resume=True)])
     assert same(learner, straight)
 
 
@@ -192,8 +192,8 @@ def test_a_checkpoint_of_a_task_finished_since_is_left_aside(tmp_path: Path) -> 
     """As when the process was killed after the save and before the checkpoint was removed."""
     learner = begun("mlp")
     break_off(learner, tmp_path / "model", 5, resume=False)
-    learner.learn(*examples(1), name="second")
-    learner.learn(*examples(2), name="third", callbacks=[Checkpoint(tmp_path / "model", every=0, resume=True)])
+    learner.learn(*examples(1), task="second")
+    learner.learn(*examples(2), task="third", callbacks=[Checkpoint(tmp_path / "model", every=0, resume=True)])
     assert task_in_progress(tmp_path / "model").task == "third"  # type: ignore[union-attr]
 
 
@@ -205,14 +205,14 @@ def test_other_data_another_name_another_model_are_refused(tmp_path: Path) -> No
     changed[3] += 1e-3
     for rows, labels in ((changed, y), (x, y.roll(1)), (x[:-1], y[:-1])):
         with pytest.raises(InputError, match=r"begun with other data: x or y is not the same .*leave resume out"):
-            learner.learn(rows, labels, name="second", **at)
+            learner.learn(rows, labels, task="second", **at)
     with pytest.raises(InputError, match="is of task 'second' and cannot be resumed as '2nd': its name"):
-        learner.learn(x, y, name="2nd", **at)
+        learner.learn(x, y, task="2nd", **at)
     other = begun("mlp", kappa=0.4)
     with pytest.raises(InputError, match="the model or a setting is not the same"):
-        other.learn(x, y, name="second", **at)
+        other.learn(x, y, task="second", **at)
     assert [task.name for task in learner.tasks] == ["first"]
-    learner.learn(x, y, name="second", **at)
+    learner.learn(x, y, task="second", **at)
 
 
 def test_a_damaged_checkpoint_is_refused_and_can_be_thrown_away(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_a_damaged_checkpoint_is_refused_and_can_be_thrown_away(tmp_path: Path) 
         path = next((tmp_path / "model" / IN_PROGRESS).glob(f"{damage}*"))
         path.write_bytes(path.read_bytes()[:-9])
         with pytest.raises(StoreError, match=r"manifest|bytes instead of"):
-            learner.learn(x, y, name="second", callbacks=[Checkpoint(tmp_path / "model", resume=True)])
-    learner.learn(x, y, name="second", callbacks=[Checkpoint(tmp_path / "model")])
+            learner.learn(x, y, task="second", callbacks=[Checkpoint(tmp_path / "model", resume=True)])
+    learner.learn(x, y, task="second", callbacks=[Checkpoint(tmp_path / "model")])
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -275,15 +275,15 @@ def test_on_a_gpu_a_recorded_step_is_resumed_to_the_same_bits(tmp_path: Path) ->
         return Learner(convolutions(), SETTINGS, seed=4, device="cuda")
 
     straight = fresh()
-    straight.learn(*examples(0), name="second")
+    straight.learn(*examples(0), task="second")
     for after in (1, 5, 10, 17, STEPS):
         kept = Checkpoint(tmp_path / str(after), every=0)
-        steps = fresh().learn_steps(*examples(0), name="second", callbacks=[kept])
+        steps = fresh().learn_steps(*examples(0), task="second", callbacks=[kept])
         for _ in range(after):
             next(steps)
         steps.close()
         resumed = fresh()
-        resumed.learn(*examples(0), name="second", callbacks=[Checkpoint(tmp_path / str(after), resume=True)])
+        resumed.learn(*examples(0), task="second", callbacks=[Checkpoint(tmp_path / str(after), resume=True)])
         assert same(resumed, straight), after
 
 
@@ -293,14 +293,14 @@ def test_an_interrupt_after_the_last_step_leaves_the_folder_unlocked(
 ) -> None:
     learner = Learner(mlp(), SETTINGS, device="cpu")
     x, y = torch.randn(80, 1, 4, 4), torch.arange(80) % 2
-    learner.learn(x, y, name="first")
+    learner.learn(x, y, task="first")
     watching = Checkpoint(tmp_path / "model")
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(IBPWF, "use", interrupted)  # asked before the task counts
-    learn = partial(learner.more, task="first") if update else partial(learner.learn, name="second")
+    learn = partial(learner.update, task="first") if update else partial(learner.learn, task="second")
     with pytest.raises(KeyboardInterrupt):
         learn(x, y, callbacks=[watching])
     monkeypatch.undo()

@@ -229,7 +229,7 @@ def test_a_plain_list_of_batches_is_learned_as_well() -> None:
         Settings(epochs=2, finetune_epochs=1, batch_size=16),
         device="cpu",
     )
-    info = learner.learn(list(zip(x.split(16), y.split(16), strict=True)), name="list")
+    info = learner.learn(list(zip(x.split(16), y.split(16), strict=True)), task="list")
     assert (info.examples, info.classes) == (64, (0, 1))
 
 

@@ -83,7 +83,7 @@ def learned(*given: object, callbacks: tuple[Checkpoint, ...] = ()) -> Learner:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     learner = Learner(net, QUICK.replace(held_out=0.1), seed=1, device="cpu")
-    learner.learn(*given, name="a", callbacks=callbacks)  # type: ignore[arg-type]
+    learner.learn(*given, task="a", callbacks=callbacks)  # type: ignore[arg-type]
     return learner
 
 

@@ -137,9 +137,9 @@ def test_a_task_that_was_broken_off_is_resumed_to_the_same_bits(at: int, tmp_pat
 def test_earlier_tasks_answer_with_the_same_bits_after_one_that_was_stopped() -> None:
     learner = Learner(network(16), STOPPED, seed=1)
     x, y = rows()
-    learner.learn(x, y, name="a")
+    learner.learn(x, y, task="a")
     before = learner.logits(x, "a")
-    learner.learn(*rows(seed=3), name="b")
+    learner.learn(*rows(seed=3), task="b")
     assert torch.equal(learner.logits(x, "a"), before)
 
 
@@ -233,8 +233,8 @@ def test_a_table_network_keeps_every_tasks_scale_and_comes_back_from_disk(tmp_pa
     torch.manual_seed(0)
     learner = Learner(table_network(8, list(range(8)), [16], 2, bins=4), settings, seed=1)
     x, y = rows(noise=0.2)
-    learner.learn(x, y, name="a")
-    learner.learn(100 * x + 7, 1 - y, name="b")  # another scale, and nobody says so
+    learner.learn(x, y, task="a")
+    learner.learn(100 * x + 7, 1 - y, task="b")  # another scale, and nobody says so
     right = [
         float((learner.logits(some, task).argmax(1) == labels).float().mean())
         for some, task, labels in ((x, "a", y), (100 * x + 7, "b", 1 - y))

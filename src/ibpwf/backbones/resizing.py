@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 Resize = Literal["bilinear", "bicubic"]
 
@@ -18,7 +18,7 @@ def stored_resize(content: Mapping[str, Any]) -> Resize:
     """How a model that was stored resizes its images."""
     found: Resize = content["resize"]
     if found not in get_args(Resize):
-        raise NotWhole(f"images are resized by {found!r}, which is none of {', '.join(get_args(Resize))}")
+        raise CorruptModelError(f"images are resized by {found!r}, which is none of {', '.join(get_args(Resize))}")
     return found
 
 

@@ -26,10 +26,10 @@ from ibpwf.training.callbacks import Callback
 if TYPE_CHECKING:
     from ibpwf.cli.screen import Screen
     from ibpwf.estimator.recipes import Recipe
-    from ibpwf.more_rows import Keep, MoreRows
     from ibpwf.own_data.learning import LearnedTask
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
     from ibpwf.training.linear import HeldOut
+    from ibpwf.update import Keep, Update
 
 NOT_KEPT = 1
 """The exit code where more rows of a task made it worse and nothing was kept."""
@@ -41,10 +41,10 @@ def learn_command(
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="The task's name.", show_default="the file's name")
     ] = None,
-    more: Annotated[
+    update: Annotated[
         str | None,
         typer.Option(
-            "--more",
+            "--update",
             metavar="TASK",
             help="The rows are more of a task that is there: a new version of it, kept if rows held out (a fifth, or "
             "--validate) are answered no worse. The old one stays as TASK@1.",
@@ -52,9 +52,9 @@ def learn_command(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --more: show what would change, and write nothing.")
+        bool, typer.Option("--dry-run", help="With --update: show what would change, and write nothing.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --more: keep it though answers get worse.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --update: keep it though answers get worse.")] = False,
     label: own.Label = None,
     ignore: own.Ignore = None,
     categories: Annotated[
@@ -175,7 +175,7 @@ def learn_command(
 
     Settings are chosen with the first task; later ones have the same.
     """
-    _check_more(more, task, dry_run=dry_run, force=force, resume=resume or anew)
+    _check_update(update, task, dry_run=dry_run, force=force, resume=resume or anew)
     if not model.is_file():  # else the two were swapped, which is said below
         check_data(data)
     read = own.read_options(
@@ -208,7 +208,7 @@ def learn_command(
     torch.set_flush_denormal(True)
     from ibpwf.cli.screen import Screen
     from ibpwf.own_data.learning import LearnOptions, learn_file
-    from ibpwf.own_data.more import learn_more
+    from ibpwf.own_data.update import update_file
     from ibpwf.storage.checkpoint_folder import task_in_progress
 
     screen = Screen(stderr=json_)
@@ -219,17 +219,19 @@ def learn_command(
             read = replace(read, progress=bar.reading)
             how = LearnOptions(read, validate, checkpoint_minutes, resume, anew, device, [bar], stop, bar.say_recipe)
             how = replace(how, on_disk=on_disk)
-            if more is None:
+            if update is None:
                 learned = learn_file(model, data, own.task_name(data) if task is None else task, parameters, how)
             else:
                 keep: Keep = "never" if dry_run else "always" if force else "better"
-                tried = learn_more(model, data, more, parameters, how, keep)
+                tried = update_file(model, data, update, parameters, how, keep)
     except KeyboardInterrupt:
         kept = task_in_progress(model) if model.is_dir() else None
         say(_interrupted(model, kept is not None), err=True)
         raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
-    if more is not None:
-        show_more(screen, tried, {"model": str(model), "data": str(data), "task": more, "dry_run": dry_run}, json_)
+    if update is not None:
+        show_update(
+            screen, tried, {"model": str(model), "data": str(data), "task": update, "dry_run": dry_run}, json_
+        )
         if tried is not None and not tried.kept and not dry_run and not caught:
             raise typer.Exit(NOT_KEPT)
     elif json_:
@@ -240,12 +242,14 @@ def learn_command(
         raise typer.Exit(128 + caught[0])
 
 
-def _check_more(more: str | None, task: str | None, *, dry_run: bool, force: bool, resume: bool) -> None:
+def _check_update(update: str | None, task: str | None, *, dry_run: bool, force: bool, resume: bool) -> None:
     """Refuse options that say nothing, or two things."""
-    if more is None and (dry_run or force):
-        raise InputError(f"{'--dry-run' if dry_run else '--force'} is for more rows of a task; give --more TASK too.")
-    if more is not None and task is not None:
-        raise InputError("--more and --task were both given; --more names the task that the rows are more of.")
+    if update is None and (dry_run or force):
+        raise InputError(
+            f"{'--dry-run' if dry_run else '--force'} is for more rows of a task; give --update TASK too."
+        )
+    if update is not None and task is not None:
+        raise InputError("--update and --task were both given; --update names the task that the rows are more of.")
     if dry_run and (force or resume):
         raise InputError("--dry-run keeps nothing and leaves nothing; give it without --force, --resume and --anew.")
 
@@ -397,7 +401,7 @@ def beside(held_out: HeldOut) -> str:
     )
 
 
-def show_more(screen: Screen, tried: MoreRows | None, given: dict[str, Any], json_: bool) -> None:
+def show_update(screen: Screen, tried: Update | None, given: dict[str, Any], json_: bool) -> None:
     """What more rows of a task came to; None where they had been learnt already."""
     if json_:
         print_json({**given, "already": tried is None, **({} if tried is None else asdict(tried))})
@@ -408,13 +412,15 @@ def show_more(screen: Screen, tried: MoreRows | None, given: dict[str, Any], jso
         return
     name = printable(tried.task)
     screen.say(f"Tried version {tried.version} of task '{name}' with {tried.rows:,} more rows from {data}.")
-    if tried.held_out:
+    if tried.validation_rows:
         pairs = (
             (tried.accuracy_before, tried.accuracy, "given"),
             (tried.accuracy_inferred_before, tried.accuracy_inferred, "inferred"),
         )
         parts = [f"{old:.2f} → {new:.2f} % with the task {how}" for old, new, how in pairs]
-        screen.say(f"Accuracy on {tried.held_out:,} of these rows held out, before and after: {', '.join(parts)}.")
+        screen.say(
+            f"Accuracy on {tried.validation_rows:,} of these rows held out, before and after: {', '.join(parts)}."
+        )
     screen.say(
         f"Answers that change on the file's rows: {tried.changed:.2f} % with the task given, "
         f"{tried.changed_inferred:.2f} % with the task inferred."

@@ -186,7 +186,7 @@ def show(screen: Screen, report: ModelReport) -> None:
     say("\nhistory", "bold")
     for line in report.history:
         version = f" (ibpwf {line['version']})" if line.get("version") else ""
-        event = "learnt more rows:" if line["event"] == "more" else line["event"]
+        event = line["event"]
         say(f"  {event} task {line['serial'] + 1}{names_of.get(line['serial'], '')}{version}")
 
 

@@ -12,7 +12,7 @@ import typer
 from ibpwf.cli import reading as own
 from ibpwf.device import check_device
 from ibpwf.errors import printable
-from ibpwf.limits import check_draws
+from ibpwf.limits import check_posterior_samples
 
 if TYPE_CHECKING:
     from ibpwf.cli.screen import Screen
@@ -38,9 +38,11 @@ def predict_command(
             show_default="a few rows are shown",
         ),
     ] = None,
-    draws: Annotated[
+    posterior_samples: Annotated[
         int,
-        typer.Option("--draws", metavar="M", help="Average over M posterior draws; adds mutual information."),
+        typer.Option(
+            "--posterior-samples", metavar="M", help="Average over M posterior draws; adds mutual information."
+        ),
     ] = 0,
     fast: own.Fast = False,
     ignore: own.Ignore = None,
@@ -56,7 +58,7 @@ def predict_command(
     """
     own.check_paths(model, data)
     check_device(device)
-    check_draws(draws, name="--draws")
+    check_posterior_samples(posterior_samples, name="--posterior-samples")
     options = own.read_options(
         unknown=unknown, missing=missing, size=size, channels=channels, ignore=ignore, with_labels=False
     )
@@ -72,7 +74,7 @@ def predict_command(
     seen = Seen()
     write = None
     with contextlib.ExitStack() as held:
-        for rows in answer_rows(classifier, batches, task, draws, own.option):
+        for rows in answer_rows(classifier, batches, task, posterior_samples, own.option):
             if out is not None:
                 write = write or held.enter_context(rows_file(out))
                 write(rows)

@@ -136,7 +136,7 @@ def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
     return weights
 
 
-def told_by_router(learner: Learner) -> bool:
+def has_class_scores(learner: Learner) -> bool:
     """Whether every class of every task is looked at to infer a task, by a router, or by Gaussians of tasks and
     classes; anything else cannot tell what is new."""
     inference = learner.method.inference

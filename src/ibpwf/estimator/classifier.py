@@ -23,11 +23,11 @@ from ibpwf.estimator.answering import MOST_NOVEL, ROWS_AT_ONCE, Answers, asks, e
 from ibpwf.estimator.building import (
     check_as_before,
     gaussians,
+    has_class_scores,
     make_learner,
     make_settings,
     plain_weights,
     settings_of_next_task,
-    told_by_router,
 )
 from ibpwf.estimator.preparing import Preparation, checked_rows
 from ibpwf.estimator.recipes import AUTO, Plan
@@ -39,7 +39,6 @@ from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
 from ibpwf.learner_state import Learned
 from ibpwf.limits import check_rate
-from ibpwf.more_rows import HELD_OUT, Keep, MoreRows, known_task, unknown_label
 from ibpwf.plain_arrays import numbers, plain
 from ibpwf.settings import Settings
 from ibpwf.storage.folder import lock_folder
@@ -51,6 +50,7 @@ from ibpwf.streaming.stream import Segment, Stream
 from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
+from ibpwf.update import VALIDATION_FRACTION, Keep, Update, known_task, unknown_label
 
 ROWS = "rows"
 """Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
@@ -170,20 +170,20 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         how = {"sample_weight": sample_weight, "callbacks": callbacks}
         return self._learn(X, y, task, **how)
 
-    def more(
+    def update(
         self,
         X: Any,
         y: Any,
         task: str | int,
         *,
         keep: Keep = "better",
-        held_out: float = HELD_OUT,
+        validation_fraction: float = VALIDATION_FRACTION,
         callbacks: Sequence[Callback] = (),
-    ) -> MoreRows:
+    ) -> Update:
         """Learn more rows of a task that is known, as a new version of it; the old one stays, and answers to
-        task="name@1". `keep` and `held_out` say when it is kept, and a version that is kept and answers clearly
-        worse is a warning (see `Learner.more`); the result, what changed."""
-        result, doubt = self._update(X, y, task, keep, held_out, callbacks, warns=True)
+        task="name@1". `keep` and `validation_fraction` say when it is kept, and a version that is kept and answers
+        clearly worse is a warning (see `Learner.update`); the result, what changed."""
+        result, doubt = self._update(X, y, task, keep, validation_fraction, callbacks, warns=True)
         if doubt is not None:
             warnings.warn(doubt, stacklevel=2)
         return result
@@ -194,27 +194,27 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y: Any,
         task: str | int,
         keep: Keep = "better",
-        held_out: float = HELD_OUT,
+        validation_fraction: float = VALIDATION_FRACTION,
         callbacks: Sequence[Callback] = (),
         *,
         warns: bool = False,
-    ) -> tuple[MoreRows, str | None]:
-        """`more`, with what is to be said of the new version, where it `warns`."""
+    ) -> tuple[Update, str | None]:
+        """`update`, with what is to be said of the new version, where it `warns`."""
         self._check_tasks("updated")
-        steps = pinned_steps(self._more_steps(X, y, task, keep, held_out, callbacks, warns))
+        steps = pinned_steps(self._update_steps(X, y, task, keep, validation_fraction, callbacks, warns))
         self._writes().claim(steps, "learned")
         return finish(steps)
 
-    def _more_steps(
+    def _update_steps(
         self,
         X: Any,
         y: Any,
         task: str | int,
         keep: Keep,
-        held_out: float,
+        validation_fraction: float,
         callbacks: Sequence[Callback],
         warns: bool,
-    ) -> Generator[None, None, tuple[MoreRows, str | None]]:
+    ) -> Generator[None, None, tuple[Update, str | None]]:
         name = known_task(self.learner_.known, task).name
         learner = self._next_learner(self.learner_.info(name).examples)
         rows, y, _ = checked_rows(self, X, y, like=self._plan.first.image)
@@ -225,30 +225,32 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if label not in classes:
                 raise unknown_label(label, name, classes)
         x, numbers = torch.from_numpy(self._standardizer(rows)), torch.from_numpy(self._labels.numbers(y))
-        trial = yield from learner.try_more(x, numbers, name, keep, held_out, callbacks)
+        trial = yield from learner.try_update(x, numbers, name, keep, validation_fraction, callbacks)
         after = self._fork()
-        learner.know(trial.learned)
-        after._novelty = self._novelty_of_more(learner, trial.task, x, numbers)
+        learner.commit(trial.learned)
+        after._novelty = self._novelty_of_update(learner, trial.task, x, numbers)
         after.learner_ = learner
         both = [(model.predict(X, name), model.predict(X)) for model in (self, after)]
         result, doubt = trial.judged(y, *both), None
         if result.kept:
             doubt = trial.doubt(y, *both) if warns else None
             after.learner_ = learner = learner.fork()
-            learner.know(trial.finished())
-            after._novelty = self._novelty_of_more(learner, trial.task, x, numbers)
+            learner.commit(trial.finished())
+            after._novelty = self._novelty_of_update(learner, trial.task, x, numbers)
             after._parameters = self._plain_parameters(learner)
             self._commit(after)
         return result, doubt
 
-    def _novelty_of_more(self, learner: Learner, task: int, x: torch.Tensor, numbers: torch.Tensor) -> Novelty | None:
+    def _novelty_of_update(
+        self, learner: Learner, task: int, x: torch.Tensor, numbers: torch.Tensor
+    ) -> Novelty | None:
         """What is new beside more rows of a task."""
         if self._novelty is None:
             return None
         novelty = self._novelty.fork(gaussians(learner), self._novelty.rate)
         classes = torch.tensor(learner.tasks[task].classes)
         local = torch.searchsorted(classes, numbers).to(learner.device)
-        novelty.calibrate_more(task, zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+        novelty.calibrate_update(task, zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
         return novelty
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -330,11 +332,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x, numbers = rows.numbered(standardizer, labels)
         if learner is None:
             learner = self._new_learner(plan, settings, tuple(x.shape[1:]), len(rows.present))
-        told_by_router(learner)
+        has_class_scores(learner)
         weights = rows.weights(self.class_weight, sample_weight)
-        learned = yield from learner.learn_steps(x, numbers, name=task, weights=weights, callbacks=callbacks)
+        learned = yield from learner.learn_steps(x, numbers, task=task, weights=weights, callbacks=callbacks)
         novelty = None
-        if not told_by_router(learner):
+        if not has_class_scores(learner):
             old = None if anew else self._novelty
             novelty = Novelty(gaussians(learner), rate) if old is None else old.fork(gaussians(learner), rate)
             novelty.calibrate(rows.features(learner))
@@ -566,11 +568,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in accuracies.items())
         beside = f"right about them: online part {100 * segment.online:.1f} %" + (f", {shown}" if shown else "")
         if same is not None:
-            took = stream.options.more
+            took = stream.options.update
             if took:  # without a warning: the stream's log says how rows of the task are answered
                 self._update(segment.x, self._names(segment.y), same)
             stream.dropped[same] = stream.dropped.get(same, 0) + (0 if took else rows)
-            decision = "more of a task" if took else "old task"
+            decision = "update" if took else "old task"
             stream.note(decision, f"{segment.why}; {beside}", task=same, rows=rows)
             self._stream = stream
             stream.settled(self._told(segment.x[-stream.options.window :]))
@@ -666,9 +668,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, _, _ = checked_rows(self, X, like=self._plan.first.image)
         return torch.from_numpy(self._standardizer(rows))
 
-    def _prediction(self, X: Any, task: Any, draws: int = 0) -> Prediction:
+    def _prediction(self, X: Any, task: Any, posterior_samples: int = 0) -> Prediction:
         inputs = self._inputs(X)
-        return self.learner_.predict(inputs, plain_task(task), marginal=True, draws=draws, seed=self.learner_.seed)
+        return self.learner_.predict(
+            inputs, plain_task(task), marginal=True, posterior_samples=posterior_samples, seed=self.learner_.seed
+        )
 
     def _class_probabilities(self, prediction: Prediction) -> NDArray[np.float64]:
         """One column per label: a label that several tasks have gets the sum."""
@@ -688,13 +692,13 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tasks
 
     @asks
-    def answers(self, X: Any, task: Any = None, draws: int = 0, *, novelty: bool = True) -> Answers:
-        """All there is to say of each row at once: label, probability, task, entropy, novelty, and with `draws` the
-        mutual information. Without `novelty`, which takes longest, that is NaN. In a stream `tasks` are those
-        likeliest to have the label."""
+    def answers(self, X: Any, task: Any = None, posterior_samples: int = 0, *, novelty: bool = True) -> Answers:
+        """All there is to say of each row at once: label, probability, task, entropy, novelty, and with
+        `posterior_samples` the mutual information. Without `novelty`, which takes longest, that is NaN. In a
+        stream `tasks` are those likeliest to have the label."""
         if self._asked_of_stream(task):
             return self._answers_of_stream(X, novelty=novelty)
-        prediction = self._prediction(X, task, draws)
+        prediction = self._prediction(X, task, posterior_samples)
         probabilities = self._class_probabilities(prediction)
         best = probabilities.argmax(1)
         spread = prediction.mutual_information
@@ -725,7 +729,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if self._asked_of_stream(task):
             likeliest = self._mixed(X)[0].argmax(1)
-        elif task is not None or told_by_router(self.learner_):
+        elif task is not None or has_class_scores(self.learner_):
             likeliest = self.predict_proba(X, task).argmax(1)
         else:
             x = self._inputs(X).to(self.learner_.device)
@@ -771,12 +775,12 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(before_scikit_learn(y), self.predict(X, task), sample_weight=weights))
 
     @asks
-    def uncertainty(self, X: Any, task: Any = None, draws: int = 0) -> NDArray[np.float64]:
-        """How unsure each answer is, in nats: the entropy of `predict_proba`; with `draws`, the mutual information
-        over so many posterior samples, the part that comes from not knowing the weights (and the task)."""
-        if not draws and self._asked_of_stream(task):
+    def uncertainty(self, X: Any, task: Any = None, posterior_samples: int = 0) -> NDArray[np.float64]:
+        """How unsure each answer is, in nats: the entropy of `predict_proba`; with `posterior_samples`, the mutual
+        information over so many of them, the part that comes from not knowing the weights (and the task)."""
+        if not posterior_samples and self._asked_of_stream(task):
             return entropy(self._mixed(X)[0])
-        prediction = self._prediction(X, task, draws)
+        prediction = self._prediction(X, task, posterior_samples)
         if prediction.mutual_information is not None:
             return prediction.mutual_information.cpu().numpy()
         return self._entropy(prediction, self._class_probabilities(prediction), task)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ibpwf.errors import StoreError
-from ibpwf.estimator.building import gaussians, told_by_router
+from ibpwf.estimator.building import gaussians, has_class_scores
 from ibpwf.estimator.preparing import Preparation, read_preparation
 from ibpwf.estimator.recipes import Plan
 from ibpwf.inference.novelty import Novelty
@@ -23,7 +23,7 @@ from ibpwf.storage.model_folder import KIND as MODEL
 from ibpwf.storage.model_folder import face_of, whole_folder
 from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
 from ibpwf.storage.records import read_record
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.streaming.storing import stream_from_json, stream_to_json
 from ibpwf.streaming.stream import Stream
 
@@ -69,8 +69,8 @@ class Face:
     @classmethod
     def from_json(cls, face: Mapping[str, Any], learner: Learner) -> Self:
         novelty, names = face["novelty"], face["features"]["names"]
-        if (novelty is None) != told_by_router(learner):
-            raise NotWhole("field 'face.novelty' does not belong to the task inference")
+        if (novelty is None) != has_class_scores(learner):
+            raise CorruptModelError("field 'face.novelty' does not belong to the task inference")
         if novelty is not None:
             limits = [math.inf if limit is None else limit for limit in novelty["limits"]]
             novelty = Novelty(gaussians(learner), novelty["rate"], limits)

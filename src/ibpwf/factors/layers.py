@@ -158,7 +158,7 @@ def layer_product(layer: FactorLayer, x: Tensor) -> Tensor:
 
 
 @reference
-def deal_scores(scores: Tensor, layers: Sequence[FactorLayer]) -> None:
+def assign_scores(scores: Tensor, layers: Sequence[FactorLayer]) -> None:
     """Give every layer (a row of λ) the scores of its factors, in their order."""
     for row, layer in zip(scores, layers, strict=True):
         layer.scores = row[layer.places]

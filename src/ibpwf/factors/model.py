@@ -407,16 +407,20 @@ class FactorModel(nn.Module):
         return network(x, of.place)
 
     @pinned()
-    def drawn_states(self, task: int, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """`draws` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors the
-        task selected (appendix E). Parameters that are not sampled are repeated without a copy."""
+    def sampled_states(self, task: int, posterior_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """`posterior_samples` posterior samples of the task's weights, stacked: b_k ~ Bernoulli(π̄_k) over the factors
+        the task selected (appendix E). Parameters that are not sampled are repeated without a copy."""
         learned = self.tasks[task]
-        state = {name: tensor.expand(draws, *tensor.shape) for name, tensor in learned.own.items()}
+        state = {name: tensor.expand(posterior_samples, *tensor.shape) for name, tensor in learned.own.items()}
         for name in self.layers:
             factors, strength = self.selected_factors(task, name)
             probability = learned.vectors[name].logit[factors.positions].sigmoid()
             noise = torch.rand(
-                draws, len(probability), generator=generator, device=probability.device, dtype=torch.float32
+                posterior_samples,
+                len(probability),
+                generator=generator,
+                device=probability.device,
+                dtype=torch.float32,
             )
             scores = strength * (noise < probability)
             state[self.weights[name].parameter] = self._composed_weight(name, factors, scores)

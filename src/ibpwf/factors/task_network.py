@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibpwf.factors.compiled import call
 from ibpwf.factors.dictionary import Dictionary, FactorBlock
-from ibpwf.factors.layers import FactorLayer, FactorWeight, deal_scores, factor_layer, xavier
+from ibpwf.factors.layers import FactorLayer, FactorWeight, assign_scores, factor_layer, xavier
 from ibpwf.factors.learned import LearnedTask
 from ibpwf.factors.posterior import LayerVectors, TaskPosterior, initial_vectors
 from ibpwf.factors.pretrained import (
@@ -81,7 +81,7 @@ class TaskNetwork(nn.Module):
             net.get_submodule(model.head).requires_grad_(True)
         if version_of is not None:
             load_tensors(net, version_of.own)
-        self.lent = nn.ModuleList()
+        self.composed_weights = nn.ModuleList()
         self._lent: dict[str, tuple[Weight, FactorWeight]] = {}
         start = []
         for name in model.layers:
@@ -89,7 +89,7 @@ class TaskNetwork(nn.Module):
             start.append(vectors)
             if isinstance(layer, FactorWeight):
                 self._lent[name] = (model.weights[name], layer)
-                self.lent.append(layer)
+                self.composed_weights.append(layer)
             else:
                 replace_module(net, name, layer)
         self.network = net
@@ -160,7 +160,7 @@ class TaskNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.posterior.strength if self.selected else self.posterior.sample_scores(self.noise)
-        deal_scores(scores, list(self.factor_layers.values()))
+        assign_scores(scores, list(self.factor_layers.values()))
         with self._own_random_numbers(x.device):
             return self._outputs(x)
 
@@ -175,7 +175,7 @@ class TaskNetwork(nn.Module):
         scores: Tensor = self.posterior.strength
         if not self.selected:
             scores = scores * self.posterior.logit.sigmoid()
-        deal_scores(scores, list(self.factor_layers.values()))
+        assign_scores(scores, list(self.factor_layers.values()))
         self.eval()
         try:
             return self._outputs(x)
@@ -189,7 +189,7 @@ class TaskNetwork(nn.Module):
         share = self.posterior.logit.sigmoid() if selection is None else torch.zeros_like(self.posterior.logit)
         for row, chosen in enumerate((selection or {}).values()):
             share[row, : len(chosen)] = chosen
-        deal_scores(self.posterior.strength * share, list(self.factor_layers.values()))
+        assign_scores(self.posterior.strength * share, list(self.factor_layers.values()))
         self.eval()
         norms = [module for module in self.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
         for norm in norms:
@@ -314,7 +314,7 @@ class TaskNetwork(nn.Module):
     def trainable(self, *, posterior: bool) -> list[nn.Parameter]:
         """What the optimiser moves; without the posterior only r of it (the fine-tune phase)."""
         inner = list(self.posterior.parameters()) if posterior else [self.posterior.strength]
-        outer = [*self.network.parameters(), *self.lent.parameters()]
+        outer = [*self.network.parameters(), *self.composed_weights.parameters()]
         return [p for p in [*outer, *inner] if p.requires_grad and p.numel()]
 
 

@@ -1,6 +1,6 @@
 """Products with locked and free factors, forward and back, each as one operation.
 
-Stands for `factors.layers.arrange`, `layer_weight`, `layer_product` and `deal_scores`.
+Stands for `factors.layers.arrange`, `layer_weight`, `layer_product` and `assign_scores`.
 
 A layer keeps all its factors side by side in memory, locked ones first, a row each of W_aᵀ and W_b; the free ones'
 parameters are a part of it, so that an optimizer moves the very numbers that are multiplied. One product then takes
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ibpwf.dispatch import stands_for
-from ibpwf.factors.layers import FactorLayer, arrange, deal_scores, layer_product, layer_weight
+from ibpwf.factors.layers import FactorLayer, arrange, assign_scores, layer_product, layer_weight
 
 
 class Joined(NamedTuple):
@@ -220,7 +220,7 @@ def _all_joined(scores: Tensor, layers: Sequence[FactorLayer]) -> bool:
     return all(layer.layout is not None for layer in layers)
 
 
-@stands_for(deal_scores, when=_all_joined)
+@stands_for(assign_scores, when=_all_joined)
 def ordered_scores(scores: Tensor, layers: Sequence[FactorLayer]) -> None:
     """All layers' scores by one gather. The order is kept with the first layer until the factors change."""
     places = [layer.places for layer in layers]

@@ -108,11 +108,11 @@ class TaskInference(ABC):
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """Take up the next task's (φ, y), where y counts its `classes` from 0."""
 
-    def more(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+    def update(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """Take up more (φ, y) of a task, as if they had come with its first ones; a class may have none."""
         raise InputError(
             f"{type(self).__name__} cannot take more rows of a task that it has learned; learn them as another task, "
-            "or give it a method `more` (docs/extending.md)."
+            "or give it a method `update` (docs/extending.md)."
         )
 
     @abstractmethod

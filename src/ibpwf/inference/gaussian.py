@@ -22,7 +22,7 @@ from ibpwf.distributed import Group
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, State, TaskInference
 from ibpwf.limits import check_features
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 LARGEST = 1e150
 """Of a mean or covariance: the product of two such numbers is still one."""
@@ -188,11 +188,11 @@ class GaussianTaskInference(TaskInference):
         for group in groups:
             self.add(task, group)
 
-    def more(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+    def update(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """The ridge is a share of the first task's variance. If it is this one's, it is so of all its rows again."""
         places = [place for place, owner in enumerate(self.owner) if owner == task]
         old = [self.groups[place] for place in places]
-        new = self.with_more(old, batches, classes)
+        new = self.updated(old, batches, classes)
         if task == 0 and math.isclose(self.ridge * self.scale_of(old), self.absolute_ridge or 0.0, rel_tol=1e-9):
             self.set_scale(new)
             self._each = {}
@@ -200,7 +200,7 @@ class GaussianTaskInference(TaskInference):
             self.groups[place] = group
         self._changed()
 
-    def with_more(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
+    def updated(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
         """A task's groups, of more rows."""
         sums = self._sums_of(batches, classes)
         return [added(old, new.finish()) if new.count else old for old, new in zip(groups, sums, strict=True)]
@@ -327,11 +327,11 @@ class GaussianTaskInference(TaskInference):
 
     def check_tasks(self, classes: Mapping[int, int]) -> None:
         if (self.absolute_ridge is None) != (not classes):
-            raise NotWhole(f"absolute_ridge is {self.absolute_ridge} with {len(classes)} tasks")
+            raise CorruptModelError(f"absolute_ridge is {self.absolute_ridge} with {len(classes)} tasks")
         for number, (serial, count) in enumerate(classes.items()):
             found = len(self.groups_of(number))
             if found != self.groups_for(count):
-                raise NotWhole(f"task {serial} has {found} Gaussians, which are not its own")
+                raise CorruptModelError(f"task {serial} has {found} Gaussians, which are not its own")
 
     def export_module(self) -> nn.Module:
         return GaussianScores(self)

@@ -76,7 +76,7 @@ class Novelty:
         """Set the next task's limit from φ and class numbers (from 0) of its own training rows."""
         self.limits.append(self._limit(len(self.limits), batches))
 
-    def calibrate_more(self, task: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def calibrate_update(self, task: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Move a task's limit out for more rows of it, where they lie farther out; nobody knows any more how far the
         old ones do."""
         self._whitened = {}  # the ridge may be another

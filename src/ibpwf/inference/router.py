@@ -37,7 +37,7 @@ from ibpwf.inference.ridge_sums import (
     together,
     unpacked,
 )
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 SHARPNESS = 10.0
 """By which f is multiplied to be log P(class | φ). On held-out training images the likelihood was largest at 12 to 15
@@ -95,7 +95,7 @@ class RidgeRouter(TaskInference):
         self._check_width(new)
         self._take((*self._sums.tasks, new), new, apart=self.keep_sums_per_task)
 
-    def more(self, task: int, batches: Iterable[Batch], classes: int) -> None:
+    def update(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         tasks = self._sums.tasks
         new = accumulated(batches, classes, self.precision, self.group, every_class=False)
         self._check_width(new)
@@ -156,7 +156,9 @@ class RidgeRouter(TaskInference):
 
     def check_tasks(self, classes: Mapping[int, int]) -> None:
         if self.columns() != list(classes.values()):
-            raise NotWhole(f"the router's tasks have {self.columns()} classes, which are not those of the tasks")
+            raise CorruptModelError(
+                f"the router's tasks have {self.columns()} classes, which are not those of the tasks"
+            )
 
     def export_module(self) -> nn.Module:
         if type(self).class_log_scores is not RidgeRouter.class_log_scores:  # of a router derived from this one

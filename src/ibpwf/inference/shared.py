@@ -71,7 +71,7 @@ class SharedGaussianInference(GaussianTaskInference):
     def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
         return class_moments(batches, classes, self.group)
 
-    def with_more(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
+    def updated(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
         return pooled(groups, class_moments(batches, classes, self.group))
 
     def ridge_for(self, rows: int) -> float:

@@ -18,7 +18,7 @@ def entropy(probabilities: Tensor) -> Tensor:
     return -total
 
 
-def draw_probabilities(
+def sampled_probabilities(
     net: nn.Module,
     stacked: Mapping[str, Tensor],
     x: Tensor,
@@ -37,7 +37,7 @@ def draw_probabilities(
     with torch.no_grad():
         for start in range(0, len(x), chunk):
             rows = slice(start, start + chunk)
-            scores = _all_draws(net, dict(stacked), x[rows], logits).double()
+            scores = _all_samples(net, dict(stacked), x[rows], logits).double()
             p = (scores if beside is None else scores + beside[rows]).softmax(-1)
             means.append(p.mean(0))
             entropies.append(entropy(p).mean(0))
@@ -80,7 +80,7 @@ def _attention(
     return out
 
 
-def _all_draws(
+def _all_samples(
     net: nn.Module,
     stacked: dict[str, Tensor],
     rows: Tensor,
@@ -97,5 +97,7 @@ def _all_draws(
         with PlainAttention():
             return vmap(one)(stacked)
     except RuntimeError:  # the network has an operation that cannot be batched, such as an LSTM
-        draws = len(next(iter(stacked.values())))
-        return torch.stack([one({name: tensor[draw] for name, tensor in stacked.items()}) for draw in range(draws)])
+        posterior_samples = len(next(iter(stacked.values())))
+        return torch.stack(
+            [one({name: tensor[draw] for name, tensor in stacked.items()}) for draw in range(posterior_samples)]
+        )

@@ -48,18 +48,20 @@ def answer_rows(
     classifier: ContinualClassifier,
     batches: Iterable[Examples],
     task: str | None = None,
-    draws: int = 0,
+    posterior_samples: int = 0,
     naming: Naming = argument,
 ) -> Iterator[list[Row]]:
-    """The answers in the order of the file, a batch at a time, with `draws` averaged over so many posterior draws. An
+    """The answers in the order of the file, a batch at a time, averaged over so many `posterior_samples`. An
     image is named by its file, anything else by its number, counted from 1."""
     if task is not None:
         classifier.learner_.task_number(task)  # an unknown name is refused with the nearest one
-    if draws < 0:
-        raise InputError(f"{naming('draws')} is {draws}; give the number of posterior draws, such as 100.")
+    if posterior_samples < 0:
+        raise InputError(
+            f"{naming('posterior_samples')} is {posterior_samples}; give how many to average over, such as 100."
+        )
     number = 0
     for batch in batches:
-        found = classifier.answers(batch.inputs, task, draws)
+        found = classifier.answers(batch.inputs, task, posterior_samples)
         rows: list[Row] = []
         for at in range(len(batch)):
             number += 1

@@ -171,7 +171,7 @@ def _learn(
                 Checkpoint(model, every=options.checkpoint_minutes, resume=options.resume, stop=options.stop),
             ],
         )
-    given, inferred = (share_right(classifier, test, which) for which in (task, None))
+    given, inferred = (batch_accuracy(classifier, test, which) for which in (task, None))
     classifier.learner_.note_accuracy(task, given)
     noted = {**classifier.extra_.get(ROWS, {}), task: examples.digest()}
     classifier.extra_ = {**classifier.extra_, ROWS: noted}
@@ -195,7 +195,7 @@ def resuming(options: LearnOptions) -> Iterator[None]:
         raise type(error)(error.problem, remedy=remedy) from error
 
 
-def share_right(classifier: ContinualClassifier, examples: FileRows, task: str | None) -> float:
+def batch_accuracy(classifier: ContinualClassifier, examples: FileRows, task: str | None) -> float:
     """Per cent of examples that are answered rightly."""
     right = sum(
         int(np.sum(classifier.predict(part.inputs, task) == np.array(part.y)))

@@ -41,11 +41,11 @@ from ibpwf.storage.folder import MANIFEST, lock_folder
 
 _ID = re.compile("[0-9a-f]{16}")
 
-Kind = Literal["learn", "more", "forget"]
+Kind = Literal["learn", "update", "forget"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
 
-CHANGES: dict[Kind, str] = {"learn": "learnt", "more": "more", "forget": "forgot"}
+CHANGES: dict[Kind, str] = {"learn": "learnt", "update": "updated", "forget": "forgot"}
 """What a model's history says of a job that has changed it."""
 
 KEPT = 50

@@ -42,14 +42,14 @@ FORMATS = ("onnx", "pt2", "safetensors", "peft", "mlflow", "folder")
 async def learn(service: Service, request: Request, caller: Caller) -> Response:
     """Upload a table, arrays or a zip archive of images as the next task, or as more rows of one."""
     model, query = service.model(request), request.query_params
-    task, more = _task_name(query.get("task")), _flag(query.get("more"), "more", False)
+    task, update = _task_name(query.get("task")), _flag(query.get("update"), "update", False)
     queue = _flag(query.get("queue"), "queue", True)
     newest = model.newest
     if newest.layout is None:
         raise Refused(
             409, f"model '{model.name}' was not learnt from files, so the columns it expects are not known."
         )
-    if more and task not in newest.tasks:
+    if update and task not in newest.tasks:
         raise bad(f"there is no task {quoted(task)} to learn more rows of; there are {', '.join(newest.tasks[:8])}.")
     options: dict[str, Any] = {
         "label": query.get("label"),
@@ -60,7 +60,7 @@ async def learn(service: Service, request: Request, caller: Caller) -> Response:
     }
     job = new_job(
         model.name,
-        "more" if more else "learn",
+        "update" if update else "learn",
         task,
         caller.name,
         options=options,

@@ -75,7 +75,7 @@ _PARAMETERS: dict[str, list[Schema]] = {
     "POST /v2/models/{model}/tasks": [
         _TASK,
         _query("label", "The column with the labels."),
-        _query("more", "More rows of a task that is known.", type="boolean"),
+        _query("update", "More rows of a task that is known.", type="boolean"),
         _query("keep", "Of more rows: better, or always to keep them in any case."),
         _query("categories", "A column of categories that look like numbers; repeatable."),
         *_READING,

@@ -63,7 +63,7 @@ class Version:
 
     number: int
     serial: int
-    more: bool = False
+    is_update: bool = False
 
 
 def all_versions(history: Events) -> tuple[list[Version], list[Version]]:
@@ -76,7 +76,7 @@ def all_versions(history: Events) -> tuple[list[Version], list[Version]]:
             there = [version for version in there if version.serial != event["serial"]]
         else:
             number += 1
-            there.append(Version(number, int(event["serial"]), event["event"] == "more"))
+            there.append(Version(number, int(event["serial"]), event["event"] == "updated"))
     return there, withdrawn
 
 
@@ -182,7 +182,7 @@ class FolderVersions:
         found = dict[int, int]()
         for back, version in enumerate(reversed(left)):
             found[version.number] = back
-            if version.more or not self.looks_back:
+            if version.is_update or not self.looks_back:
                 break
         return found
 

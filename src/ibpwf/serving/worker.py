@@ -179,7 +179,7 @@ def _forget(model: Path, task: str, kept: Any) -> dict[str, Any]:
 def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str) -> dict[str, Any]:
     from ibpwf.data import ReadOptions
     from ibpwf.own_data.learning import LearnOptions, learn_file
-    from ibpwf.own_data.more import learn_more
+    from ibpwf.own_data.update import update_file
     from ibpwf.serving.protocol import in_query
 
     data, told = _data(model, job), list[str]()
@@ -195,9 +195,9 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str)
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        if job["kind"] == "more":
-            more = learn_more(model, data, job["task"], None, options, job["keep"])
-            found: dict[str, Any] = {"already": True} if more is None else asdict(more)
+        if job["kind"] == "update":
+            update = update_file(model, data, job["task"], None, options, job["keep"])
+            found: dict[str, Any] = {"already": True} if update is None else asdict(update)
         else:
             found = asdict(learn_file(model, data, job["task"], None, options))
     told += [str(one.message) for one in caught if issubclass(one.category, UserWarning)]

@@ -31,7 +31,7 @@ from ibpwf.storage.folder import (
     standing_in_the_way,
     verify_folder,
 )
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 KIND = "ibpwf-model"
 
@@ -191,7 +191,7 @@ def whole_folder(path: str | Path) -> Iterator[None]:
     except StoreError:
         raise
     except DAMAGE as error:
-        what = str(error) if isinstance(error, NotWhole) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, CorruptModelError) else f"{type(error).__name__}: {error}"
         what = " ".join(what.split())
         raise StoreError(f"{path} is not a whole model folder ({what}); restore it from a copy.") from None
 
@@ -201,6 +201,6 @@ def storable(path: str | Path) -> Iterator[None]:
     """What would not be read again, found before it is written, as one clear error."""
     try:
         yield
-    except NotWhole as error:
+    except CorruptModelError as error:
         remedy = "Forget the last task, put its inputs on one scale, and learn it anew with a lower learning_rate"
         raise StoreError(f"cannot save to {str(path)!r}: {error}. {remedy}; nothing was written.") from None

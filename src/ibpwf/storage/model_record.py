@@ -60,7 +60,7 @@ class StoredTask(Record):
 class Event(Record):
     """A line of the history."""
 
-    event: Literal["learnt", "more", "forgot"]
+    event: Literal["learnt", "updated", "forgot"]
     serial: Serial
     version: str | None
 

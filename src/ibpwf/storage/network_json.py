@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ibpwf.errors import InputError, StoreError
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.torch_state import called_in_float32
 
 _LEAVES: dict[str, type[nn.Module]] = {
@@ -283,7 +283,7 @@ def _checked_arguments(arguments: object, allowed: Mapping[str, Any], where: str
 def _made(make: Callable[[], nn.Module], what: str, where: str) -> nn.Module:
     try:
         return make()
-    except NotWhole:
+    except CorruptModelError:
         raise
     except Exception as error:  # torch refuses bad arguments with many kinds of error
         raise _refused(f"{where}.arguments", f"do not make {what} ({' '.join(str(error).split())})") from error
@@ -343,11 +343,11 @@ def check_runs(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
                     functional_call(net, meta, (torch.empty(1, *shape, device="meta", dtype=torch.float32),)).shape
                 )
         return tuple(net(torch.zeros(1, *shape, device=next(net.parameters()).device, dtype=torch.float32)).shape)
-    except NotWhole:
+    except CorruptModelError:
         raise
     except Exception as error:  # a network's own code may raise anything
         what = next(iter(str(error).splitlines()), type(error).__name__)
-        raise NotWhole(f"the network does not take inputs of shape {list(shape)}: {what}") from error
+        raise CorruptModelError(f"the network does not take inputs of shape {list(shape)}: {what}") from error
     finally:
         for handle in handles:
             handle.remove()
@@ -362,4 +362,6 @@ def _usual(net: nn.Module, shape: tuple[int, ...]) -> bool:
 
 def _check_size(module: nn.Module, inputs: object, output: object) -> None:
     if isinstance(output, Tensor) and output.numel() > MOST_AT_ONCE:
-        raise NotWhole(f"a {type(module).__name__} of the network gives {output.numel()} numbers for one example")
+        raise CorruptModelError(
+            f"a {type(module).__name__} of the network gives {output.numel()} numbers for one example"
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.factors.learned import BLOCK, VECTORS
-from ibpwf.storage.tensor_checks import BOUNDED, Expected, NotWhole, buffer_rules
+from ibpwf.storage.tensor_checks import BOUNDED, CorruptModelError, Expected, buffer_rules
 
 if TYPE_CHECKING:
     from ibpwf.method import IBPWF
@@ -37,7 +37,7 @@ def task_shapes(method: IBPWF, part: str, tensors: Tensors, outputs: int) -> dic
     """What a task's part must hold: its own tensors, and vectors as long as its strengths are."""
     model = method.model
     if model.heads == "shared" and outputs > model.head_width:
-        raise NotWhole(f"part '{part}' has {outputs} classes, and the network {model.head_width} outputs")
+        raise CorruptModelError(f"part '{part}' has {outputs} classes, and the network {model.head_width} outputs")
     shapes = {f"own/{name}": shape for name, shape in own_shapes(method, outputs).items()}
     for name in model.layers:
         width = length(tensors, f"posterior/{name}/strength")

@@ -19,7 +19,7 @@ LARGEST = {torch.float16: 6e4, torch.bfloat16: 1e18, torch.float32: 1e18, torch.
 """Beyond these, the product of two numbers may be no number any more."""
 
 
-class NotWhole(ValueError):
+class CorruptModelError(ValueError):
     """What a folder holds does not fit together; the sentence names the part and the tensor."""
 
 
@@ -36,14 +36,14 @@ def check_part(part: str, tensors: Mapping[str, Tensor], expected: Mapping[str, 
     """Refuse a part that does not hold exactly these tensors, with numbers in them."""
     for name in expected:
         if name not in tensors:
-            raise NotWhole(f"part '{part}' has no tensor '{name}'")
+            raise CorruptModelError(f"part '{part}' has no tensor '{name}'")
     for name, tensor in tensors.items():
         if name not in expected:
-            raise NotWhole(f"part '{part}' has a tensor '{name}' that nothing reads")
+            raise CorruptModelError(f"part '{part}' has a tensor '{name}' that nothing reads")
         wanted = expected[name]
         if tuple(tensor.shape) != wanted.shape or tensor.dtype != wanted.dtype:
             found, should = _described(tensor.shape, tensor.dtype), _described(wanted.shape, wanted.dtype)
-            raise NotWhole(f"tensor '{name}' of part '{part}' is {found} instead of {should}")
+            raise CorruptModelError(f"tensor '{name}' of part '{part}' is {found} instead of {should}")
         if wanted.numbers is not None:
             check_numbers(part, name, tensor, wanted.numbers)
 
@@ -62,9 +62,11 @@ def check_numbers(part: str, name: str, tensor: Tensor, rule: str = FINITE) -> N
     low, high = (float(end) for end in torch.aminmax(tensor.detach()))  # NaN if any is
     largest = max(-low, high)
     if math.isnan(low) or (rule != NOT_NAN and math.isinf(largest)):
-        raise NotWhole(f"tensor '{name}' of part '{part}' holds NaN or infinite numbers")
+        raise CorruptModelError(f"tensor '{name}' of part '{part}' holds NaN or infinite numbers")
     if rule == BOUNDED and largest > most:
-        raise NotWhole(f"tensor '{name}' of part '{part}' holds {largest:g}; at most {most:g} can be calculated with")
+        raise CorruptModelError(
+            f"tensor '{name}' of part '{part}' holds {largest:g}; at most {most:g} can be calculated with"
+        )
 
 
 def buffer_rules(net: nn.Module) -> dict[str, str]:
@@ -102,7 +104,7 @@ class _Bounded(TorchFunctionMode):
             made = made * made if func.__name__ == "eye" and len(lengths) == 1 else made
             self.left -= max(made, LEAST)
             if self.left < 0:
-                raise NotWhole(f"the network is larger than what is stored of it ({self.most} numbers)")
+                raise CorruptModelError(f"the network is larger than what is stored of it ({self.most} numbers)")
         return func(*args, **kwargs)
 
 

@@ -32,7 +32,7 @@ class StreamOptions(FrozenSettings):
     forgetting: Annotated[float, Field(gt=0.5, le=1)] = Field(
         0.999, description="what an observation of the online part counts one row later"
     )
-    more: bool = Field(
+    update: bool = Field(
         False, description="rows that turn out to be an old task's are learned as more of it, instead of counted"
     )
 

@@ -45,9 +45,9 @@ class TaskData:
         serial: int | None = None,  # its number among all tasks ever learned, where that is not `index`
         *,
         rows: Rows | None = None,
-        more: bool = False,  # rows of task number `index`, which has been learned already
+        is_update: bool = False,  # rows of task number `index`, which has been learned already
     ) -> None:
-        self.more = more
+        self.is_update = is_update
         self.name, self.index, self.classes, self.seed = name, index, classes, seed
         self.serial = index if serial is None else serial
         if rows is None:
@@ -224,7 +224,9 @@ class Method(Objective):
         """An untrained method from its configuration."""
 
     @abstractmethod
-    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+    def predict(
+        self, x: Tensor, task: Tensor | None, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
         """Answer inputs, for a task per row (on the host), or inferring it when `task` is None."""
 
     @abstractmethod

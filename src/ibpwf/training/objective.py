@@ -22,7 +22,7 @@ class Loss(NamedTuple):
     accuracy: Tensor | None = None
 
 
-def share_right(logits: Tensor, y: Tensor) -> Tensor:
+def batch_accuracy(logits: Tensor, y: Tensor) -> Tensor:
     """The share of rows whose largest output is their label's."""
     return (logits.detach().argmax(1) == y).float().mean()
 

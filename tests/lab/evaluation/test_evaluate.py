@@ -29,7 +29,7 @@ def test_a_score_counts_right_labels_right_tasks_and_both(learned: Learner, digi
 def test_the_right_label_of_the_wrong_task_is_not_the_right_class(fresh: Learner, digits: Scenario) -> None:
     """Both tasks call their classes 0 and 1, so the label alone is right half of the time by accident."""
     for task in digits[:2]:
-        fresh.learn(task.train.x, task.train.y % 2, name=task.name)
+        fresh.learn(task.train.x, task.train.y % 2, task=task.name)
     test = digits[0].test
     found = score(fresh, 1, test.x, test.y % 2)  # task 0's images, held to be task 1's
     right_task = percent(fresh.predict(test.x).task == 1)
@@ -73,11 +73,11 @@ def test_split_mnist_is_learnt_and_nothing_of_it_forgotten() -> None:
     torch.manual_seed(0)
     learner = Learner(models.mlp(784, [400], 10), settings, seed=0)
     first = stream[0]
-    learner.learn(first.train.x, first.train.y, name=first.name)
+    learner.learn(first.train.x, first.train.y, task=first.name)
     before = score(learner, 0, first.test.x, first.test.y).task
     logits = learner.logits(first.test.x, 0)
     second = stream[1]
-    learner.learn(second.train.x, second.train.y, name=second.name)
+    learner.learn(second.train.x, second.train.y, task=second.name)
     after = [score(learner, number, task.test.x, task.test.y) for number, task in enumerate(stream)]
     assert sum(found.task for found in after) / 2 > 98
     assert before - after[0].task == 0

@@ -209,8 +209,8 @@ def test_after_a_task_the_last_model_without_later_tasks_answers_as_the_model_di
     x = stream[1].test.x
     then = []
     for task in stream:
-        learner.learn(task.train.x, task.train.y, name=task.name)
-        then.append(learner.predict(x, marginal=True, draws=8).entropy)
+        learner.learn(task.train.x, task.train.y, task=task.name)
+        then.append(learner.predict(x, marginal=True, posterior_samples=8).entropy)
     rho = uncertainty.class_probabilities(learner, x, 8)
     for t, entropy in enumerate(then):
         torch.testing.assert_close(uncertainty.entropies_after(learner, x, rho, t + 1), entropy)

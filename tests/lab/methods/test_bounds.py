@@ -35,7 +35,7 @@ def taught(request: pytest.FixtureRequest, digits: Scenario) -> DenseMethod:
 def test_every_task_is_still_known_at_the_end(taught: DenseMethod, digits: Scenario) -> None:
     for task in digits[:3]:
         t = torch.full((len(task.test.y),), task.index) if taught.problem.setting == "task" else None
-        labels = taught.predict(task.test.x, t, marginal=False, draws=0, seed=0).labels
+        labels = taught.predict(task.test.x, t, marginal=False, posterior_samples=0, seed=0).labels
         assert (labels == task.test.y).double().mean() > 0.9
 
 

@@ -68,7 +68,7 @@ def union(method: ClosedForm, digits: Scenario) -> tuple[Array, NDArray[np.int64
 
 def answer(method: ClosedForm, x: torch.Tensor, task: int | None = None) -> Array:
     t = None if task is None else torch.full((len(x),), task)
-    return method.predict(x, t, marginal=False, draws=0, seed=0).probabilities.numpy()
+    return method.predict(x, t, marginal=False, posterior_samples=0, seed=0).probabilities.numpy()
 
 
 def test_running_means_and_covariance_are_those_of_all_data_at_once(slda: SLDA, digits: Scenario) -> None:
@@ -142,7 +142,9 @@ def test_they_learn_in_both_settings(kind: str, request: pytest.FixtureRequest, 
         right = []
         for task in digits:
             t = torch.full((len(task.test.y),), task.index) if known else None
-            right.append(method.predict(task.test.x, t, marginal=False, draws=0, seed=0).labels == task.test.y)
+            right.append(
+                method.predict(task.test.x, t, marginal=False, posterior_samples=0, seed=0).labels == task.test.y
+            )
         assert torch.cat(right).double().mean() > least
 
 

@@ -27,14 +27,16 @@ def fresh(settings: ConstWFSettings = SMALL) -> ConstWF:
 
 def answer(method: ConstWF, task: Task, *, known: bool) -> Tensor:
     t = torch.full((len(task.test.y),), task.index) if known else None
-    return method.predict(task.test.x, t, marginal=not known, draws=0, seed=0).probabilities
+    return method.predict(task.test.x, t, marginal=not known, posterior_samples=0, seed=0).probabilities
 
 
 def accuracy(method: ConstWF, tasks: Sequence[Task], *, known: bool) -> float:
     right = []
     for task in tasks:
         t = torch.full((len(task.test.y),), task.index) if known else None
-        right.append(method.predict(task.test.x, t, marginal=False, draws=0, seed=0).labels == task.test.y)
+        right.append(
+            method.predict(task.test.x, t, marginal=False, posterior_samples=0, seed=0).labels == task.test.y
+        )
     return torch.cat(right).double().mean().item()
 
 
@@ -91,7 +93,7 @@ def test_one_training_answers_both_settings(taught: ConstWF, digits: Scenario) -
 
 def test_without_the_buffet_there_is_nothing_uncertain_about_the_selection(taught: ConstWF, digits: Scenario) -> None:
     t = torch.zeros(len(digits[0].test.y), dtype=torch.long)
-    drawn = taught.predict(digits[0].test.x, t, marginal=False, draws=5, seed=1)
+    drawn = taught.predict(digits[0].test.x, t, marginal=False, posterior_samples=5, seed=1)
     np.testing.assert_allclose(drawn.probabilities, answer(taught, digits[0], known=True), atol=1e-5)
 
 

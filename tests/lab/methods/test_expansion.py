@@ -34,7 +34,7 @@ def taught(request: pytest.FixtureRequest, digits: Scenario) -> Separate:
 
 def answer(method: Separate, task: Task) -> Tensor:
     t = torch.full((len(task.test.y),), task.index)
-    return method.predict(task.test.x, t, marginal=False, draws=0, seed=0).probabilities
+    return method.predict(task.test.x, t, marginal=False, posterior_samples=0, seed=0).probabilities
 
 
 def linear(layer: nn.Module, x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -168,7 +168,7 @@ def test_the_class_setting_is_refused_with_what_there_is(kind: str) -> None:
 
 def test_an_unknown_task_is_refused(taught: Separate, digits: Scenario) -> None:
     with pytest.raises(InputError, match="task="):
-        taught.predict(digits[0].test.x, None, marginal=False, draws=0, seed=0)
+        taught.predict(digits[0].test.x, None, marginal=False, posterior_samples=0, seed=0)
 
 
 def test_settings_that_make_no_sense_are_refused_by_name() -> None:

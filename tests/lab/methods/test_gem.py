@@ -30,7 +30,7 @@ def gem(setting: str, **changes: Any) -> GEM:
 
 
 def accuracy(method: Any, task: Task) -> float:
-    answer = method.predict(task.test.x, None, marginal=False, draws=0, seed=0)
+    answer = method.predict(task.test.x, None, marginal=False, posterior_samples=0, seed=0)
     return float((answer.labels == task.test.y).double().mean())
 
 

@@ -124,7 +124,9 @@ def test_the_likeliest_model_names_the_class_in_both_settings(taught: GenClassif
         right = []
         for task in digits[:3]:
             t = torch.full((len(task.test.y),), task.index) if known else None
-            right.append(taught.predict(task.test.x, t, marginal=False, draws=0, seed=0).labels == task.test.y)
+            right.append(
+                taught.predict(task.test.x, t, marginal=False, posterior_samples=0, seed=0).labels == task.test.y
+            )
         assert torch.cat(right).double().mean() > least
 
 
@@ -134,7 +136,7 @@ def test_class_probabilities_are_the_softmax_of_all_classes_likelihoods(
     x = digits[1].test.x[:20]
     scores = np.concatenate([taught.logits(x, task).double().numpy() for task in range(3)], 1)
     expected = np.exp(scores - scores.max(1, keepdims=True))
-    given = taught.predict(x, None, marginal=False, draws=0, seed=0).probabilities.numpy()
+    given = taught.predict(x, None, marginal=False, posterior_samples=0, seed=0).probabilities.numpy()
     np.testing.assert_allclose(given, expected / expected.sum(1, keepdims=True), atol=1e-6)
 
 

@@ -36,7 +36,7 @@ def make(kind: type[DenseMethod], setting: str, **changes: Any) -> Any:
 
 
 def accuracy(method: DenseMethod, task: Task) -> float:
-    answer = method.predict(task.test.x, None, marginal=False, draws=0, seed=0)
+    answer = method.predict(task.test.x, None, marginal=False, posterior_samples=0, seed=0)
     return float((answer.labels == task.test.y).double().mean())
 
 

@@ -197,7 +197,9 @@ class TestLearning:
             x, y = digits[number].test.x, digits[number].test.y
             given = torch.full((len(y),), number)
             scores.append(
-                float((method.predict(x, given, marginal=False, draws=0, seed=0).labels == y).float().mean())
+                float(
+                    (method.predict(x, given, marginal=False, posterior_samples=0, seed=0).labels == y).float().mean()
+                )
             )
         assert sum(scores) / 3 > 0.9
 
@@ -207,7 +209,7 @@ class TestAnswering:
         """Networks drawn with b at π̄, against the same weights used by hand."""
         method = learn(new("class"), digits, 0, 1)
         x = digits[1].test.x[:30]
-        got = method.predict(x, None, marginal=False, draws=1, seed=3).probabilities
+        got = method.predict(x, None, marginal=False, posterior_samples=1, seed=3).probabilities
         noise = torch.Generator().manual_seed(3)
         h = x
         for number, layer in enumerate(method.net.layers()):
@@ -222,13 +224,13 @@ class TestAnswering:
 
         def head(number: int) -> tuple[np.ndarray, np.ndarray]:
             given = torch.full((len(x),), number)
-            p = method.predict(x, given, marginal=False, draws=0, seed=0).probabilities[
+            p = method.predict(x, given, marginal=False, posterior_samples=0, seed=0).probabilities[
                 :, 2 * number : 2 * number + 2
             ]
             return p.numpy(), stats.entropy(p.numpy(), axis=1)
 
         (p0, doubt0), (p1, doubt1) = head(0), head(1)
-        answer = method.predict(x, None, marginal=False, draws=0, seed=0)
+        answer = method.predict(x, None, marginal=False, posterior_samples=0, seed=0)
         second = doubt1 < doubt0
         assert 0 < second.sum() < len(x)
         assert np.array_equal(answer.task.numpy(), second.astype(int))
@@ -236,7 +238,7 @@ class TestAnswering:
         np.testing.assert_allclose(answer.probabilities.numpy(), truth, rtol=1e-6)
         right = (doubt1.mean() < doubt0.mean()).astype(int)
         method.settings = method.settings.replace(infer_task="batch-entropy")
-        together = method.predict(x, None, marginal=False, draws=0, seed=0)
+        together = method.predict(x, None, marginal=False, posterior_samples=0, seed=0)
         assert torch.equal(together.task, torch.full((len(x),), int(right)))
 
     def test_inferring_the_task_trains_the_same_heads_as_being_given_it(self, digits: Scenario) -> None:
@@ -256,7 +258,10 @@ class TestKeeping:
         loaded.load_state(json.loads(json.dumps(content)), {name: load(save(t)) for name, t in files.items()})
         assert same(everything(method), everything(loaded))
         given = torch.zeros(30, dtype=torch.int64) if setting == "task" else None
-        answers = [m.predict(digits[0].test.x[:30], given, marginal=False, draws=0, seed=5) for m in (method, loaded)]
+        answers = [
+            m.predict(digits[0].test.x[:30], given, marginal=False, posterior_samples=0, seed=5)
+            for m in (method, loaded)
+        ]
         assert torch.equal(answers[0].probabilities, answers[1].probabilities)
         assert same(everything(learn(method, digits, 2)), everything(learn(loaded, digits, 2)))
 

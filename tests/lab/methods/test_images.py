@@ -50,7 +50,7 @@ def test_the_methods_of_table_2_learn_images_and_go_on_after_loading_with_the_sa
     ours, theirs = stored(method), stored(loaded)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    answer = method.predict(task(0).x, torch.zeros(24, dtype=torch.long), marginal=False, draws=0, seed=0)
+    answer = method.predict(task(0).x, torch.zeros(24, dtype=torch.long), marginal=False, posterior_samples=0, seed=0)
     assert answer.labels.shape == (24,)
 
 

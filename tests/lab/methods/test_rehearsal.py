@@ -33,7 +33,7 @@ def rehearsal(setting: str, size: int = 60, **changes: Any) -> Rehearsal:
 
 def accuracy(method: DenseMethod, task: Task) -> float:
     given = None if method.problem.setting == "class" else torch.full((len(task.test.y),), task.index)
-    answer = method.predict(task.test.x, given, marginal=False, draws=0, seed=0)
+    answer = method.predict(task.test.x, given, marginal=False, posterior_samples=0, seed=0)
     return float((answer.labels == task.test.y).double().mean())
 
 

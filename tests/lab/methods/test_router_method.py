@@ -42,7 +42,7 @@ def taught(request: pytest.FixtureRequest, digits: Scenario) -> Router:
 
 def answer(method: Router, x: Tensor, task: int | None = None) -> Array:
     given = None if task is None else torch.full((len(x),), task)
-    return method.predict(x, given, marginal=False, draws=0, seed=0).probabilities.numpy()
+    return method.predict(x, given, marginal=False, posterior_samples=0, seed=0).probabilities.numpy()
 
 
 def joint_fit(method: Router, tasks: list[TaskData], ridge: float) -> SklearnRidge:
@@ -86,8 +86,10 @@ def test_one_training_answers_with_the_task_given_and_inferred(taught: Router, d
     given, inferred = [], []
     for task in digits:
         t = torch.full((len(task.test.y),), task.index)
-        given.append(taught.predict(task.test.x, t, marginal=False, draws=0, seed=0).labels == task.test.y)
-        found = taught.predict(task.test.x, None, marginal=False, draws=0, seed=0)
+        given.append(
+            taught.predict(task.test.x, t, marginal=False, posterior_samples=0, seed=0).labels == task.test.y
+        )
+        found = taught.predict(task.test.x, None, marginal=False, posterior_samples=0, seed=0)
         inferred.append((found.labels == task.test.y) & (found.task == t))
     assert torch.cat(given).double().mean() > 0.97
     assert torch.cat(inferred).double().mean() > 0.9

@@ -72,11 +72,11 @@ def test_a_logit_is_the_mean_of_the_matching_ones_over_turns_and_mirrorings(taug
 def test_where_nobody_tells_the_task_the_largest_raw_logit_of_all_networks_answers(taught: SeparateTurns) -> None:
     s, x = taught.settings, torch.cat([task(0).x[:8], task(1).x[:8]])
     logits = torch.cat([by_loop(taught, x, number, s.turns, s.mirror) for number in (0, 1)], 1)
-    found = taught.predict(x, None, marginal=False, draws=0, seed=0)
+    found = taught.predict(x, None, marginal=False, posterior_samples=0, seed=0)
     assert torch.equal(found.labels, logits.argmax(1))
     assert torch.equal(found.task, logits.argmax(1) // 2)
     torch.testing.assert_close(found.probabilities, logits.double().softmax(1), rtol=1e-3, atol=1e-5)
-    given = taught.predict(x, torch.ones(16, dtype=torch.long), marginal=False, draws=0, seed=0)
+    given = taught.predict(x, torch.ones(16, dtype=torch.long), marginal=False, posterior_samples=0, seed=0)
     assert torch.equal(given.labels, 2 + logits[:, 2:].argmax(1))
 
 
@@ -109,9 +109,9 @@ def test_it_learns_classes_and_with_turns_what_is_not_its_own() -> None:
     for number in (0, 1):
         data = task(number)
         truth = torch.tensor(data.classes)[data.y]
-        known = method.predict(data.x, torch.full_like(data.y, number), marginal=False, draws=0, seed=0)
+        known = method.predict(data.x, torch.full_like(data.y, number), marginal=False, posterior_samples=0, seed=0)
         assert (known.labels == truth).double().mean() > 0.95
-        inferred = method.predict(data.x, None, marginal=False, draws=0, seed=0)
+        inferred = method.predict(data.x, None, marginal=False, posterior_samples=0, seed=0)
         assert (inferred.labels == truth).double().mean() > 0.9
 
 

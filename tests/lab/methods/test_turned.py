@@ -65,7 +65,7 @@ def taught(name: str, setting: str) -> tuple[Method, Method]:
 
 
 def asked(method: Method, x: Tensor, task: Tensor | None) -> Tensor:
-    return method.predict(x, task, marginal=False, draws=0, seed=0).probabilities
+    return method.predict(x, task, marginal=False, posterior_samples=0, seed=0).probabilities
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -89,7 +89,7 @@ def test_a_stored_method_answers_the_same(name: str, tmp_path: Path) -> None:
     learner = TaskLearner(made(f"{name}+turns", 4, "task"), seed=0)
     for index in range(2):
         x, y = images(index)
-        learner.learn(x, y + 2 * index, name=f"task {index}")
+        learner.learn(x, y + 2 * index, task=f"task {index}")
     learner.save(tmp_path / "model")
     other = TaskLearner.load(tmp_path / "model")
     x = images(1)[0]

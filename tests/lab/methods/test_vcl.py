@@ -50,7 +50,9 @@ def accuracy(method: VCL, digits: Scenario, tasks: int) -> float:
     for number in range(tasks):
         x, y = digits[number].test.x, digits[number].test.y
         given = torch.full((len(y),), number) if method.problem.setting == "task" else None
-        scores.append(float((method.predict(x, given, marginal=False, draws=0, seed=0).labels == y).float().mean()))
+        scores.append(
+            float((method.predict(x, given, marginal=False, posterior_samples=0, seed=0).labels == y).float().mean())
+        )
     return sum(scores) / tasks
 
 
@@ -214,7 +216,7 @@ class TestAnswering:
         method = learn(new(VCL, setting), digits, 0, 1)
         x = digits[1].test.x[:20]
         given = torch.ones(20, dtype=torch.int64) if setting == "task" else None
-        got = method.predict(x, given, marginal=False, draws=1200, seed=1).probabilities
+        got = method.predict(x, given, marginal=False, posterior_samples=1200, seed=1).probabilities
         torch.manual_seed(7)
         layers = [[q for q, _ in normals(layer)] for layer in method.net.layers()]
         total = torch.zeros(20, 4, dtype=torch.float64)
@@ -230,12 +232,14 @@ class TestAnswering:
         method = learn(new(VCL, "class"), digits, 0, 1)
         x = digits[0].test.x
 
-        def ask(rows: Tensor, seed: int, draws: int = 0) -> Tensor:
-            return method.predict(rows, None, marginal=False, draws=draws, seed=seed).probabilities
+        def ask(rows: Tensor, seed: int, posterior_samples: int = 0) -> Tensor:
+            return method.predict(
+                rows, None, marginal=False, posterior_samples=posterior_samples, seed=seed
+            ).probabilities
 
         assert torch.equal(ask(x, 0), ask(x, 0))
         assert not torch.equal(ask(x, 0), ask(x, 1))
-        assert torch.equal(ask(x, 0), ask(x, 0, draws=method.settings.samples))
+        assert torch.equal(ask(x, 0), ask(x, 0, posterior_samples=method.settings.samples))
         torch.testing.assert_close(ask(x, 0)[:5], ask(x[:5], 0), rtol=1e-5, atol=1e-6)
 
 
@@ -354,7 +358,10 @@ class TestKeeping:
         loaded = through_disk(method)
         assert same(everything(method), everything(loaded))
         given = torch.zeros(30, dtype=torch.int64) if setting == "task" else None
-        answers = [m.predict(digits[0].test.x[:30], given, marginal=False, draws=0, seed=5) for m in (method, loaded)]
+        answers = [
+            m.predict(digits[0].test.x[:30], given, marginal=False, posterior_samples=0, seed=5)
+            for m in (method, loaded)
+        ]
         assert torch.equal(answers[0].probabilities, answers[1].probabilities)
         assert same(everything(learn(method, digits, 2)), everything(learn(loaded, digits, 2)))
 

@@ -39,7 +39,7 @@ def write(
     learner = Learner(net, settings, seed=7, device="cpu")
     tasks = 3 if forget is None else 4
     for task in range(tasks):
-        learner.learn(*examples(task, shape), name=f"task {task}")
+        learner.learn(*examples(task, shape), task=f"task {task}")
     if forget is not None:
         learner.forget(forget)
     learner.save(folder, extra={"written by": "a learner"})
@@ -49,7 +49,7 @@ def write(
     answers = {f"logits/{task.number}": learner.logits(x, task.number) for task in learner.tasks}
     answers |= {"x": x, "labels": told.labels, "probabilities": told.probabilities}
     answers["task_probabilities"] = told.task_probabilities
-    answers["drawn"] = learner.predict(x, task=1, draws=5, seed=1).probabilities
+    answers["drawn"] = learner.predict(x, task=1, posterior_samples=5, seed=1).probabilities
     save_file({name: tensor.contiguous() for name, tensor in answers.items()}, folder / "answers.safetensors")
 
 

@@ -20,7 +20,7 @@ from ibpwf.inference.base import Batch, Features, State
 from ibpwf.inference.features.images import as_images
 from ibpwf.inference.features.layer import LayerFeatures
 from ibpwf.inference.features.scaled import Scale
-from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
+from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
 
 ROWS_FITTED = 4096
 """So many rows of the first task give μ and σ."""
@@ -91,19 +91,23 @@ class AdaptedFeatures(Features):
         if not content:
             return
         if content["mirror"] != self.mirror:
-            raise NotWhole(f"adapted features have mirror={content['mirror']}, which the settings do not say")
+            raise CorruptModelError(
+                f"adapted features have mirror={content['mirror']}, which the settings do not say"
+            )
         self.outputs.load_state({"layers": content["layers"]}, {})
         self.shape = None if content["shape"] is None else tuple(content["shape"])
         width = tensors["mean"].shape if "mean" in tensors else (0,)
         check_part("features", tensors, {"mean": Expected(tuple(width)), "deviation": Expected(tuple(width))})
         if tensors["mean"].ndim != 1 or not float(tensors["deviation"].min()) >= 1e-6:
-            raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
+            raise CorruptModelError("tensor 'deviation' of part 'features' is not above 0")
         self._scale = Scale(tensors["mean"], tensors["deviation"])
 
     def width_for(self, shape: tuple[int, ...]) -> int:
         outputs = self.outputs.width_for(shape)
         if self._scale is not None and len(self._scale.mean) != outputs:
-            raise NotWhole(f"adapted features have {len(self._scale.mean)} means, and the layers {outputs} outputs")
+            raise CorruptModelError(
+                f"adapted features have {len(self._scale.mean)} means, and the layers {outputs} outputs"
+            )
         return outputs
 
     def _views(self, x: Tensor) -> tuple[Tensor, ...]:

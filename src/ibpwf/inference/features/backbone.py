@@ -26,7 +26,7 @@ from ibpwf.inference.base import Batch, Features, State
 from ibpwf.inference.features.images import as_images
 from ibpwf.inference.features.scaled import Scale
 from ibpwf.limits import MOST_SUMS, MOST_WEIGHTS
-from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
+from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
 
 ROWS_FITTED = 4096
 KEPT_NUMBERS = 2**26
@@ -190,16 +190,16 @@ class BackboneFeatures(Features):
         sizes = tuple(content["size"]) if isinstance(content["size"], list) else (content["size"],)
         stored = (tuple(content["depths"]), tuple(content["grid"]), sizes, content["projection"], content["mirror"])
         if stored != (self.depths, self.grid, self.sizes, self.projection, self.mirror):
-            raise NotWhole(f"backbone features were {stored}, which the settings do not say")
+            raise CorruptModelError(f"backbone features were {stored}, which the settings do not say")
         self.shape = None if content["shape"] is None else tuple(content["shape"])
         width = (self.inner_width,)
         check_part("features", tensors, {"mean": Expected(width), "deviation": Expected(width)})
         scale = PixelScale(tuple(map(float, content["image_mean"])), tuple(map(float, content["image_std"])))
         numbers = [*scale.mean, *scale.std]
         if not all(map(math.isfinite, numbers)) or len(scale.mean) != len(scale.std) or len(scale.std) not in (1, 3):
-            raise NotWhole(f"backbone features have image_mean={scale.mean} and image_std={scale.std}")
+            raise CorruptModelError(f"backbone features have image_mean={scale.mean} and image_std={scale.std}")
         if not float(tensors["deviation"].min()) >= 1e-6:
-            raise NotWhole("tensor 'deviation' of part 'features' is not above 0")
+            raise CorruptModelError("tensor 'deviation' of part 'features' is not above 0")
         self._fitted = _Fitted(
             ImageRecipe(scale, stored_resize(content)), Scale(tensors["mean"], tensors["deviation"])
         )

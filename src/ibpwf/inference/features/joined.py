@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ibpwf.errors import InputError
 from ibpwf.factors.model import FactorModel
 from ibpwf.inference.base import Batch, Features, State
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 
 class JoinedFeatures(Features):
@@ -94,7 +94,7 @@ class JoinedFeatures(Features):
         for name, tensor in tensors.items():
             number, _, rest = name.partition("/")
             if number not in map(str, range(len(own))):
-                raise NotWhole(f"part 'features' has a tensor '{name}' that nothing reads")
+                raise CorruptModelError(f"part 'features' has a tensor '{name}' that nothing reads")
             own[int(number)][rest] = tensor
         for part, told, kept in zip(self.parts, content["parts"], own, strict=True):
             part.load_state(told, kept)

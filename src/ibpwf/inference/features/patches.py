@@ -25,7 +25,7 @@ from ibpwf.errors import InputError, unknown
 from ibpwf.inference.base import Batch, Features, State
 from ibpwf.inference.features.images import as_images
 from ibpwf.inference.features.joined import SideBySide
-from ibpwf.storage.tensor_checks import Expected, NotWhole, check_part
+from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
 
 Size = Literal["small", "medium", "large", "best"]
 
@@ -259,9 +259,9 @@ class PatchFeatures(Features):
         check_part("features", tensors, expected)
         for name in (f"{prefix}deviation" for prefix in prefixes.values()):
             if not float(tensors[name].min()) >= 1e-6:
-                raise NotWhole(f"tensor '{name}' of part 'features' is not above 0")
+                raise CorruptModelError(f"tensor '{name}' of part 'features' is not above 0")
         if type(self.mirror) is not bool or not 0 <= self.threshold < 1:
-            raise NotWhole(f"patch features have mirror={self.mirror!r} and threshold={self.threshold!r}")
+            raise CorruptModelError(f"patch features have mirror={self.mirror!r} and threshold={self.threshold!r}")
 
     def _kept(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> Tensor:
         """The first task's images, or as many of them at random as may be kept."""
@@ -311,7 +311,7 @@ class PatchFeatures(Features):
 def _stored_sizes(patch: Any) -> tuple[int, ...]:
     sizes = tuple(patch) if isinstance(patch, list) and len(patch) > 1 else (patch,)
     if any(type(size) is not int or size < 1 for size in sizes) or len({*sizes}) < len(sizes):
-        raise NotWhole(f"patch features are of patches of {patch!r} pixels")
+        raise CorruptModelError(f"patch features are of patches of {patch!r} pixels")
     return sizes
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf.inference.base import Batch, Features, State
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 BIAS_STD = 0.5
 """Spread of b beside inputs that give W's products a spread of 1. Measured best of 0.25 to 1.5 on digits, wine, iris,
@@ -69,7 +69,7 @@ class RandomFeatures(Features):
 
     def width_for(self, shape: tuple[int, ...]) -> int:
         if self.inputs != math.prod(shape):
-            raise NotWhole(f"random features take {self.inputs} numbers, inputs have shape {list(shape)}")
+            raise CorruptModelError(f"random features take {self.inputs} numbers, inputs have shape {list(shape)}")
         return len(self.bias)
 
     def export_module(self) -> nn.Module:

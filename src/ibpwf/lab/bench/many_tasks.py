@@ -34,7 +34,7 @@ def cost_of_late_tasks(setup: Setup) -> list[Row]:
         if number + 1 in (early, late):
             before[number + 1] = copy.deepcopy(learner)
         task = stream[number]
-        learner.learn(task.train.x, task.train.y, name=task.name)
+        learner.learn(task.train.x, task.train.y, task=task.name)
         told = learner.predict(task.test.x, task=number).labels.cpu()
         right.append(float((told == task.test.y).double().mean()))
 
@@ -43,7 +43,7 @@ def cost_of_late_tasks(setup: Setup) -> list[Row]:
 
     def learn(number: int) -> None:
         task = stream[number - 1]
-        ready[number].pop().learn(task.train.x, task.train.y, name=task.name)
+        ready[number].pop().learn(task.train.x, task.train.y, task=task.name)
 
     sides = {"early": lambda: learn(early), "late": lambda: learn(late)}
     times = take_turns(sides, setup, rounds=ROUNDS)
@@ -88,7 +88,7 @@ def learners(counts: tuple[int, ...], device: torch.device) -> dict[int, Learner
     learner = Learner(mlp(784, [400], 10), settings, device=device)
     kept = {}
     for number in range(max(counts)):
-        learner.learn(*images(number, 256, 0), name=f"task {number + 1}")
+        learner.learn(*images(number, 256, 0), task=f"task {number + 1}")
         if number + 1 in counts:
             kept[number + 1] = copy.deepcopy(learner)
     return kept

@@ -31,8 +31,10 @@ def seen_and_unseen(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, 
     some = [x[:ROWS] for x in tests]
     # A router's answer is of the locked weights. All sets in one call: what costs most is to compose every draw's.
     inference = getattr(learner.method, "inference", None)
-    draws = 0 if isinstance(inference, TaskInference) and inference.has_class_scores else DRAWS
-    answers = learner.predict(torch.cat(some), marginal=True, draws=draws).entropy.double().cpu()
+    posterior_samples = 0 if isinstance(inference, TaskInference) and inference.has_class_scores else DRAWS
+    answers = (
+        learner.predict(torch.cat(some), marginal=True, posterior_samples=posterior_samples).entropy.double().cpu()
+    )
     found = torch.split(answers, [len(x) for x in some])
     learned = len(learner.tasks)
     told = auroc(torch.cat(found[:learned]), torch.cat(found[learned:])) if learned < len(found) else None

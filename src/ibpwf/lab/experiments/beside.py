@@ -62,7 +62,7 @@ def beside(config: RunConfig, name: str) -> dict[str, Any]:
         stream = other.stream(seed)
         learner = new_learner(other, seed, stream, ("class",))
         for task in stream:
-            learner.learn(task.train.x, task.train.y, name=task.name)
+            learner.learn(task.train.x, task.train.y, task=task.name)
         with prepared_to_train(learner.method.template, learner.method.device):
             scores = [score(learner, task.index, task.test.x, task.test.y, ("class",)).class_ for task in stream]
         found.append(average_accuracy([scores]))

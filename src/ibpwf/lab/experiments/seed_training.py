@@ -146,7 +146,7 @@ class SeedTraining(Callback):
         task = self.stream[number]
         self.samples = self.epochs = 0
         self.before = zero_shot(self.learner, task.classes, task.test.x, task.test.y)
-        return self.learner.learn_steps(task.train.x, task.train.y, name=task.name, callbacks=self.callbacks)
+        return self.learner.learn_steps(task.train.x, task.train.y, task=task.name, callbacks=self.callbacks)
 
     def task_start(self, task: TaskStart) -> None:
         self.watch.task_start(self.name, task.task, task.epochs)

@@ -24,7 +24,7 @@ from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.settings import Count, Positive, Settings, require
 from ibpwf.training.method import TaskData
-from ibpwf.training.objective import Loss, share_right
+from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
 
 CERTAIN = 30.0
@@ -103,7 +103,7 @@ class ConstWF(IBPWF):
 
     def loss(self, x: Tensor, y: Tensor) -> Loss:
         logits = self._training(x)
-        return Loss(F.cross_entropy(logits, y), accuracy=share_right(logits, y))
+        return Loss(F.cross_entropy(logits, y), accuracy=batch_accuracy(logits, y))
 
     def memory(self) -> dict[str, int]:
         """Bytes kept between tasks, by kind."""

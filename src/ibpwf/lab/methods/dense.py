@@ -26,7 +26,7 @@ from ibpwf.inference.uncertainty import entropy
 from ibpwf.models import mlp, resnet20
 from ibpwf.settings import Count, FrozenSettings, Positive, require
 from ibpwf.training.method import Method, TaskData
-from ibpwf.training.objective import Loss, share_right
+from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
 
 ROWS_AT_ONCE = 4096
@@ -224,7 +224,7 @@ class DenseMethod(Method):
         outputs = self.outputs(x)
         logits, target = self.competing(outputs, y)
         penalty = self.penalty(x, outputs)
-        return Loss(F.cross_entropy(logits, target) + penalty, penalty, share_right(logits, target))
+        return Loss(F.cross_entropy(logits, target) + penalty, penalty, batch_accuracy(logits, target))
 
     def outputs(self, x: Tensor) -> Tensor:
         """What the network gives in training."""
@@ -269,7 +269,9 @@ class DenseMethod(Method):
             parts = [self.net(rows)[:, : self.learned].double() for rows in torch.split(x, ROWS_AT_ONCE)]
         return torch.cat(parts).log_softmax(1)
 
-    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+    def predict(
+        self, x: Tensor, task: Tensor | None, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
         if task is None and self.problem.setting == "task" and not self.serves_both:
             raise InputError(
                 f"this '{self.name}' was trained for the incremental-task setting and cannot infer the task; "

@@ -21,7 +21,7 @@ from ibpwf.lab.methods.dense import DenseSettings, Widths
 from ibpwf.lab.methods.expansion import Separate
 from ibpwf.settings import Count, Positive
 from ibpwf.training.method import TaskData
-from ibpwf.training.objective import Loss, share_right
+from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
 
 VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -113,7 +113,7 @@ class GenClassifier(Separate):
             len(x), 1, self.settings.latent, generator=self._noise, device=x.device, dtype=torch.float32
         )
         elbo = self.vaes(self.task.index).log_weights(x, noise).squeeze(2)
-        return Loss(-elbo.gather(0, y.unsqueeze(0)).mean(), accuracy=share_right(elbo.T, y))
+        return Loss(-elbo.gather(0, y.unsqueeze(0)).mean(), accuracy=batch_accuracy(elbo.T, y))
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """log p_c(x) for the classes of a task. All rows and classes share the S draws of noise, so an answer does

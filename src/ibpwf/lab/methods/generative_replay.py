@@ -30,7 +30,7 @@ from ibpwf.lab.methods.vae import VAE
 from ibpwf.models import mlp
 from ibpwf.settings import Count, Positive
 from ibpwf.training.method import TaskData
-from ibpwf.training.objective import Loss, share_right
+from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
 
 
@@ -129,7 +129,7 @@ class DGR(DenseMethod):
             fit = fit + (1 - share) * self.replay_loss(outputs[count:], before)
             bound = bound - (1 - share) * elbo[count:].mean()
         bound = self.generator_weight * bound
-        return Loss(fit + bound, bound, share_right(logits, target))
+        return Loss(fit + bound, bound, batch_accuracy(logits, target))
 
     def replay_loss(self, outputs: Tensor, before: Tensor) -> Tensor:
         """How far the outputs for replayed examples are from those the previous network gave."""

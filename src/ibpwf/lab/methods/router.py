@@ -24,7 +24,7 @@ from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.methods.dense import Problem, class_prediction, total_bytes
 from ibpwf.limits import MOST_FEATURES
 from ibpwf.settings import Auto, Count, FrozenSettings, PatchSizes, Positive, Settings
-from ibpwf.storage.tensor_checks import NotWhole
+from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase
 
@@ -147,7 +147,9 @@ class Router(Method):
         first = sum(map(len, self.classes[:task]))
         return self.class_log_scores(x)[:, first : first + len(self.classes[task])]
 
-    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+    def predict(
+        self, x: Tensor, task: Tensor | None, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
         columns = tuple((t, label) for t, labels in enumerate(self.classes) for label in labels)
         scores = self.class_log_scores(x)
         if task is not None:
@@ -187,7 +189,7 @@ class Router(Method):
     def _check(self, tasks: Sequence[State], sums: Mapping[str, Tensor]) -> None:
         """Refuse sums that do not fit the features and classes."""
         if len(tasks) != len(self.classes):
-            raise NotWhole(f"{len(tasks)} tasks are stored, and the classes of {len(self.classes)}")
+            raise CorruptModelError(f"{len(tasks)} tasks are stored, and the classes of {len(self.classes)}")
         if not tasks:
             return
         width = self.features(
@@ -196,9 +198,9 @@ class Router(Method):
         for task, (known, tensors) in enumerate(tasks):
             wanted = (len(self.classes[task]), width)
             if tuple(tensors["means"].shape) != wanted or len(known["counts"]) != wanted[0]:
-                raise NotWhole(f"tensor 'means' of part 'task-{task:04d}' is not {list(wanted)}")
+                raise CorruptModelError(f"tensor 'means' of part 'task-{task:04d}' is not {list(wanted)}")
         if sums["scatter"].shape != (width * (width + 1) // 2,):
-            raise NotWhole(f"tensor 'scatter' of part 'router' is not of {width} features")
+            raise CorruptModelError(f"tensor 'scatter' of part 'router' is not of {width} features")
 
     def parameter_count(self) -> int:
         known = [*self.features.state()[1].values()]

@@ -22,7 +22,7 @@ from ibpwf.lab.methods.expansion import Separate
 from ibpwf.models import resnet9, resnet20
 from ibpwf.settings import Count, Positive
 from ibpwf.training.method import TaskData
-from ibpwf.training.objective import Loss, share_right
+from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
 from ibpwf.views import Views, class_logits, turned, turned_labels
 
@@ -103,7 +103,7 @@ class SeparateTurns(Separate):
             x = torch.where(every_other, x.flip(-1), x)
         out = self.net[self.task.index](turned(x, s.turns))
         fit = F.cross_entropy(out, turned_labels(y, s.turns, classes))
-        return Loss(fit, accuracy=share_right(out[: len(y), :classes], y))
+        return Loss(fit, accuracy=batch_accuracy(out[: len(y), :classes], y))
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """The mean of the matching outputs over turns and mirrorings."""

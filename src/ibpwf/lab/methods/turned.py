@@ -94,12 +94,16 @@ class Turned(Method):
     def logits(self, x: Tensor, task: int) -> Tensor:
         return class_logits(lambda rows: self.plain.logits(rows, task), x, len(self.classes[task]), self.views)
 
-    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
+    def predict(
+        self, x: Tensor, task: Tensor | None, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
         columns = tuple((t, label) for t, labels in enumerate(self.classes) for label in labels)
         widths = [len(labels) for labels in self.classes]
         total = torch.zeros(len(x), len(columns), dtype=torch.float64, device=x.device)
         for turn, rows in self.views(x):
-            said = self.plain.predict(rows, task, marginal=marginal, draws=draws, seed=seed).probabilities
+            said = self.plain.predict(
+                rows, task, marginal=marginal, posterior_samples=posterior_samples, seed=seed
+            ).probabilities
             of_tasks = torch.split(said.double(), [TURNS * width for width in widths], 1)
             matching = [p[:, turn * width : (turn + 1) * width] for p, width in zip(of_tasks, widths, strict=True)]
             total += torch.cat(matching, 1).clamp(min=SMALLEST).log()

@@ -98,9 +98,11 @@ class VCL(DenseMethod):
         """The posterior that answers."""
         return self.net
 
-    def predict(self, x: Tensor, task: Tensor | None, *, marginal: bool, draws: int, seed: int) -> Prediction:
-        self._samples, self._seed = draws or self.settings.samples, seed
-        return super().predict(x, task, marginal=marginal, draws=draws, seed=seed)
+    def predict(
+        self, x: Tensor, task: Tensor | None, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
+        self._samples, self._seed = posterior_samples or self.settings.samples, seed
+        return super().predict(x, task, marginal=marginal, posterior_samples=posterior_samples, seed=seed)
 
     def mean_probabilities(self, x: Tensor, columns: slice) -> Tensor:
         """1/S Σ_s softmax f(x; θ_s) over `columns`, θ_s ~ q: the same S networks for every row."""

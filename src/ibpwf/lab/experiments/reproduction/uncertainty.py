@@ -42,12 +42,12 @@ def test_sets(stream: Scenario, most: int | None, seed: int) -> dict[str, Tensor
     return sets | foreign_sets(stream, most or 2000, seed)
 
 
-def class_probabilities(learner: Learner, x: Tensor, draws: int) -> list[Tensor]:
+def class_probabilities(learner: Learner, x: Tensor, posterior_samples: int) -> list[Tensor]:
     """ρ_t: each task's class probabilities, averaged over posterior draws."""
     found, columns = [], [task for task, _ in learner.method.class_columns()]
     for task in range(len(learner.tasks)):
         own = torch.tensor([owner == task for owner in columns], device=learner.device)
-        found.append(learner.predict(x, task=task, draws=draws).probabilities[:, own])
+        found.append(learner.predict(x, task=task, posterior_samples=posterior_samples).probabilities[:, own])
     return found
 
 

@@ -23,12 +23,12 @@ from ibpwf.inference.kinds import make_inference
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.method import IBPWF
-from ibpwf.more_rows import Trial
 from ibpwf.storage.inspection import inspect_model
 from ibpwf.task_learner import TaskLearner
 from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
 from ibpwf.training.linear import HeldOut
+from ibpwf.update import Trial
 
 PIXELS, DIGITS = (torch.tensor(part) for part in load_digits(return_X_y=True))
 X, Y = PIXELS.float() / 16, DIGITS
@@ -51,8 +51,8 @@ def noisy(rows: tuple[Tensor, Tensor], seed: int = 0) -> tuple[Tensor, Tensor]:
 def taught(settings: Settings = GAUSSIAN) -> Learner:
     torch.manual_seed(0)
     learner = Learner(models.mlp(64, [40], 3), settings, seed=1, device="cpu")
-    learner.learn(*of((0, 1, 2), 0, 250), name="low")
-    learner.learn(*of((3, 4), 0, 200), name="mid")
+    learner.learn(*of((0, 1, 2), 0, 250), task="low")
+    learner.learn(*of((3, 4), 0, 200), task="mid")
     return learner
 
 
@@ -65,7 +65,7 @@ def test_the_old_version_and_all_other_tasks_stay_to_the_bit(settings: Settings)
     learner = taught(settings)
     before = {task: learner.logits(TESTS, task) for task in ("low", "mid")}
     asked = learner.predict(TESTS, "low")
-    result = learner.more(*NEW, task="low", keep="always")
+    result = learner.update(*NEW, task="low", keep="always")
     assert (result.task, result.version, result.kept) == ("low", 2, True)
     assert torch.equal(learner.logits(TESTS, "low@1"), before["low"])
     assert torch.equal(learner.logits(TESTS, "mid"), before["mid"])
@@ -77,7 +77,7 @@ def test_the_old_version_and_all_other_tasks_stay_to_the_bit(settings: Settings)
     assert old.task.unique().tolist() == [0]
     assert [task.name for task in learner.tasks] == ["low", "mid"]
     assert [(task.name, task.version, task.version_of) for task in learner.older] == [("low@1", 1, "low")]
-    assert [event["event"] for event in learner.history] == ["learnt", "learnt", "more"]
+    assert [event["event"] for event in learner.history] == ["learnt", "learnt", "updated"]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_the_old_version_and_all_other_tasks_stay_to_the_bit(settings: Settings)
 def test_tasks_are_inferred_as_if_all_rows_had_been_learned_at_once(settings: Settings, task: str) -> None:
     learner = taught(settings)
     new = NEW if task == "low" else noisy(of((3, 4), 200, 260))
-    result = learner.more(*new, task=task, keep="always")
-    assert result.rows + result.held_out == len(new[1])
+    result = learner.update(*new, task=task, keep="always")
+    assert result.rows + result.validation_rows == len(new[1])
     joint, phi = make_inference(settings), learner.method.features
     for number, old in enumerate((of((0, 1, 2), 0, 250), of((3, 4), 0, 200))):
         x, y = (torch.cat(pair) for pair in zip(old, new, strict=True)) if ("low", "mid")[number] == task else old
@@ -118,7 +118,7 @@ def test_new_rows_are_answered_better_and_old_ones_hardly_worse() -> None:
         return float((learner.predict(rows[0], task).labels == rows[1]).double().mean())
 
     before = [accuracy(rows, task) for rows in (old, new) for task in ("low", None)]
-    result = learner.more(*NEW, task="low")
+    result = learner.update(*NEW, task="low")
     after = [accuracy(rows, task) for rows in (old, new) for task in ("low", None)]
     assert result.kept
     assert after[0] >= before[0] - 0.03
@@ -130,16 +130,16 @@ def test_new_rows_are_answered_better_and_old_ones_hardly_worse() -> None:
 def test_what_would_change_is_told_and_nothing_changes() -> None:
     learner = taught()
     before, state = learner.predict(TESTS), learner.known
-    result = learner.more(*NEW, task="low", keep="never")
+    result = learner.update(*NEW, task="low", keep="never")
     assert not result.kept
     assert learner.known is state
     assert torch.equal(learner.predict(TESTS).probabilities, before.probabilities)
     old = [learner.predict(NEW[0], task).labels for task in ("low", None)]
-    same = learner.more(*NEW, task="low", keep="always")
+    same = learner.update(*NEW, task="low", keep="always")
     assert same == replace(result, kept=True)
     new = learner.predict(NEW[0], "low").labels  # inferred answers have held-out rows by now
     assert result.changed == pytest.approx(100 * float((new != old[0]).double().mean()))
-    assert result.held_out == 39  # a fifth of every class, rounded down
+    assert result.validation_rows == 39  # a fifth of every class, rounded down
     assert None not in (result.accuracy_before, result.accuracy, result.accuracy_inferred)
 
 
@@ -147,7 +147,7 @@ def test_a_version_that_answers_worse_is_not_kept_unless_that_is_asked_for() -> 
     learner = taught()
     learner.settings = learner.settings.replace(learning_rate=1.0)  # with which no expert gets better
     known, rows = learner.known, of((0, 1, 2), 250, 450)
-    result = learner.more(*rows, task="low")
+    result = learner.update(*rows, task="low")
     assert not result.kept
     assert learner.known is known
     assert result.accuracy is not None
@@ -155,7 +155,7 @@ def test_a_version_that_answers_worse_is_not_kept_unless_that_is_asked_for() -> 
     assert result.accuracy < result.accuracy_before
     assert result.changed > 0
     with pytest.warns(UserWarning, match="'low@1'"):
-        forced = learner.more(*rows, task="low", keep="always")
+        forced = learner.update(*rows, task="low", keep="always")
     assert forced == replace(result, kept=True)
     assert [task.name for task in learner.older] == ["low@1"]
 
@@ -164,10 +164,10 @@ def test_a_version_that_answers_worse_is_not_kept_unless_that_is_asked_for() -> 
 def test_versions_go_to_disk_and_back_and_can_be_dropped(settings: Settings, tmp_path: Path) -> None:
     learner = taught(settings)
     first = {path.name for path in _saved(learner, tmp_path)}
-    learner.more(*NEW, task="low", keep="always")
-    learner.more(*noisy(of((3, 4), 200, 260)), task="mid", keep="always")
-    learner.more(*of((0, 1, 2), 450, 520), task="low", keep="always")
-    learner.learn(*of((5, 6), 0, 100), name="high")
+    learner.update(*NEW, task="low", keep="always")
+    learner.update(*noisy(of((3, 4), 200, 260)), task="mid", keep="always")
+    learner.update(*of((0, 1, 2), 450, 520), task="low", keep="always")
+    learner.learn(*of((5, 6), 0, 100), task="high")
     second = {path.name for path in _saved(learner, tmp_path)}
     assert {name for name in first if name.startswith("factors-0000")} <= second  # as it was
     names = [None, "low", "mid", "high", "low@1", "low@2", "mid@1", "low@3"]
@@ -216,7 +216,7 @@ def test_folders_without_versions_say_nothing_of_them(tmp_path: Path) -> None:
 
 def test_forgetting_a_task_takes_its_versions_along_and_its_newest_cannot_go_alone() -> None:
     learner = taught()
-    learner.more(*NEW, task="low", keep="always")
+    learner.update(*NEW, task="low", keep="always")
     with pytest.raises(InputError, match=r"'low@2', the newest version.*give 'low' to forget the whole task"):
         learner.forget("low@2")
     mid = learner.logits(TESTS, "mid")
@@ -229,7 +229,7 @@ def test_forgetting_a_task_takes_its_versions_along_and_its_newest_cannot_go_alo
 
 def test_a_version_is_merged_and_exported_like_a_task(tmp_path: Path) -> None:
     learner = taught()
-    learner.more(*NEW, task="low", keep="always")
+    learner.update(*NEW, task="low", keep="always")
     for task in ("low", "low@1", "mid"):
         merged = learner.merge(task)(TESTS).detach()
         torch.testing.assert_close(merged[:, : len(learner.info(task).classes)], learner.logits(TESTS, task))
@@ -254,12 +254,12 @@ def test_a_version_that_is_broken_off_leaves_all_as_it_was_and_is_resumed_to_the
     learner.save(tmp_path / "m")
     before = learner.known
     with pytest.raises(KeyboardInterrupt):
-        learner.more(*NEW, task="low", keep="always", callbacks=[Checkpoint(tmp_path / "m", every=0), Broken(9)])
+        learner.update(*NEW, task="low", keep="always", callbacks=[Checkpoint(tmp_path / "m", every=0), Broken(9)])
     assert learner.known is before
     assert inspect_model(tmp_path / "m").in_progress == "low@2"
     resumed = Learner.load(tmp_path / "m", device="cpu")
-    resumed.more(*NEW, task="low", keep="always", callbacks=[Checkpoint(tmp_path / "m", resume=True)])
-    other.more(*NEW, task="low", keep="always")
+    resumed.update(*NEW, task="low", keep="always", callbacks=[Checkpoint(tmp_path / "m", resume=True)])
+    other.update(*NEW, task="low", keep="always")
     for task in ("low", "low@1", None):
         assert torch.equal(resumed.predict(TESTS, task).probabilities, other.predict(TESTS, task).probabilities)
     resumed.save(tmp_path / "m")
@@ -272,28 +272,28 @@ def test_mistakes_are_named_in_one_sentence() -> None:
     for wrong, options in (
         ("unknown task 'lov'. Did you mean 'low'", {"task": "lov"}),
         ("keep is 'maybe'; give 'better', 'always' or 'never'", {"task": "low", "keep": "maybe"}),
-        ("held_out is 2; give the share", {"task": "low", "held_out": 2}),
+        ("validation_fraction is 2", {"task": "low", "validation_fraction": 2}),
     ):
         with pytest.raises(InputError, match=wrong):
-            learner.more(x, y, **options)
+            learner.update(x, y, **options)
     with pytest.raises(InputError, match=r"y has the label 7, which task 'low' does not have \(it has 0, 1, 2\)"):
-        learner.more(x, torch.where(y == 2, 7, y), task="low")
+        learner.update(x, torch.where(y == 2, 7, y), task="low")
     with pytest.raises(InputError, match="of 4 rows none can be held out"):
-        learner.more(x[:4], y[:4], task="low")
+        learner.update(x[:4], y[:4], task="low")
     with pytest.raises(InputError, match="63"):
-        learner.more(x[:, :63], y, task="low")
+        learner.update(x[:, :63], y, task="low")
     only = y == 1
-    assert learner.more(x[only], y[only], task="low", keep="always").kept  # no rows of other classes is fine
+    assert learner.update(x[only], y[only], task="low", keep="always").kept  # no rows of other classes is fine
     with pytest.raises(InputError, match="'low@1', an older version, which stays as it is; give 'low'"):
-        learner.more(x, y, task="low@1")
+        learner.update(x, y, task="low@1")
     with pytest.raises(InputError, match="a task named 'low@2' has been learnt already"):
-        learner.learn(*of((5, 6), 0, 100), name="low@2")
+        learner.learn(*of((5, 6), 0, 100), task="low@2")
 
 
 def test_other_methods_cannot() -> None:
     learner = TaskLearner(method_named("sgd")(Problem((64,), 4, "task")))  # type: ignore[call-arg]
     with pytest.raises(InputError, match="method 'sgd' keeps no versions of a task"):
-        learner.more(*NEW, task="low")
+        learner.update(*NEW, task="low")
 
 
 # The classifier
@@ -313,9 +313,9 @@ def test_a_classifier_learns_more_rows_and_finds_them_no_longer_new(settings: di
     x, y = NEW[0].numpy() + 0.5, np.array([f"d{label}" for label in NEW[1]])
     old, probabilities = found.predict_proba(TESTS.numpy(), task="low"), found.predict_proba(TESTS.numpy())
     assert found.is_novel(x).mean() > 0.5
-    found.more(x, y, "low", keep="never")
+    found.update(x, y, "low", keep="never")
     assert np.array_equal(found.predict_proba(TESTS.numpy()), probabilities)
-    result = found.more(x, y, "low")
+    result = found.update(x, y, "low")
     assert result.kept
     assert (result.accuracy_inferred or 0) > (result.accuracy_inferred_before or 0)
     assert found.is_novel(x).mean() < 0.05
@@ -330,7 +330,7 @@ def test_a_classifier_learns_more_rows_and_finds_them_no_longer_new(settings: di
     again.forget("low@1")
     assert again.classes_.tolist() == ["d0", "d1", "d2", "d3", "d4"]
     with pytest.raises(InputError, match="y has the label 'd3', which task 'low' does not have"):
-        found.more(x[:50], ["d3"] * 50, "low")
+        found.update(x[:50], ["d3"] * 50, "low")
 
 
 # What is said of a version that is kept and should not be
@@ -352,7 +352,7 @@ def linear_learner() -> Learner:
     torch.manual_seed(0)
     settings = Settings(**ALWAYS_RIGHT, learning_rate=0.01)
     learner = Learner(models.mlp(20, [16], 2), settings, seed=0, device="cpu")
-    learner.learn(*separable(800, 0), name="sides")
+    learner.learn(*separable(800, 0), task="sides")
     return learner
 
 
@@ -385,13 +385,13 @@ def test_a_version_that_is_kept_and_falls_is_a_warning_and_one_that_does_not_is_
         learner = linear_learner.fork()
         learner.settings = learner.settings.replace(learning_rate=rate)
         with wrong_labels() if falls else contextlib.nullcontext():
-            result, warned = told(lambda one=learner: one.more(*separable(600, 1), task="sides", keep="always"))
+            result, warned = told(lambda one=learner: one.update(*separable(600, 1), task="sides", keep="always"))
         assert result.kept
         assert result.accuracy_before == 100
         assert (result.accuracy < 95) is falls
         assert len(warned) == falls
         assert all("'sides'" in one and "'sides@1'" in one for one in warned)
-        assert told(lambda one=learner: one.more(*separable(600, 1), task="sides", keep="never"))[1] == []
+        assert told(lambda one=learner: one.update(*separable(600, 1), task="sides", keep="never"))[1] == []
 
 
 def test_a_classifier_warns_of_a_version_that_falls_too(linear_classifier: ContinualClassifier) -> None:
@@ -399,7 +399,7 @@ def test_a_classifier_warns_of_a_version_that_falls_too(linear_classifier: Conti
         classifier = copy.copy(linear_classifier).set_params(learning_rate=rate)
         x, y = (one.numpy() for one in separable(600, 1))
         with wrong_labels() if falls else contextlib.nullcontext():
-            result, warned = told(lambda one=classifier, x=x, y=y: one.more(x, y, task="sides", keep="always"))
+            result, warned = told(lambda one=classifier, x=x, y=y: one.update(x, y, task="sides", keep="always"))
         assert result.kept
         assert (result.accuracy < 95) is falls
         assert len(warned) == falls
@@ -408,7 +408,7 @@ def test_a_classifier_warns_of_a_version_that_falls_too(linear_classifier: Conti
 
 def trial_of(learner: Learner) -> Trial:
     x, y = separable(1200, 1)
-    return finish(learner.try_more(x, y, "sides", "always", 0.2))
+    return finish(learner.try_update(x, y, "sides", "always", 0.2))
 
 
 def test_held_out_rows_decide_whether_a_version_is_below_a_linear_model(linear_learner: Learner) -> None:
@@ -418,7 +418,7 @@ def test_held_out_rows_decide_whether_a_version_is_below_a_linear_model(linear_l
     trial = replace(
         trial, learned=replace(trial.learned, tasks=(replace(info, held_out=HeldOut(100, 100.0, 50.0, 100.0)),))
     )
-    truth, out = trial.labels, trial.held_out.numpy()
+    truth, out = trial.labels, trial.validation.numpy()
     wrong = np.flatnonzero(out)[: int(0.12 * out.sum())]
     answers = truth.copy()
     answers[wrong] = 1 - answers[wrong]
@@ -433,13 +433,13 @@ def test_held_out_rows_decide_whether_a_version_is_below_a_linear_model(linear_l
     worse = trial.doubt(truth, (truth, truth), (fallen, fallen))
     assert worse is not None
     assert "'sides@1'" in worse
-    few = replace(trial, held_out=torch.zeros_like(trial.held_out))
+    few = replace(trial, validation=torch.zeros_like(trial.validation))
     assert few.doubt(truth, (answers, answers), (answers, answers)) is None
 
 
 def test_rows_of_a_single_class_are_not_compared_with_a_linear_model(linear_learner: Learner) -> None:
     x, y = separable(1200, 1)
-    trial = finish(linear_learner.try_more(x[y == 1], y[y == 1], "sides", "always", 0.2))
+    trial = finish(linear_learner.try_update(x[y == 1], y[y == 1], "sides", "always", 0.2))
     truth = trial.labels
     answers = np.where(np.arange(len(truth)) % 8 == 0, 0, truth)
     assert trial.doubt(truth, (answers, answers), (answers, answers)) is None
@@ -451,8 +451,8 @@ def test_a_stream_is_not_warned_of_what_it_has_judged_itself(
     monkeypatch.setattr(Trial, "doubt", lambda *_: "doubtful")
     x, y = (part.numpy() for part in separable(200, 3))
     for ask, wanted in (
-        (lambda one: one.more(x, y, "sides", keep="always"), ["doubtful"]),
-        (lambda one: one.more(x, y, "sides", keep="never"), []),
+        (lambda one: one.update(x, y, "sides", keep="always"), ["doubtful"]),
+        (lambda one: one.update(x, y, "sides", keep="never"), []),
         (lambda one: one._update(x, y, "sides"), []),
     ):
         assert told(lambda ask=ask: ask(copy.copy(linear_classifier)))[1] == wanted

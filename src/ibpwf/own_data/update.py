@@ -15,13 +15,13 @@ from ibpwf.data import Examples, read_examples
 from ibpwf.data.opening import few, shown
 from ibpwf.errors import InputError
 from ibpwf.estimator import ROWS, ContinualClassifier
-from ibpwf.more_rows import HELD_OUT, TOO_FEW, Keep, MoreRows, known_task
 from ibpwf.own_data.answering import classes_of, layout_of, load_classifier
 from ibpwf.own_data.learning import LearnOptions, check_parameters, check_unfinished, resuming
 from ibpwf.storage.checkpoint_folder import discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import MANIFEST, lock_folder
 from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
+from ibpwf.update import TOO_FEW, VALIDATION_FRACTION, Keep, Update, known_task
 
 
 class StopAsked(Callback):
@@ -35,14 +35,14 @@ class StopAsked(Callback):
             raise KeyboardInterrupt
 
 
-def learn_more(
+def update_file(
     model: Path,
     data: Path,
     task: str,
     parameters: Mapping[str, Any] | None = None,
     options: LearnOptions | None = None,
     keep: Keep = "better",
-) -> MoreRows | None:
+) -> Update | None:
     """Learn a file as more rows of task `task` of the model folder; None if that had been done already, and was to be
     resumed. With keep="never" nothing is written, and with "better" nothing either if held-out rows get worse."""
     options = options or LearnOptions()
@@ -50,7 +50,7 @@ def learn_more(
     if not os.path.lexists(model / MANIFEST):
         raise InputError(
             f"{shown(model)} holds no model yet, so there is no task '{task}' to learn more of; learn it first, "
-            f"without {options.naming('more')}."
+            f"without {options.naming('update')}."
         )
     with contextlib.nullcontext() if keep == "never" else lock_folder(model):
         classifier = load_classifier(model, options.device)
@@ -84,7 +84,7 @@ def learn_more(
 
 def _keep(
     model: Path, classifier: ContinualClassifier, examples: Examples, task: str, keep: Keep, options: LearnOptions
-) -> MoreRows:
+) -> Update:
     checkpoint = Checkpoint(model, every=options.checkpoint_minutes, resume=options.resume, stop=options.stop)
     with resuming(options):
         return _try(classifier, examples, task, keep, options, [checkpoint])
@@ -97,12 +97,12 @@ def _try(
     keep: Keep,
     options: LearnOptions,
     callbacks: Sequence[Callback],
-) -> MoreRows:
-    share = HELD_OUT if options.validate is None else options.validate
+) -> Update:
+    share = VALIDATION_FRACTION if options.validate is None else options.validate
     watching = [*options.callbacks, *callbacks]
     try:
-        return classifier.more(
-            examples.inputs, np.array(examples.y), task, keep=keep, held_out=share, callbacks=watching
+        return classifier.update(
+            examples.inputs, np.array(examples.y), task, keep=keep, validation_fraction=share, callbacks=watching
         )
     except InputError as error:
         if error.remedy != TOO_FEW:
@@ -118,5 +118,5 @@ def _check_labels(examples: Examples, classes: Sequence[str], task: str, options
     if new is not None:
         raise InputError(
             f"{examples.where(new)}: task '{task}' has no class {examples.y[new]!r}, only {few(list(classes))}; "
-            f"learn new classes as a task of their own, without {options.naming('more')}."
+            f"learn new classes as a task of their own, without {options.naming('update')}."
         )

@@ -1,4 +1,4 @@
-"""`ibpwf learn --more`: more rows of a task from a file, shown before they are kept, kept whole or not at all."""
+"""`ibpwf learn --update`: more rows of a task from a file, shown before they are kept, kept whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_what_would_change_is_shown_and_nothing_is_written(there: Path, command: Command) -> None:
     before = content(there / "model")
-    done = command("learn", "model", "other.csv", "--more", "fruit", "--dry-run", "--device", "cpu")
+    done = command("learn", "model", "other.csv", "--update", "fruit", "--dry-run", "--device", "cpu")
     assert done.code == 0, done.err
     assert "Tried version 2 of task 'fruit' with 64 more rows from other.csv." in done.out
     assert "Accuracy on 16 of these rows held out, before and after: " in done.out
@@ -47,10 +47,16 @@ def test_a_version_is_kept_asked_for_and_dropped(there: Path, command: Command) 
         return [line.rsplit(",", 2)[0] for line in lines]
 
     old = answered("fruit")
-    done = command("learn", "model", "other.csv", "--more", "fruit", "--device", "cpu", "--json")
+    done = command("learn", "model", "other.csv", "--update", "fruit", "--device", "cpu", "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
-    assert (told["task"], told["version"], told["kept"], told["rows"], told["held_out"]) == ("fruit", 2, True, 64, 16)
+    assert (told["task"], told["version"], told["kept"], told["rows"], told["validation_rows"]) == (
+        "fruit",
+        2,
+        True,
+        64,
+        16,
+    )
     assert told["accuracy"] >= told["accuracy_before"]
     assert told["accuracy_inferred"] > told["accuracy_inferred_before"]
     assert answered("fruit@1") == old
@@ -60,8 +66,8 @@ def test_a_version_is_kept_asked_for_and_dropped(there: Path, command: Command) 
     assert "2 tasks, 1 older version" in shown
     assert "fruit (version 2)" in shown
     assert "fruit@1" in shown
-    assert "learnt more rows: task 3 'fruit'" in shown
-    again = command("learn", "model", "other.csv", "--more", "fruit", "--resume", "--device", "cpu")
+    assert "updated task 3 'fruit'" in shown
+    again = command("learn", "model", "other.csv", "--update", "fruit", "--resume", "--device", "cpu")
     assert "had been learnt already" in again.out
     scored = json.loads(command("evaluate", "model", "other.csv", "--json", "-").out)
     assert scored["accuracy"]["task_given"] > 90
@@ -83,20 +89,20 @@ def test_each_mistake_is_one_sentence_and_nothing_is_lost(there: Path, command: 
     (there / "few.csv").write_text("\n".join((there / "other.csv").read_text().splitlines()[:4]))
     before = content(there / "model")
     for words, problem in (
-        (("mixed.csv", "--more", "fruit"), "mixed.csv, line 42: task 'fruit' has no class 'oak', only apple, pear"),
-        (("narrow.csv", "--more", "fruit"), "f15"),
-        (("other.csv", "--more", "friut"), "unknown task 'friut'. Did you mean 'fruit'?"),
-        (("few.csv", "--more", "fruit"), "of 3 rows none can be held out"),
-        (("other.csv", "--force"), "--force is for more rows of a task; give --more TASK too."),
-        (("other.csv", "--more", "fruit", "--task", "fruit"), "--more and --task were both given"),
-        (("other.csv", "--more", "fruit", "--dry-run", "--force"), "--dry-run keeps nothing"),
+        (("mixed.csv", "--update", "fruit"), "mixed.csv, line 42: task 'fruit' has no class 'oak', only apple, pear"),
+        (("narrow.csv", "--update", "fruit"), "f15"),
+        (("other.csv", "--update", "friut"), "unknown task 'friut'. Did you mean 'fruit'?"),
+        (("few.csv", "--update", "fruit"), "of 3 rows none can be held out"),
+        (("other.csv", "--force"), "--force is for more rows of a task; give --update TASK too."),
+        (("other.csv", "--update", "fruit", "--task", "fruit"), "--update and --task were both given"),
+        (("other.csv", "--update", "fruit", "--dry-run", "--force"), "--dry-run keeps nothing"),
     ):
         done = command("learn", "model", *words, "--device", "cpu")
         assert done.code == 2, words
         assert problem in done.err
         assert done.err.count("\n") == 1
-    assert "--force to keep them in any case" in command("learn", "model", "few.csv", "--more", "fruit").err
-    done = command("learn", "empty", "other.csv", "--more", "fruit")
+    assert "--force to keep them in any case" in command("learn", "model", "few.csv", "--update", "fruit").err
+    done = command("learn", "empty", "other.csv", "--update", "fruit")
     assert (done.code, (there / "empty").exists()) == (2, False)
     assert "holds no model yet, so there is no task 'fruit' to learn more of" in done.err
     assert content(there / "model") == before

@@ -29,16 +29,16 @@ Keep = Literal["better", "always", "never"]
 Answers = tuple[NDArray[Any], NDArray[Any]]
 """Labels of rows, with the task given and inferred."""
 
-HELD_OUT = 0.2
+VALIDATION_FRACTION = 0.2
 """Share of the rows of every class by which a new version is judged."""
 
-MOST_HELD_OUT = 2000
+MOST_VALIDATION_ROWS = 2000
 
-TOO_FEW = "Give more rows at once, a larger share held_out, or keep='always'."
+TOO_FEW = "Give more rows at once, a larger validation_fraction, or keep='always'."
 
 
 @dataclass(frozen=True)
-class MoreRows:
+class Update:
     """What came of more rows of a task.
 
     Accuracies are in per cent of the rows held out, of the version before and of the new one, with the task given and
@@ -50,7 +50,7 @@ class MoreRows:
     version: int
     kept: bool
     rows: int
-    held_out: int
+    validation_rows: int
     accuracy_before: float | None
     accuracy: float | None
     accuracy_inferred_before: float | None
@@ -62,12 +62,12 @@ class MoreRows:
 @dataclass(frozen=True)
 class Trial:
     """What a learner would know with a new version of task number `task`. `rows` are all that were given, of which
-    the `held_out` ones have not been learned from."""
+    the `validation` ones have not been learned from."""
 
     learned: Learned
     task: int
     rows: TensorRows
-    held_out: Tensor
+    validation: Tensor
     keep: Keep
 
     @property
@@ -79,12 +79,15 @@ class Trial:
         """How the rows are answered."""
         x = self.rows.x
         given = torch.full((len(x),), self.task, device=x.device)
-        found = [learned.method.predict(x, task, marginal=False, draws=0, seed=0).labels for task in (given, None)]
+        found = [
+            learned.method.predict(x, task, marginal=False, posterior_samples=0, seed=0).labels
+            for task in (given, None)
+        ]
         return found[0].cpu().numpy(), found[1].cpu().numpy()
 
-    def judged(self, truth: NDArray[Any], before: Answers, after: Answers) -> MoreRows:
+    def judged(self, truth: NDArray[Any], before: Answers, after: Answers) -> Update:
         """What changes, and whether it is to be kept, seen by the answers for the rows before and after."""
-        out, keep = self.held_out.numpy(), self.keep
+        out, keep = self.validation.numpy(), self.keep
 
         def accuracy(labels: NDArray[Any]) -> float | None:
             return 100.0 * float(np.mean(labels[out] == truth[out])) if out.any() else None
@@ -93,11 +96,11 @@ class Trial:
         better = all(new is None or old is None or new >= old for old, new in zip(was, now, strict=True))
         info = self.learned.tasks[self.task]
         changed = [100.0 * float(np.mean(new != old)) for old, new in zip(before, after, strict=True)]
-        return MoreRows(
+        return Update(
             info.name,
             info.version,
             keep == "always" or (keep == "better" and better),
-            int((~self.held_out).sum()),
+            int((~self.validation).sum()),
             int(out.sum()),
             was[0],
             now[0],
@@ -121,7 +124,7 @@ class Trial:
                 f"update are right, where the version before has {was:.1f} %. It still answers as "
                 f"'{info.name}@{info.version - 1}'. Use keep='better' to keep a version only if it is no worse."
             )
-        learned = (~self.held_out).to(self.rows.y.device)
+        learned = (~self.validation).to(self.rows.y.device)
         counts = torch.bincount(self.rows.y[learned], minlength=len(info.classes))
         guessing = 100.0 * int(counts.max()) / int(counts.sum())
         return doubt_of(
@@ -130,12 +133,12 @@ class Trial:
 
     def _compared(self, truth: NDArray[Any], answers: NDArray[Any], counts: Tensor) -> HeldOut | None:
         """How the held-out rows are answered, beside a linear model of the other rows; None if they are too few."""
-        out = self.held_out.numpy()
+        out = self.validation.numpy()
         rows = int(out.sum())
         if rows < FEWEST_ROWS:
             return None
         accuracy = 100.0 * float(np.mean(answers[out] == truth[out]))
-        there = self.held_out.to(self.rows.y.device)
+        there = self.validation.to(self.rows.y.device)
         asked, known = self.rows.x[there], self.rows.y[there]
         linear = None
         if accuracy < 100 - CLEARLY and bool(counts.all()):  # of fewer classes, a linear model has an easier task
@@ -145,11 +148,11 @@ class Trial:
 
     def finished(self) -> Learned:
         """With the rows held out in task inference too, as if all had come at once."""
-        if not bool(self.held_out.any()):
+        if not bool(self.validation.any()):
             return self.learned
         method = self.learned.method.fork()
         assert isinstance(method, IBPWF)
-        out = self.held_out.to(self.rows.y.device)
+        out = self.validation.to(self.rows.y.device)
         with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
             method.take_rows(self.task, TensorRows(self.rows.x[out], self.rows.y[out]))
         return replace(self.learned, method=method)
@@ -189,7 +192,7 @@ def try_version(
     info: TaskInfo,
     rows: TensorRows,
     keep: Keep,
-    held_out: float,
+    validation_fraction: float,
     seed: int,
     identity: Callable[[TaskData], Identity],
     callbacks: Sequence[Callback],
@@ -197,8 +200,11 @@ def try_version(
     """Train a new version of a task on a fork of what is known, pausing after every step."""
     if keep not in get_args(Keep):
         raise InputError(f"keep is {keep!r}; give 'better', 'always' or 'never'.")
-    if not 0 < held_out < 1:
-        raise InputError(f"held_out is {held_out}; give the share of the rows to judge by, such as {HELD_OUT}.")
+    if not 0 < validation_fraction < 1:
+        raise InputError(
+            f"validation_fraction is {validation_fraction}; give the share of the rows to judge by, such as "
+            f"{VALIDATION_FRACTION}."
+        )
     old_name = f"{info.name}@{info.version}"
     if any(one.name == old_name for one in known.tasks):
         raise InputError(
@@ -210,8 +216,8 @@ def try_version(
     assert isinstance(method, IBPWF)
     serial = method.next_serial(len(known.tasks))
     name = f"{info.name}@{info.version + 1}"
-    data = TaskData(name, info.number, info.classes, seed=seed, serial=serial, rows=rows, more=True)
-    out = drawn_rows(rows.y, held_out, MOST_HELD_OUT, data.generator("judged by"))
+    data = TaskData(name, info.number, info.classes, seed=seed, serial=serial, rows=rows, is_update=True)
+    out = drawn_rows(rows.y, validation_fraction, MOST_VALIDATION_ROWS, data.generator("judged by"))
     if keep != "always" and not bool(out.any()):
         raise InputError(
             f"of {len(rows):,} rows none can be held out to see whether answers get worse.", remedy=TOO_FEW
@@ -232,7 +238,7 @@ def try_version(
             version=info.version + 1,
         )
         old = replace(info, name=old_name, version_of=info.name)
-        event = {"event": "more", "serial": serial, "version": __version__}
+        event = {"event": "updated", "serial": serial, "version": __version__}
         tasks = [new if one is info else one for one in known.tasks]
         # Older versions are numbered in the order in which they were learned.
         older = sorted([*known.older, old], key=lambda one: known.method.serial(one.number))
