@@ -28,7 +28,8 @@ from ibpwf.lab.evaluation.uncertainty import auroc
 from ibpwf.lab.experiments.run import Run, run_together
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
-from ibpwf.settings import FAST, parse_assignment
+from ibpwf.parts import parse_assignment
+from ibpwf.settings import FAST
 from ibpwf.storage.files import read_json
 
 WAYS: dict[str, dict[str, Any]] = {

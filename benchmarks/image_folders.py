@@ -29,7 +29,7 @@ from ibpwf.data import read_examples
 from ibpwf.lab import scenario
 from ibpwf.own_data.answering import layout_of, load_classifier
 from ibpwf.own_data.learning import LearnOptions, learn_file
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

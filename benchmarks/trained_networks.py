@@ -24,7 +24,7 @@ from typing import Any
 from record import made_by, options, summary, write
 from trained import images, lora, sequence, texts
 
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 from ibpwf.storage.files import read_json
 
 PARTS: dict[str, Callable[[int, argparse.Namespace], dict[str, Any]]] = {

@@ -29,7 +29,7 @@ from ibpwf.lab import names
 from ibpwf.lab.bench import NAMES as MEASUREMENTS
 from ibpwf.lab.data.catalog import entry
 from ibpwf.lab.experiments.reproduction.experiment import checked_budget
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

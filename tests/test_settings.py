@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ibpwf import Settings
 from ibpwf.errors import InputError
 from ibpwf.lab.methods.router import RouterSettings
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 
 POSITIVE = ("alpha", "strength_std", "learning_rate", "temperature", "ridge")
 POSITIVE_OR_NONE = ("clip", "temperature_start")

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 
 INFERENCE = {"task": "gaussian", "class": "class-gaussian", "shared": "shared-gaussian"}
 """Values of `inference` by those that the setting `gaussians` had."""

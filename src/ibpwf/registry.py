@@ -29,8 +29,9 @@ def names(group: str, known: Mapping[str, Any]) -> list[str]:
     return [*known, *sorted(entry.name for entry in entry_points(group=group) if entry.name not in known)]
 
 
-def find(group: str, name: str, known: Mapping[str, Any], *, imports: bool = True) -> Any:
-    """What a name stands for; `imports` says whether `module:Name` may be imported."""
+def find(group: str, name: str, known: Mapping[str, Any], *, imports: bool = True, called: str = "") -> Any:
+    """What a name stands for; `imports` says whether `module:Name` may be imported. It is `called` so in errors."""
+    called = called or KINDS[group]
     if name in known:
         return known[name]
     for entry in entry_points(group=group):
@@ -38,10 +39,10 @@ def find(group: str, name: str, known: Mapping[str, Any], *, imports: bool = Tru
             return _loaded(entry)
     inner, wrapper = unwrapped(group, name)
     if wrapper is not None:
-        return _loaded(wrapper)(find(group, inner, known, imports=imports), name)
+        return _loaded(wrapper)(find(group, inner, known, imports=imports, called=called), name)
     if imports and ":" in name:
-        return _imported(KINDS[group], name)
-    raise unknown(KINDS[group], name, names(group, known))
+        return _imported(called, name)
+    raise unknown(called, name, names(group, known))
 
 
 def unwrapped(group: str, name: str) -> tuple[str, EntryPoint | None]:

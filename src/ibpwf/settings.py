@@ -3,111 +3,18 @@ command line (`--set name=value`)."""
 
 from __future__ import annotations
 
-import json
 import math
-import typing
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field
 
-from ibpwf.errors import InputError, unknown
 from ibpwf.limits import MOST_FEATURES, MOST_SUMS, check_image_sizes, check_patch_sizes
-from ibpwf.settings_words import in_range, spell
+from ibpwf.parts import Auto, Count, FrozenSettings, NotNegative, Positive, Probability, Share, require
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Probability = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-Auto = Literal["auto"]
 PatchSizes = Annotated[tuple[Annotated[int, Field(ge=2, le=32)], ...], AfterValidator(check_patch_sizes)]
 Cells = Annotated[int, Field(ge=1, le=16)]
 ImageSize = Annotated[int, Field(ge=32, le=1024)]
 ImageSizes = Annotated[ImageSize | tuple[ImageSize, ...] | Auto, AfterValidator(check_image_sizes)]
-
-
-class FrozenSettings(BaseModel):
-    """Settings that are checked when they are made, cannot be changed in place, and go to JSON and back.
-
-    A bad value is an `InputError` that names the field, the value and what it should be.
-    """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
-    )
-
-    def __init__(self, **values: Any) -> None:
-        for name in values:
-            if name not in type(self).model_fields:
-                raise unknown("setting", name, type(self).model_fields)
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            self._refuse(error)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain(cls, values: Any) -> Any:
-        """NumPy's numbers and lists as plain ones and tuples; None where a choice is called 'none'."""
-        plain = {}
-        for name, value in values.items():
-            if type(value).__module__ == "numpy" and hasattr(value, "item"):  # from a sweep over a NumPy array
-                value = value.item()
-            elif isinstance(value, list):
-                value = tuple(value)
-            elif value is None and "none" in typing.get_args(cls.model_fields[name].annotation):
-                value = "none"
-            plain[name] = value
-        return plain
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        self.check()
-        return self
-
-    def check(self) -> None:
-        """What a child refuses beyond the types and ranges of single fields, by `require`."""
-
-    @classmethod
-    def _refuse(cls, error: ValidationError) -> NoReturn:
-        found = error.errors()
-        raised = found[0].get("ctx", {}).get("error")
-        if isinstance(raised, InputError):  # from `check`
-            raise raised from None
-        name = str(found[0]["loc"][0])
-        mine = [one for one in found if str(one["loc"][0]) == name]
-        for one in mine:
-            if one["type"] in _RANGES:
-                raise InputError(f"{name} is {one['input']}; {in_range(cls, name)}.") from None
-        given = next((one["input"] for one in mine if len(one["loc"]) == 1), None)
-        value = given if given is not None else _given(mine)
-        raise InputError(f"{name} is {value!r}; expected {spell(cls.model_fields[name].annotation)}.") from None
-
-    def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**values)
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed; an unknown name is refused with the nearest one suggested."""
-        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
-
-
-_RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
-
-
-def _given(errors: list[Any]) -> object:
-    """What was handed in for a field of several kinds: the widest of the inputs its kinds complain about."""
-    inputs = [one["input"] for one in sorted(errors, key=lambda one: len(one["loc"]))]
-    return next((value for value in inputs if isinstance(value, (dict, tuple))), inputs[0])
-
-
-def require(ok: bool, field: str, value: object, remedy: str) -> None:
-    if not ok:
-        raise InputError(f"{field} is {value}; {remedy}.")
 
 
 class Factorization(FrozenSettings):
@@ -367,7 +274,7 @@ class Settings(Factorization):
         "(as IBPWF_ACCELERATE=0 in the environment does)",
     )
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         known = self.shrinkage == 0 or self.inference != "shared-gaussian"
         why = "with inference=shared-gaussian all have one covariance already; leave it at 0"
         require(known, "shrinkage", self.shrinkage, why)
@@ -398,15 +305,3 @@ class Settings(Factorization):
             auto.batch_size if self.batch_size == "auto" else self.batch_size,
             auto.learning_rate if self.learning_rate == "auto" else self.learning_rate,
         )
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`name=value` from the command line; values are JSON where they can be, text otherwise."""
-    name, sign, raw = text.partition("=")
-    if not sign or not name.strip():
-        raise InputError(f"'{text}' is not a setting; write --set name=value, such as --set alpha=300.")
-    try:
-        value = json.loads(raw)
-    except json.JSONDecodeError:
-        value = None if raw.strip().lower() == "none" else raw.strip()
-    return name.strip().replace("-", "_"), value

@@ -23,7 +23,7 @@ from ibpwf.errors import InputError
 from ibpwf.factors.packing import Packing, packing_of
 from ibpwf.inference.prediction import Prediction
 from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo
-from ibpwf.settings import FrozenSettings
+from ibpwf.parts import FrozenSettings
 from ibpwf.storage.checkpoint_folder import (
     Identity,
     check_place,

@@ -278,7 +278,8 @@ def _parameters(
             asked["alpha"] = "auto" if alpha == "auto" else float(alpha)
         except ValueError:
             raise InputError(f"--alpha is '{alpha}'; give a number above 0, or auto.") from None
-    from ibpwf.settings import Settings, parse_assignment
+    from ibpwf.parts import parse_assignment
+    from ibpwf.settings import Settings
 
     chosen = dict(parse_assignment(text) for text in settings or [])
     for name in chosen:

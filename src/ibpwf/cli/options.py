@@ -18,7 +18,7 @@ from ibpwf.device import check_device
 from ibpwf.errors import InputError, printable
 from ibpwf.lab import names
 from ibpwf.lab.experiments.run_config import RunConfig
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 
 if TYPE_CHECKING:
     from ibpwf.lab.experiments.cluster import Cluster

@@ -123,7 +123,8 @@ def _stream(buffer: int | None, detector: str | None) -> dict[str, Any] | None:
 
 def _parameters(settings: list[str] | None) -> dict[str, Any]:
     """Settings of a new model, as `ContinualClassifier` takes them."""
-    from ibpwf.settings import Settings, parse_assignment
+    from ibpwf.parts import parse_assignment
+    from ibpwf.settings import Settings
 
     chosen = dict(parse_assignment(text) for text in settings or [])
     own_names = ("alpha", "epochs", "batch_size", "learning_rate")

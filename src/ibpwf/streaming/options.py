@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from ibpwf.errors import InputError
-from ibpwf.settings import FrozenSettings, require
+from ibpwf.parts import FrozenSettings, require
 from ibpwf.streaming.detectors import check_detector
 
 
@@ -36,7 +36,7 @@ class StreamOptions(FrozenSettings):
         False, description="rows that turn out to be an old task's are learned as more of it, instead of counted"
     )
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         require(self.least <= self.buffer, "least", self.least, f"the buffer holds {self.buffer} rows; give fewer")
         require(self.window <= self.buffer, "window", self.window, f"the buffer holds {self.buffer} rows; give fewer")
         check_detector(self.detector)

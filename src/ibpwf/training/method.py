@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
-from ibpwf.settings import FrozenSettings
+from ibpwf.parts import FrozenSettings
 from ibpwf.training.linear import HeldOut
 from ibpwf.training.objective import Loss, Objective
 from ibpwf.training.phase import Phase

@@ -17,7 +17,7 @@ from ibpwf.lab.experiments.paper import Target, targets
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import new_learner
 from ibpwf.lab.methods import method_named, methods
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 from ibpwf.storage.files import read_json, write_json
 
 QUICK = {"epochs": 1, "hidden": [16], "batch_size": 64}

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings
-from ibpwf.settings import NotNegative
+from ibpwf.parts import NotNegative
 from ibpwf.training.method import TaskData
 
 

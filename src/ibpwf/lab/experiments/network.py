@@ -15,7 +15,7 @@ from torch import nn
 from ibpwf import models
 from ibpwf.errors import InputError, unknown
 from ibpwf.lab.data.tasks import Scenario
-from ibpwf.settings import parse_assignment
+from ibpwf.parts import parse_assignment
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": models.mlp,

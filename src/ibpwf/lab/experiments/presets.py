@@ -20,7 +20,8 @@ from ibpwf.lab.experiments.network import network_text
 from ibpwf.lab.methods import method_named, methods
 from ibpwf.lab.names import NO_PRESET, PRESETS
 from ibpwf.method import IBPWF
-from ibpwf.settings import FrozenSettings, Settings
+from ibpwf.parts import FrozenSettings
+from ibpwf.settings import Settings
 
 
 @dataclass(frozen=True)

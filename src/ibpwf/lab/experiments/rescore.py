@@ -21,7 +21,8 @@ from ibpwf.lab.experiments.result import commit, environment, make_result
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.method import IBPWF
-from ibpwf.settings import Settings, parse_assignment
+from ibpwf.parts import parse_assignment
+from ibpwf.settings import Settings
 from ibpwf.storage.files import read_json, write_json
 
 CHANGEABLE = ("ridge", "shrinkage")

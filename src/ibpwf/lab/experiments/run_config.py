@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field
 
 from ibpwf.errors import InputError
-from ibpwf.settings import FrozenSettings, Settings
+from ibpwf.parts import FrozenSettings
+from ibpwf.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +65,7 @@ class RunConfig(FrozenSettings):
         preset = preset_name(scenario, values.get("preset", "paper"))
         super().__init__(scenario=scenario, **{**values, "preset": preset})
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         from ibpwf.lab.experiments.presets import settings_type
         from ibpwf.learner import choose_device
 

@@ -30,7 +30,7 @@ from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.lab.methods.dense import seeded
 from ibpwf.lab.methods.vae import VAE, log_likelihood
 from ibpwf.learner import choose_device
-from ibpwf.settings import FrozenSettings, require
+from ibpwf.parts import FrozenSettings, require
 from ibpwf.storage.files import plain_errors, write_json
 from ibpwf.training.loop import fit_steps
 from ibpwf.training.method import TaskData
@@ -50,7 +50,7 @@ class VAESettings(FrozenSettings):
     learning_rate: float = 1e-3
     samples: int = 20
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         for name in ("latent", "epochs", "batch_size", "samples"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
 

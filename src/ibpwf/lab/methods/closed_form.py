@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Widths, total_bytes
 from ibpwf.models import mlp
-from ibpwf.settings import Positive
+from ibpwf.parts import Positive
 from ibpwf.training.method import TaskData
 from ibpwf.training.phase import Phase
 

@@ -22,7 +22,8 @@ from ibpwf.factors.factorize import factorize
 from ibpwf.lab.methods.dense import DenseSettings, Problem, Widths, seeded
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp
-from ibpwf.settings import Count, Positive, Settings, require
+from ibpwf.parts import Count, Positive, require
+from ibpwf.settings import Settings
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase

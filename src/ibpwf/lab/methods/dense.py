@@ -24,7 +24,7 @@ from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.uncertainty import entropy
 from ibpwf.models import mlp, resnet20
-from ibpwf.settings import Count, FrozenSettings, Positive, require
+from ibpwf.parts import Count, FrozenSettings, Positive, require
 from ibpwf.training.method import Method, TaskData
 from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
@@ -60,7 +60,7 @@ class DenseSettings(FrozenSettings):
             if field.description is None and issubclass(parent, DenseSettings) and name in parent.model_fields:
                 field.description = parent.model_fields[name].description
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         require(bool(self.hidden), "hidden", [], "give the width of each hidden layer, such as [400,400]")
 
 

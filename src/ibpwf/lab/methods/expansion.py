@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Widths, seeded
 from ibpwf.models import mlp
-from ibpwf.settings import Count
+from ibpwf.parts import Count
 from ibpwf.training.method import TaskData
 
 

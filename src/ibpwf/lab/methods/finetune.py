@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Optimizer
-from ibpwf.settings import Positive
+from ibpwf.parts import Positive
 
 
 class SGDSettings(DenseSettings):

@@ -27,7 +27,7 @@ from torch import Tensor
 from ibpwf.lab.methods.dense import DenseSettings
 from ibpwf.lab.methods.example_gradients import gradients_and_inputs, only_linear
 from ibpwf.lab.methods.rehearsal import MemoryMethod, MemorySettings
-from ibpwf.settings import NotNegative
+from ibpwf.parts import NotNegative
 from ibpwf.training.method import TaskData
 
 PIECE = 1024

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ibpwf.lab.methods.dense import DenseSettings, Widths
 from ibpwf.lab.methods.expansion import Separate
-from ibpwf.settings import Count, Positive
+from ibpwf.parts import Count, Positive
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase

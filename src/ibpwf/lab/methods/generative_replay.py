@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, total_bytes
 from ibpwf.lab.methods.vae import VAE
 from ibpwf.models import mlp
-from ibpwf.settings import Count, Positive
+from ibpwf.parts import Count, Positive
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase

@@ -23,7 +23,7 @@ from ibpwf.inference.uncertainty import entropy
 from ibpwf.lab.methods.bayesian_layers import BayesianMLP, Weights
 from ibpwf.lab.methods.dense import DenseSettings, Widths
 from ibpwf.lab.methods.vcl import VCL, VCLSettings
-from ibpwf.settings import Count, Positive
+from ibpwf.parts import Count, Positive
 from ibpwf.training.method import Counts
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings
-from ibpwf.settings import NotNegative, Positive
+from ibpwf.parts import NotNegative, Positive
 
 
 class LwFSettings(DenseSettings):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings
 from ibpwf.lab.methods.example_gradients import gradient_sum, trainable
-from ibpwf.settings import Count, NotNegative, Positive, Share
+from ibpwf.parts import Count, NotNegative, Positive, Share
 from ibpwf.training.method import TaskData
 
 NEGLIGIBLE = 1e-5  # the part of the Fisher information that is not worth computing: most labels make up less

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from ibpwf.errors import InputError
 from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, total_bytes
-from ibpwf.settings import Count
+from ibpwf.parts import Count
 from ibpwf.training.method import TaskData
 
 

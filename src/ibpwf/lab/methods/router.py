@@ -23,7 +23,8 @@ from ibpwf.inference.ridge_sums import Precision
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.methods.dense import Problem, class_prediction, total_bytes
 from ibpwf.limits import MOST_FEATURES
-from ibpwf.settings import Auto, Count, FrozenSettings, PatchSizes, Positive, Settings
+from ibpwf.parts import Auto, Count, FrozenSettings, Positive
+from ibpwf.settings import PatchSizes, Settings
 from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase

@@ -20,7 +20,7 @@ from ibpwf.errors import InputError
 from ibpwf.lab.methods.dense import DenseSettings
 from ibpwf.lab.methods.expansion import Separate
 from ibpwf.models import resnet9, resnet20
-from ibpwf.settings import Count, Positive
+from ibpwf.parts import Count, Positive
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase

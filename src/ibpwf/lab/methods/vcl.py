@@ -24,7 +24,7 @@ from ibpwf.inference.prediction import Prediction
 from ibpwf.lab.methods.bayesian_layers import BayesianMLP
 from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, total_bytes
 from ibpwf.lab.methods.rehearsal import shares
-from ibpwf.settings import Count, NotNegative, Positive, require
+from ibpwf.parts import Count, NotNegative, Positive, require
 from ibpwf.training.loop import fit_steps
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Fit, Loss
