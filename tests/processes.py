@@ -46,9 +46,14 @@ class Started:
         return int(self._process.pid)
 
     @property
+    def out(self) -> str:
+        """What it has written to standard output so far."""
+        return self._out.read_text() if self._out.exists() else ""
+
+    @property
     def err(self) -> str:
         """What it has written to standard error so far."""
-        return self._err.read_text()
+        return self._err.read_text() if self._err.exists() else ""
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)

@@ -6,9 +6,9 @@ import contextlib
 import io
 import json
 import os
+import re
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
@@ -62,19 +62,17 @@ def make_models(folder: Path) -> Path:
 class Server:
     """A server that runs in a process of its own."""
 
-    def __init__(
-        self, models: Path, *words: str, port: int | None = None, descriptors: int | None = None, verify: Any = None
-    ) -> None:
+    def __init__(self, models: Path, *words: str, descriptors: int | None = None, verify: Any = None) -> None:
         """`descriptors` limits the files that it may open; `verify` is the context of a server with a certificate."""
-        self.port = port or free_port()
         self.models = models
         self._process = processes.start(
-            ("serve", str(models), "--port", str(self.port), "--drain-seconds", "0", *words),
+            ("serve", str(models), "--port", "0", "--drain-seconds", "0", *words),
             models.parent,
             {"OMP_NUM_THREADS": "1"},
         )
         if descriptors is not None:
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        self.port = announced_port(self._process)
         self.address = f"{'https' if verify else 'http'}://127.0.0.1:{self.port}"
         self.http = httpx.Client(base_url=self.address, timeout=240, verify=verify or True)
         assert self._process.wait_until(self._answers), self._process.finish().err
@@ -155,11 +153,17 @@ def files_of(model: Path) -> dict[str, str]:
     return {name: entry.sha256 for name, entry in open_folder(model).files.items()}
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def announced_port(process: processes.Started) -> int:
+    """The port that a server started with `--port 0` has taken. One chosen for it here, another process might take
+    before the server does."""
+    ports = list[str]()
+
+    def is_announced() -> bool:
+        ports[:] = re.findall(r" at https?://\S+:(\d+)/", process.out)
+        return bool(ports)
+
+    assert process.wait_until(is_announced), process.finish().err
+    return int(ports[0])
 
 
 def columns(x: np.ndarray, names: Sequence[str] = NAMES) -> list[dict[str, Any]]:

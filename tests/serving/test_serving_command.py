@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from certificates import write_certificate
-from served import Server, blobs, free_port, request, task_table
+from served import Server, blobs, request, task_table
 from test_serving_http import wait_for
 from test_serving_uploads import Upload, closing, left
 from wires import connect
@@ -21,41 +21,29 @@ from wires import connect
 import processes
 
 
-def test_a_server_with_a_certificate_is_asked_over_tls_and_keeps_its_cookie_to_it(models, tmp_path):
+def test_a_server_with_a_certificate_is_asked_over_tls_and_keeps_its_cookie_to_it(start, models, tmp_path):
     certificate, key = write_certificate(tmp_path)
-    port, tokens = free_port(), tmp_path / "tokens.json"
+    tokens = tmp_path / "tokens.json"
     told = processes.start(
         ("serve", str(models), "--tokens", str(tokens), "--new-token", "alice", "--role", "admin"), tmp_path, {}
     ).finish()
     token = told.err.split()[-1]
-    words = ("serve", str(models), "--port", str(port), "--tokens", str(tokens))
-    words += ("--certificate", str(certificate), "--key", str(key))
-    started = processes.start(words, tmp_path, {})
     trusting = ssl.create_default_context(cafile=str(certificate))
-    client = httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusting, timeout=30)
-    try:
-
-        def answers() -> bool:
-            try:
-                return client.get("/v2/health/ready").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        assert started.wait_until(answers)
-        assert client.get("/v2/models/things").status_code == 401
-        assert client.get("/v2/models/things", headers={"Authorization": f"Bearer {token}"}).status_code == 200
-        signed = client.post("/login", data={"token": token})
-        assert "secure" in signed.headers["set-cookie"].lower()
-        assert client.get("/models/things").status_code == 200  # by the cookie
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10)
-        started.send(signal.SIGINT)
-        ended = started.finish()
-        assert ended.code == 130
-        assert "Traceback" not in ended.err
-    finally:
-        client.close()
-        started.end()
+    words = ("--tokens", str(tokens), "--certificate", str(certificate), "--key", str(key))
+    server = start(*words, verify=trusting)
+    client = server.http
+    assert client.get("/v2/models/things").status_code == 401
+    assert client.get("/v2/models/things", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    signed = client.post("/login", data={"token": token})
+    assert "secure" in signed.headers["set-cookie"].lower()
+    assert client.get("/models/things").status_code == 200  # by the cookie
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{server.port}/v2/health/ready", timeout=10)
+    client.close()
+    server.send(signal.SIGINT)
+    ended = server.finish()
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
 
 
 def test_a_server_that_is_asked_to_end_first_says_so_and_goes_on_answering(models):

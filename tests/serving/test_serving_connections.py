@@ -128,22 +128,20 @@ def test_when_all_connections_are_busy_health_checks_alone_are_answered(start):
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(models, monkeypatch):
     """In this process, so that it does not have to wait as long as a real client is given."""
-    from served import free_port
-
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.2)
     open_ones = Connections(Limits(), Metrics())
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await Response(b"a" * (64 << 20))(scope, receive, send)
 
-    port, http = free_port(), connections.protocol(open_ones)
+    http = connections.protocol(open_ones)
     http.connection = connections.Connection(socket.socket())
-    config = uvicorn.Config(app, port=port, http=http, log_level="error", lifespan="off")
+    config = uvicorn.Config(app, port=0, http=http, log_level="error", lifespan="off")
     running = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(running.serve()), daemon=True)
     thread.start()
     assert wait_for(lambda: running.started)
-    with connect(port) as wire:
+    with connect(running.servers[0].sockets[0].getsockname()[1]) as wire:
         wire.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert wire.recv(10)
         assert wait_for(lambda: not running.server_state.connections)

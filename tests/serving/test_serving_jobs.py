@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.worker import FAILED
 from ibpwf.serving.workshop import Worker
+from ibpwf.storage.files import write_json
 from ibpwf.storage.folder import lock_folder
 
 X = blobs(range(6), each=3, seed=9)[0]
@@ -249,6 +252,32 @@ def test_exports_that_arrive_together_share_the_places_that_there_are(models, mo
     assert all(b"manifest.json" in one.content for one in (*answered, later))
     assert service.exporting == 0
     assert not any(folder.exists() for folder in begun)
+
+
+def test_the_exit_code_of_a_process_is_its_own_while_others_start(models, monkeypatch):
+    """Python asks after all processes whenever one is started; each code can be read only once."""
+    from multiprocessing import forkserver
+
+    service, read = Service(ServeOptions(models, poll=3600)), forkserver.read_signed
+
+    def slowly(handle: int) -> int:
+        time.sleep(random.random() / 2)
+        return read(handle)
+
+    async def codes() -> list[int]:
+        async with service.running():
+            model = service.registry["pictures"]
+            monkeypatch.setattr(forkserver, "read_signed", slowly)
+
+            async def ended(number: int) -> list[int]:
+                folder = models.parent / f"job {number}"
+                folder.mkdir()
+                write_json(folder / "job.json", {"kind": "export", "to": "nothing", "task": None})
+                return [await (await service.jobs.start_worker(model, folder)).wait() for _ in range(3)]
+
+            return [code for codes in await asyncio.gather(*map(ended, range(4))) for code in codes]
+
+    assert asyncio.run(codes()) == [FAILED] * 12
 
 
 def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path):

@@ -24,6 +24,10 @@ NEEDED = [
 ]
 
 
+_ALONE = threading.Lock()
+"""Starting a process also looks whether others have ended: two threads that read one exit code get 255 of it."""
+
+
 class Worker:
     """A process that does one job."""
 
@@ -38,9 +42,13 @@ class Worker:
             await ended.wait()
         finally:
             loop.remove_reader(self._process.sentinel)
-        await asyncio.to_thread(self._process.join)
         self.stop()
-        return int(self._process.exitcode)
+        return await asyncio.to_thread(self._exit_code)
+
+    def _exit_code(self) -> int:
+        with _ALONE:
+            self._process.join()
+            return int(self._process.exitcode)
 
     def stop(self) -> None:
         """Let it keep what it has and end."""
@@ -74,6 +82,7 @@ class Workshop:
         process = self._context.Process(
             target=run, args=(str(model), str(folder), theirs, lease, device), daemon=True
         )
-        process.start()
+        with _ALONE:
+            process.start()
         theirs.close()
         return Worker(process, ours)
