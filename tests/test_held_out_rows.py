@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from ibpwf import Learner
+from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.errors import InputError
 from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration
 from ibpwf.inference.router import RidgeRouter
 from ibpwf.method import MOST_HELD_OUT
-from ibpwf.training.rows import Rows, TensorRows
 from router_tasks import (
     CLASSES,
     OWNER,
@@ -58,14 +58,14 @@ def test_without_a_router_held_out_rows_give_the_temperature_alone(inference: st
 
 
 class Taken:
-    """Puts itself in the place of `TensorRows.apart`, and keeps what that gave; with `poison`, rows that are held out
+    """Replaces `IndexedRows.split` and keeps what that gave; with `poison`, rows that are held out
     are handed on as numbers no image has."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, poison: float | None = None) -> None:
         self.parts: list[tuple[Rows, Rows]] = []
-        real = TensorRows.apart
+        real = IndexedRows.split
 
-        def apart(rows: TensorRows, *arguments: Any) -> tuple[Rows, Rows] | None:
+        def split(rows: IndexedRows, *arguments: Any) -> tuple[Rows, Rows] | None:
             found = real(rows, *arguments)
             assert found is not None
             if arguments[1] != MOST_HELD_OUT:  # to compare with a linear model, which is another purpose
@@ -74,9 +74,9 @@ class Taken:
             if poison is None:
                 return found
             x, y = found[1].tensors()
-            return found[0], TensorRows(torch.full_like(x, poison), y)
+            return found[0], IndexedRows(torch.full_like(x, poison), y)
 
-        monkeypatch.setattr(TensorRows, "apart", apart)
+        monkeypatch.setattr(IndexedRows, "split", split)
 
 
 @pytest.mark.parametrize(

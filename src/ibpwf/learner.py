@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ibpwf import __version__
 from ibpwf.adapters import adapter_classes, as_task, read_adapter
 from ibpwf.concurrency import finish
+from ibpwf.data.rows import Batches, IndexedRows
 from ibpwf.device import choose_device
 from ibpwf.distributed import Distributed, join
 from ibpwf.errors import InputError, StoreError
@@ -51,8 +52,6 @@ from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.fitting import check_fits
 from ibpwf.training.method import Method, TaskData
-from ibpwf.training.rows import TensorRows
-from ibpwf.training.sources import Batches
 from ibpwf.update import VALIDATION_FRACTION, Keep, Trial, Update, class_numbers, known_task, try_version
 
 if TYPE_CHECKING:
@@ -216,10 +215,10 @@ class Learner(TaskLearner):
         self._check_parts()
         known = self._learned
         info = known_task(known, task)
-        rows, found, _, _ = self._rows(x, y)
+        rows, found, _ = self._rows(x, y)
         numbers = class_numbers(found, info)
         inputs, labels = rows.tensors()
-        rows = TensorRows(inputs, torch.tensor(numbers, device=labels.device)[labels])
+        rows = IndexedRows(inputs, torch.tensor(numbers, device=labels.device)[labels])
         return (
             yield from try_version(known, info, rows, keep, validation_fraction, self.seed, self._identity, callbacks)
         )
@@ -264,7 +263,8 @@ class Learner(TaskLearner):
     ) -> TaskInfo:
         known, name = self._learned, self._task_name(task)
         adapter = read_adapter(path)
-        rows, found, counts, packing = self._rows(x, y)
+        rows, found, packing = self._rows(x, y)
+        counts = rows.class_weights()
         adapter_classes(adapter, self.model, classes, found)
         ready = as_task(adapter, self.model, len(found))
         first = next(rows.in_order(1))[0]

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import ibpwf.fast.registered  # noqa: F401 (registers what is faster than the reference)
 from ibpwf import method_state
+from ibpwf.data.rows import ROWS_PER_PASS, Again, Rows
 from ibpwf.dispatch import accelerated
 from ibpwf.distributed import Group
 from ibpwf.errors import InputError
@@ -53,7 +54,6 @@ from ibpwf.training.linear import FEWEST_ROWS, compared
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.objective import batch_accuracy
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
-from ibpwf.training.rows import ROWS_AT_ONCE, Again, Rows
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
 from ibpwf.training.stopping import tempered_loss
 from ibpwf.views import Shape, Views, check_square, class_logits, turned, turned_labels
@@ -372,7 +372,7 @@ class IBPWF(Method):
         share, apart = self.settings.held_out, data.generator("held out")
         most = MOST_TO_STOP_BY if self.settings.early_stopping else MOST_HELD_OUT
         self.outcome = None
-        self._held_out = data.rows.apart(share, most, apart) if share else None
+        self._held_out = data.rows.split(share, most, apart) if share else None
 
     def keep(self, data: TaskData, rows: Rows) -> None:
         """What is kept of a task that the model has by now: what its inputs are like, and how sure it may be."""
@@ -479,7 +479,7 @@ class IBPWF(Method):
 
     def logits(self, x: Tensor, task: int) -> Tensor:
         views, place = self.views(task), self.place(task)
-        parts = [self.model.logits(rows, place, views) for rows in torch.split(x, ROWS_AT_ONCE)]
+        parts = [self.model.logits(rows, place, views) for rows in torch.split(x, ROWS_PER_PASS)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def expert(self, x: Tensor, task: int) -> Tensor | None:
@@ -503,7 +503,7 @@ class IBPWF(Method):
         widths = tuple(len(labels) for labels in self.classes)
         parts: list[fusion.Scores] = []
         apart: list[Tensor] = []
-        for rows in torch.split(x, ROWS_AT_ONCE):
+        for rows in torch.split(x, ROWS_PER_PASS):
             phi = self.features(rows)
             parts.append(fusion.look(self.inference.class_log_scores(phi), rows, widths, self.expert, experts))
             if distances and self.inference.has_distances:
@@ -654,9 +654,9 @@ class IBPWF(Method):
         """Class scores of rows of several tasks in one pass, where that can be had and is worth it."""
         if self.model.base != "frozen" or len(of.numbers) < 2:
             return None
-        asked = of.called(self.versions.places).split(ROWS_AT_ONCE)
+        asked = of.called(self.versions.places).split(ROWS_PER_PASS)
         found = []
-        for rows, tasks in zip(torch.split(x, ROWS_AT_ONCE), asked, strict=True):
+        for rows, tasks in zip(torch.split(x, ROWS_PER_PASS), asked, strict=True):
             part = self.model.mixed_logits(rows, tasks, if_cheaper=True)
             if part is None:
                 return None
@@ -716,7 +716,7 @@ class IBPWF(Method):
 
     def phi(self, x: Tensor) -> Tensor:
         """φ of all rows."""
-        return torch.cat([self.features(rows) for rows in torch.split(x, ROWS_AT_ONCE)])
+        return torch.cat([self.features(rows) for rows in torch.split(x, ROWS_PER_PASS)])
 
     def _phi_of(self, x: Tensor, tasks: Sequence[int]) -> Tensor | None:
         """φ where one of the tasks has an opinion."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from ibpwf import __version__, registry
 from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.concurrency import SingleWriter, finish
-from ibpwf.data.naming import names_files
+from ibpwf.data.rows import Batches, TaskRows, rows_of
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError
 from ibpwf.factors.packing import Packing, packing_of
@@ -40,13 +40,9 @@ from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, at_most, buffe
 from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.fitting import check_fits
-from ibpwf.training.given import GivenRows, rows_given
 from ibpwf.training.linear import CLEARLY, compared_on_own_rows
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
-from ibpwf.training.rows import IndexedRows, weighted
-from ibpwf.training.scratch_rows import ScratchExamples
-from ibpwf.training.sources import Batches
 
 T = TypeVar("T")
 
@@ -173,9 +169,9 @@ class TaskLearner:
         started = time.perf_counter()
         known = self._learned
         name = self._task_name(task)
-        rows, classes, counts, packing = self._rows(x, y)
+        rows, classes, packing = self._rows(x, y)
         if weights is not None:
-            rows = weighted(rows, weights)
+            rows = rows.with_weights(weights)
         if len(classes) < known.method.least_classes:
             raise InputError(
                 f"task '{name}' has one class only ({classes[0]}); this method needs at least two to tell apart."
@@ -204,7 +200,7 @@ class TaskLearner:
             )
             event = {"event": "learnt", "serial": data.serial, "version": __version__}
             use, seconds = method.use(number), time.perf_counter() - started
-            counts = rows.class_weights() if isinstance(rows, IndexedRows) else counts
+            counts = rows.class_weights()
             guessing = 100 * float(counts.max().float() / counts.sum())
             beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
             if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
@@ -237,16 +233,11 @@ class TaskLearner:
     def _take_packing(self, method: Method, packing: Packing | None) -> None:
         """Let a method that has learned nothing yet take inputs that are packed so."""
 
-    def _rows(self, x: Any, y: Data | None) -> GivenRows:
+    def _rows(self, x: Any, y: Data | None) -> TaskRows:
         """What was given, as the task's rows."""
-        if names_files(x) and y is None:
-            from ibpwf.data.stored import numbered, read_stored
-
-            stored = read_stored(x)
-            x = ScratchExamples(stored.x, torch.from_numpy(numbered(stored)))
         packing, first = packing_of(self.method.template), self.input_shape is None
         finding, pieces = self._find_packing if first else None, word_pieces_of(self.method.template)
-        return rows_given(x, y, self.device, self.input_shape, packing, finding, pieces)
+        return rows_of(x, y, self.device, self.input_shape, packing, finding, pieces)
 
     def _identity(self, data: TaskData) -> Identity:
         """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""
@@ -257,7 +248,7 @@ class TaskLearner:
         settings = getattr(method, "settings", None)  # some may differ from task to task
         chosen = settings.to_json() if isinstance(settings, FrozenSettings) else None
         model = digest_of([configuration, self.seed, state, chosen], {**fixed, **parts})
-        rows = digest_of([data.name, list(data.classes)], {"data": data.rows.identity()})
+        rows = digest_of([data.name, list(data.classes), data.rows.digest()], {})
         return Identity(task=data.name, serial=data.serial, data=rows, model=model)
 
     def note_accuracy(self, task: int | str, accuracy: float) -> None:

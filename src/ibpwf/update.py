@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ibpwf import __version__
+from ibpwf.data.rows import IndexedRows, split_rows
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
 from ibpwf.learner_state import Learned, TaskInfo, doubt_of
@@ -23,7 +24,6 @@ from ibpwf.training.environment import prepared_to_train
 from ibpwf.training.linear import CLEARLY, FEWEST_ROWS, HeldOut, clearly_below, linear_accuracy
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
-from ibpwf.training.rows import TensorRows, drawn_rows
 
 Keep = Literal["better", "always", "never"]
 Answers = tuple[NDArray[Any], NDArray[Any]]
@@ -66,7 +66,7 @@ class Trial:
 
     learned: Learned
     task: int
-    rows: TensorRows
+    rows: IndexedRows
     validation: Tensor
     keep: Keep
 
@@ -77,7 +77,7 @@ class Trial:
 
     def answers(self, learned: Learned) -> Answers:
         """How the rows are answered."""
-        x = self.rows.x
+        x = self.rows.tensors()[0]
         given = torch.full((len(x),), self.task, device=x.device)
         found = [
             learned.method.predict(x, task, marginal=False, posterior_samples=0, seed=0).labels
@@ -139,11 +139,10 @@ class Trial:
             return None
         accuracy = 100.0 * float(np.mean(answers[out] == truth[out]))
         there = self.validation.to(self.rows.y.device)
-        asked, known = self.rows.x[there], self.rows.y[there]
+        asked, known = self.rows.part(there).tensors()
         linear = None
         if accuracy < 100 - CLEARLY and bool(counts.all()):  # of fewer classes, a linear model has an easier task
-            train = TensorRows(self.rows.x[~there], self.rows.y[~there])
-            linear = linear_accuracy(train, asked, known, len(counts))
+            linear = linear_accuracy(self.rows.part(~there), asked, known, len(counts))
         return HeldOut(rows, accuracy, 100.0 * float((known == counts.argmax()).double().mean()), linear)
 
     def finished(self) -> Learned:
@@ -154,7 +153,7 @@ class Trial:
         assert isinstance(method, IBPWF)
         out = self.validation.to(self.rows.y.device)
         with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
-            method.take_rows(self.task, TensorRows(self.rows.x[out], self.rows.y[out]))
+            method.take_rows(self.task, self.rows.part(out))
         return replace(self.learned, method=method)
 
 
@@ -190,7 +189,7 @@ def unknown_label(label: object, task: str, classes: Sequence[object]) -> InputE
 def try_version(
     known: Learned,
     info: TaskInfo,
-    rows: TensorRows,
+    rows: IndexedRows,
     keep: Keep,
     validation_fraction: float,
     seed: int,
@@ -217,13 +216,12 @@ def try_version(
     serial = method.next_serial(len(known.tasks))
     name = f"{info.name}@{info.version + 1}"
     data = TaskData(name, info.number, info.classes, seed=seed, serial=serial, rows=rows, is_update=True)
-    out = drawn_rows(rows.y, validation_fraction, MOST_VALIDATION_ROWS, data.generator("judged by"))
+    out = split_rows(rows.y, validation_fraction, data.generator("judged by"), most=MOST_VALIDATION_ROWS)
     if keep != "always" and not bool(out.any()):
         raise InputError(
             f"of {len(rows):,} rows none can be held out to see whether answers get worse.", remedy=TOO_FEW
         )
-    learn = (~out).to(rows.y.device)
-    data.rows = TensorRows(rows.x[learn], rows.y[learn])
+    data.rows = rows.part((~out).to(rows.y.device))
     training = Training(method, data, callbacks)
     training.identity = lambda: identity(data)
     yield from training.run()

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ibpwf.data.rows import IndexedRows
 from ibpwf.dispatch import accelerated, stand_ins
 from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase, make_optimizer
-from ibpwf.training.rows import TensorRows
 from ibpwf.training.step import Step, make_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,7 +63,7 @@ def trained(device: str, accelerate: bool, kind: str) -> tuple[Tensor, Tensor]:
 
     phase = Phase("p", 3, 16, 0.05, kind, 0.01, clip=0.5)
     with accelerated(accelerate):
-        step: Any = make_step(Fit([weight], loss, tf32=False), phase, TensorRows(x, y))
+        step: Any = make_step(Fit([weight], loss, tf32=False), phase, IndexedRows(x, y))
         shuffle = torch.Generator().manual_seed(1)
         for _ in range(3):
             step.start_epoch(shuffle)

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf import Learner, Settings
+from ibpwf.data.rows import IndexedRows
 from ibpwf.errors import InputError
 from ibpwf.training.augment import PADDING, CropAndFlip
 from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import TensorRows
 from ibpwf.training.step import Step
 
 
@@ -65,7 +65,7 @@ def test_a_step_sees_the_changed_images() -> None:
         return Loss((weight * x.mean()).sum())
 
     x = torch.randn(4, 1, 8, 8)
-    step = Step(Fit([weight], loss), Phase("p", 1, 4), TensorRows(x, torch.zeros(4)), CropAndFlip(torch.Generator()))
+    step = Step(Fit([weight], loss), Phase("p", 1, 4), IndexedRows(x, torch.zeros(4)), CropAndFlip(torch.Generator()))
     step.start_epoch(torch.Generator())
     assert step.gradients()
     step.move()

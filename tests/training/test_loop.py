@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
+from ibpwf.data.rows import IndexedRows
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import TrainingError
 from ibpwf.lab.data.tasks import Scenario
@@ -20,7 +21,6 @@ from ibpwf.training.loop import Training, check_finite
 from ibpwf.training.method import Method, TaskData
 from ibpwf.training.objective import Fit, Loss, Objective
 from ibpwf.training.phase import Phase, learning_rate_at
-from ibpwf.training.rows import TensorRows
 from ibpwf.training.step import Step
 
 
@@ -96,7 +96,7 @@ def train(method: Method, data: TaskData, told: Callable[[EpochEnd], None] | Non
 
 def one_epoch(objective: Objective, phase: Phase, count: int) -> int:
     """Train on so many rows, and say in how many steps."""
-    step = Step(objective, phase, TensorRows(torch.zeros(count, 1), torch.zeros(count)))
+    step = Step(objective, phase, IndexedRows(torch.zeros(count, 1), torch.zeros(count)))
     step.start_epoch(torch.Generator())
     while step.gradients():
         step.move()

@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from ibpwf import Learner, Settings
+from ibpwf.data.rows import IndexedRows
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
 from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.layers import FactorConv
 from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import TensorRows
 from ibpwf.training.step import make_step
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -72,7 +72,7 @@ def test_on_a_gpu_products_are_rounded_and_parameters_are_not():
         return Loss(F.cross_entropy(logits, labels))
 
     objective = Fit(list(net.parameters()), loss, buffers=list(net.buffers()), bfloat16=True)
-    step = make_step(objective, Phase("p", 1, 32), TensorRows(x, y))
+    step = make_step(objective, Phase("p", 1, 32), IndexedRows(x, y))
     step.start_epoch(torch.Generator())
     while step.gradients():
         step.move()

@@ -13,12 +13,12 @@ from sklearn.model_selection import cross_val_score
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
+from ibpwf.data.rows import IndexedRows
 from ibpwf.models import mlp
 from ibpwf.training.callbacks import Callback, EpochEnd, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
 from ibpwf.training.linear import HeldOut, compared_on_own_rows, linear_accuracy
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import TensorRows
 from ibpwf.training.stopping import Stopping, tempered_loss
 
 
@@ -146,7 +146,7 @@ def test_earlier_tasks_answer_with_the_same_bits_after_one_that_was_stopped() ->
 def test_the_linear_model_beside_a_task_is_scikit_learns() -> None:
     x, y = rows(900)
     held, known = x[600:], y[600:]
-    ours = linear_accuracy(TensorRows(x[:600], y[:600]), held, known, 2)
+    ours = linear_accuracy(IndexedRows(x[:600], y[:600]), held, known, 2)
     theirs = LogisticRegression().fit(x[:600].numpy(), y[:600].numpy()).score(held.numpy(), known.numpy())
     assert ours == pytest.approx(100 * theirs, abs=1.0)
 
@@ -159,7 +159,7 @@ def test_few_own_rows_are_compared_by_cross_validation_with_scikit_learns_regres
     def logits(asked: torch.Tensor) -> torch.Tensor:
         return wrong[[int((x == row).all(1).nonzero()[0]) for row in asked]]
 
-    found = compared_on_own_rows(TensorRows(x, y), logits, torch.Generator().manual_seed(0))
+    found = compared_on_own_rows(IndexedRows(x, y), logits, torch.Generator().manual_seed(0))
     if count < 30:
         assert found is None
         return

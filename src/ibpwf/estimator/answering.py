@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ibpwf.concurrency import at_one_moment
+from ibpwf.data.rows import ROWS_PER_PASS
 from ibpwf.learner import Learner
 from ibpwf.plain_arrays import plain
 from ibpwf.torch_state import pinned
-
-ROWS_AT_ONCE = 4096
 
 MOST_NOVEL = 1e6
 """What is further from everything than this is told as this: the number may have hundreds of digits."""
@@ -58,7 +57,7 @@ def entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def features_of(learner: Learner, x: Tensor) -> Iterator[Tensor]:
     """φ of some rows at a time."""
-    for rows in torch.split(x, ROWS_AT_ONCE):
+    for rows in torch.split(x, ROWS_PER_PASS):
         yield learner.method.features(rows.to(learner.device))
 
 

@@ -18,8 +18,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from ibpwf.concurrency import SingleWriter, finish, moment_of
+from ibpwf.data.rows import ROWS_PER_PASS
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import MOST_NOVEL, ROWS_AT_ONCE, Answers, asks, entropy, features_of, plain_task
+from ibpwf.estimator.answering import MOST_NOVEL, Answers, asks, entropy, features_of, plain_task
 from ibpwf.estimator.building import (
     check_as_before,
     gaussians,
@@ -250,7 +251,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         novelty = self._novelty.fork(gaussians(learner), self._novelty.rate)
         classes = torch.tensor(learner.tasks[task].classes)
         local = torch.searchsorted(classes, numbers).to(learner.device)
-        novelty.calibrate_update(task, zip(features_of(learner, x), torch.split(local, ROWS_AT_ONCE), strict=True))
+        novelty.calibrate_update(task, zip(features_of(learner, x), torch.split(local, ROWS_PER_PASS), strict=True))
         return novelty
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -543,7 +544,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What the tasks say of rows; None before there is one."""
         if not self._has_tasks():
             return None
-        parts = [self._asked(x[at : at + ROWS_AT_ONCE], None) for at in range(0, len(x), ROWS_AT_ONCE)]
+        parts = [self._asked(x[at : at + ROWS_PER_PASS], None) for at in range(0, len(x), ROWS_PER_PASS)]
         task, label = np.array(parts[0].classes, dtype=np.int64).T
         serials = np.array([self.learner_.method.serial(number) for number in range(len(self.tasks_))])
         return TaskAnswers(np.concatenate([p.probabilities.cpu().numpy() for p in parts]), serials[task], label)
@@ -733,7 +734,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             likeliest = self.predict_proba(X, task).argmax(1)
         else:
             x = self._inputs(X).to(self.learner_.device)
-            parts = [self._best_columns(rows) for rows in torch.split(x, ROWS_AT_ONCE)]
+            parts = [self._best_columns(rows) for rows in torch.split(x, ROWS_PER_PASS)]
             likeliest = torch.cat(parts).cpu().numpy() if parts else np.zeros(0, dtype=np.int64)
         chosen: NDArray[Any] = self.classes_[likeliest]
         return chosen
@@ -797,7 +798,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task; it is at most a million."""
         inputs = self._inputs(X)
         if self._novelty is None:
-            parts = torch.split(inputs.to(self.learner_.device), ROWS_AT_ONCE)
+            parts = torch.split(inputs.to(self.learner_.device), ROWS_PER_PASS)
             found = [self.learner_.method.novelty(rows, self._parameters["false_alarm_rate"]) for rows in parts]
             return torch.cat(found).clamp(max=MOST_NOVEL).cpu().numpy() if found else np.zeros(0)
         return self._novelty(features_of(self.learner_, inputs)).clamp(max=MOST_NOVEL).cpu().numpy()

@@ -1,7 +1,7 @@
 """The rows that a classifier is to learn a task from, in memory or in a scratch file, as one kind of thing.
 
 Both are learned in the same order to the same bits. Of rows in a file, what takes all of them at once is made of a
-sample where there are many: quantiles of 100,000 rows (`training.rows`), and what is usual of `MOST_CALIBRATED`.
+sample where there are many: quantiles of 100,000 rows (`data.rows`), and what is usual of `MOST_CALIBRATED`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from ibpwf.data.naming import names_files
+from ibpwf.data.rows import ROWS_PER_PASS, gives_batches, read_batches
 from ibpwf.data.stored import Gathering, StoredRows, read_stored
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import ROWS_AT_ONCE, features_of
+from ibpwf.estimator.answering import features_of
 from ibpwf.estimator.building import ClassWeight, class_weights, row_weights
 from ibpwf.estimator.preparing import Preparation, as_rows, checked_rows
 from ibpwf.estimator.recipes import FIRST_ROWS, FirstTask
@@ -29,8 +30,6 @@ from ibpwf.labels import LabelBook, label_array
 from ibpwf.learner import Learner
 from ibpwf.plain_arrays import numbers
 from ibpwf.storage.scratch import ScratchFile
-from ibpwf.training.scratch_rows import ScratchExamples
-from ibpwf.training.sources import gives_batches, read_batches
 
 NUMBERS = [np.float64, np.float32]
 MOST_CALIBRATED = 200_000
@@ -53,7 +52,7 @@ class TaskRows(Protocol):
     x: Any  # rows of numbers, to be sliced
     present: NDArray[Any]  # the labels there are, sorted
 
-    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor | None]:
+    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor]:
         """What the learner is given: prepared inputs with the numbers of their labels."""
 
     def weights(self, class_weight: ClassWeight, sample_weight: Any) -> Any:
@@ -73,7 +72,7 @@ class RowsInMemory:
         check_classification_targets(self.y)
         self.present = np.unique(self.y)
 
-    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor | None]:
+    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor]:
         self._inputs = torch.from_numpy(preparation(self.x))
         self._numbers = torch.from_numpy(labels.numbers(self.y))
         return self._inputs, self._numbers
@@ -83,7 +82,7 @@ class RowsInMemory:
 
     def features(self, learner: Learner) -> Iterator[tuple[Tensor, Tensor]]:
         local = torch.unique(self._numbers, return_inverse=True)[1].to(learner.device)
-        return zip(features_of(learner, self._inputs), torch.split(local, ROWS_AT_ONCE), strict=True)
+        return zip(features_of(learner, self._inputs), torch.split(local, ROWS_PER_PASS), strict=True)
 
 
 class RowsInFile:
@@ -97,7 +96,7 @@ class RowsInFile:
         counts = np.bincount(rows.codes, minlength=len(rows.names))
         self.present = np.unique(self.names[counts > 0])
 
-    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor | None]:
+    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor]:
         file = None
         for part in preparation.in_parts(self.x):
             file = file or ScratchFile(part.shape[1:])
@@ -107,7 +106,7 @@ class RowsInFile:
         there = np.bincount(self.x.codes, minlength=len(self.names)) > 0
         numbers = np.full(len(self.names), -1, dtype=np.int64)
         numbers[there] = labels.numbers(self.names[there])
-        return ScratchExamples(file, torch.from_numpy(numbers.astype(np.int32)[self.x.codes])), None
+        return file, torch.from_numpy(numbers.astype(np.int32)[self.x.codes])
 
     def weights(self, class_weight: ClassWeight, sample_weight: Any) -> Any:
         if sample_weight is not None:
@@ -124,8 +123,8 @@ class RowsInFile:
         if len(rows) > MOST_CALIBRATED:
             rows = np.sort(np.random.default_rng(learner.seed).choice(len(rows), MOST_CALIBRATED, replace=False))
         order = np.searchsorted(self.present, self.names)
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            some = rows[start : start + ROWS_AT_ONCE]
+        for start in range(0, len(rows), ROWS_PER_PASS):
+            some = rows[start : start + ROWS_PER_PASS]
             x = torch.from_numpy(self._file[some]).to(learner.device)
             yield learner.method.features(x), torch.from_numpy(order[self.x.codes[some]]).to(learner.device)
 
@@ -146,7 +145,7 @@ def stored_rows(X: Any) -> StoredRows | None:
         return None
     rows, name = Gathering(), type(X).__name__
     shape: tuple[int, ...] | None = None
-    for number, (x, y) in enumerate(read_batches(X, ROWS_AT_ONCE)):
+    for number, (x, y) in enumerate(read_batches(X, ROWS_PER_PASS)):
         what = f"batch {number} of the {name}"
         inputs = _numbers(x, what)
         shape = inputs.shape[1:] if shape is None else shape

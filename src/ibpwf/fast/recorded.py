@@ -9,29 +9,31 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.dispatch import stands_for
 from ibpwf.torch_state import tf32_products
 from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.objective import Objective
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import Rows, TensorRows
 from ibpwf.training.step import Step, make_step
 
 
 def _on_a_gpu(objective: Objective, phase: Phase, rows: Rows, augment: CropAndFlip | None = None) -> bool:
-    return isinstance(rows, TensorRows) and rows.x.is_cuda and objective.capturable and objective.group.alone
+    on_device = isinstance(rows, IndexedRows) and isinstance(rows.x, Tensor) and rows.x.is_cuda
+    return on_device and objective.capturable and objective.group.alone
 
 
 class RecordedStep(Step):
     """The same steps, replayed. With something to decide on the host, each half is a graph of its own."""
 
-    rows: TensorRows
+    rows: IndexedRows
 
     def __init__(
-        self, objective: Objective, phase: Phase, rows: TensorRows, augment: CropAndFlip | None = None
+        self, objective: Objective, phase: Phase, rows: IndexedRows, augment: CropAndFlip | None = None
     ) -> None:
         super().__init__(objective, phase, rows, augment)
-        device = rows.x.device
+        self.x, self.y = rows.tensors()
+        device = self.x.device
         self.count = rows.steps(phase.batch_size)
         size = min(phase.batch_size, len(rows))
         self.order = torch.zeros(self.count, size, dtype=torch.long, device=device)
@@ -72,7 +74,7 @@ class RecordedStep(Step):
 
     def _gradients(self) -> None:
         rows = self.order.index_select(0, self.position).squeeze(0)
-        self.take_gradients(self.rows.x.index_select(0, rows), self.rows.y.index_select(0, rows))
+        self.take_gradients(self.x.index_select(0, rows), self.y.index_select(0, rows))
 
     def _move(self) -> None:
         self.take_step()
@@ -122,5 +124,5 @@ class RecordedStep(Step):
 
 @stands_for(make_step, when=_on_a_gpu)
 def recorded_step(objective: Objective, phase: Phase, rows: Rows, augment: CropAndFlip | None = None) -> Step:
-    assert isinstance(rows, TensorRows)
+    assert isinstance(rows, IndexedRows)
     return RecordedStep(objective, phase, rows, augment)

@@ -6,6 +6,7 @@ its cache it gives back when asked.
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import math
@@ -39,6 +40,7 @@ class ScratchFile:
     """N examples of one shape, float32, or bytes that are read as float32 from 0 to 1.
 
     Like an array, it has `shape`, `size`, `min` and `max`, and gives rows by a slice or by their numbers, as copies.
+    `rows` chooses some of them without reading any.
     """
 
     def __init__(self, shape: tuple[int, ...], *, as_bytes: bool = False) -> None:
@@ -46,6 +48,7 @@ class ScratchFile:
         self.rows_at_once = max(1, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // max(math.prod(shape), 1)))
         self._width = math.prod(shape) * self.dtype.itemsize
         self._rows, self._folder = 0, scratch_folder()
+        self._places: Array | None = None  # the rows of the file that these are; None for all of them
         self._digest = hashlib.sha256(repr((self.example, self.dtype.str)).encode())
         try:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 (lives as long as this)
@@ -65,11 +68,23 @@ class ScratchFile:
 
     def digest(self) -> bytes:
         """Tells what was appended, in its order, from anything else."""
-        return self._digest.digest()
+        digest = self._digest.copy()
+        digest.update(b"" if self._places is None else self._places.tobytes())
+        return digest.digest()
+
+    def rows(self, chosen: Array) -> ScratchFile:
+        """Those with these numbers, in the same file, to be read only."""
+        part = copy.copy(self)
+        part._places = np.asarray(chosen if self._places is None else self._places[chosen])
+        if part._places.dtype == np.int64 and self._rows < 1 << 31:
+            part._places = part._places.astype(np.int32)
+        part._rows = len(chosen)
+        return part
 
     def append(self, rows: Array) -> None:
         """More rows; of bytes, as numbers from 0 to 1."""
         assert rows.shape[1:] == self.example
+        assert self._places is None
         data = self._as_stored(rows)
         self._digest.update(data)
         self._write(data, self._rows * self._width)
@@ -101,6 +116,7 @@ class ScratchFile:
         )
 
     def __getitem__(self, rows: slice | Array) -> Array:
+        rows = rows if self._places is None else self._places[rows]
         if isinstance(rows, slice):
             start, stop, step = rows.indices(self._rows)
             assert step == 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf.training.rows import Rows, TensorRows
+from ibpwf.data.rows import IndexedRows, Rows
 
 MOST_ROWS, MOST_INPUTS = 20_000, 4_096
 """Of a logistic regression that is only there to compare with; images with more numbers have none."""
@@ -63,7 +63,7 @@ def clearly_below(accuracy: float, other: float, rows: int) -> bool:
 def compared(train: Rows, held: Rows, logits: Tensor) -> HeldOut:
     """`logits` are the task's own for the held-out rows."""
     x, y = held.tensors()
-    largest = torch.bincount(train.labels_in_order()).argmax().to(y)
+    largest = torch.bincount(train.labels).argmax().to(y)
     return HeldOut(
         len(y), _share(logits.argmax(1) == y), _share(y == largest), linear_accuracy(train, x, y, logits.shape[1])
     )
@@ -78,11 +78,11 @@ def compared_on_own_rows(rows: Rows, logits: Callable[[Tensor], Tensor], draw: t
             return None
         parts.append(part)
     x, y = (torch.cat(column) for column in zip(*parts, strict=True))
-    apart = TensorRows(x, y).apart(1 / FOLDS, len(y), draw)
+    apart = IndexedRows(x, y).split(1 / FOLDS, len(y), draw)
     if apart is not None and len(apart[1]) >= FEWEST_ROWS:
         train, asked = apart
     elif len(y) >= FEWEST_ROWS:
-        train = asked = TensorRows(x, y)
+        train = asked = IndexedRows(x, y)
     else:
         return None
     own, known = logits(asked.tensors()[0]), asked.tensors()[1]
@@ -97,7 +97,7 @@ def _cross_validated(x: Tensor, y: Tensor, own: Tensor, draw: torch.Generator) -
     for fold in torch.randperm(len(y), generator=draw).to(y.device).tensor_split(FOLDS):
         others = torch.ones(len(y), dtype=torch.bool, device=y.device)
         others[fold] = False
-        linear = linear_accuracy(TensorRows(x[others], y[others]), x[fold], y[fold], own.shape[1])
+        linear = linear_accuracy(IndexedRows(x[others], y[others]), x[fold], y[fold], own.shape[1])
         if linear is None:
             return HeldOut(len(y), _share(own.argmax(1) == y), _majority(y), None)
         right += linear * len(fold)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ibpwf.data.rows import Rows
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import TrainingError
 from ibpwf.storage.checkpoint_folder import CheckpointContent, Identity
@@ -24,7 +25,6 @@ from ibpwf.training.environment import prepared_to_train
 from ibpwf.training.method import Method, TaskData
 from ibpwf.training.objective import Objective
 from ibpwf.training.phase import Phase, learning_rate_at
-from ibpwf.training.rows import Rows
 from ibpwf.training.step import Step, make_step
 from ibpwf.training.stopping import Stopping
 

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.parts import FrozenSettings
 from ibpwf.training.linear import HeldOut
 from ibpwf.training.objective import Loss, Objective
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import Rows, TensorRows
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class TaskData:
         if rows is None:
             assert x is not None
             assert y is not None
-            rows = TensorRows(x, y)
+            rows = IndexedRows(x, y)
         self.rows: Rows = rows
 
     @property

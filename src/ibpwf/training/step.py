@@ -8,13 +8,13 @@ from contextlib import nullcontext
 import torch
 from torch import Generator, Tensor, nn
 
+from ibpwf.data.rows import Rows
 from ibpwf.dispatch import reference
 from ibpwf.errors import InputError
 from ibpwf.training.augment import CropAndFlip
 from ibpwf.training.batch_norm import by_all_rows, norms_of
 from ibpwf.training.objective import Objective
 from ibpwf.training.phase import TIMES, Phase
-from ibpwf.training.rows import Rows
 
 TOGETHER = 256
 """Steps whose measurements become one tensor."""

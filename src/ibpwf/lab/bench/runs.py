@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ibpwf.data.rows import IndexedRows
 from ibpwf.lab.bench.measure import Row, Setup, milliseconds, ratio, take_turns
 from ibpwf.lab.bench.steps import elbo_step, method_of, repeat
 from ibpwf.lab.data import fetching
@@ -22,7 +23,6 @@ from ibpwf.models import resnet20
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import TensorRows
 from ibpwf.training.step import make_step
 
 
@@ -77,7 +77,7 @@ def images_per_second(setup: Setup) -> list[Row]:
         return Loss(F.cross_entropy(net(rows), labels))
 
     fit = Fit(list(net.parameters()), loss, buffers=list(net.buffers()), bfloat16=ours[0].bfloat16)
-    dense = make_step(fit, Phase("dense", 1, batch), TensorRows(x, y))
+    dense = make_step(fit, Phase("dense", 1, batch), IndexedRows(x, y))
     data = TaskData("task", 0, (0, 1), x, y, 0)
     first, later = (repeat(elbo_step(method, data, task), steps) for task, method in enumerate(ours))
     times = take_turns({"dense": repeat(dense, steps), "first task": first, "later task": later}, setup)

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.lab.methods.dense import DenseMethod, seeded, total_bytes
 from ibpwf.training.method import TaskData
-from ibpwf.training.rows import Rows, TensorRows
 
 
 class Joint(DenseMethod):
@@ -36,7 +36,7 @@ class Joint(DenseMethod):
 
     def rows_to_train(self, data: TaskData) -> Rows:
         x, column = zip(*self.examples, (data.x, data.y + self.learned), strict=True)
-        return TensorRows(torch.cat(x), torch.cat(column))
+        return IndexedRows(torch.cat(x), torch.cat(column))
 
     def competing(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return outputs[:, : len(self._silent)].masked_fill(self._silent[y], -torch.inf), y

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from ibpwf.data.rows import Rows
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.lab.methods.dense import Problem, class_prediction
 from ibpwf.method import IBPWF
 from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import Rows
 from ibpwf.views import Views, class_logits, turned, turned_labels
 
 TURNS = 4

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.inference.prediction import Prediction
 from ibpwf.lab.methods.bayesian_layers import BayesianMLP
 from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, total_bytes
@@ -29,7 +30,6 @@ from ibpwf.training.loop import fit_steps
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Fit, Loss
 from ibpwf.training.phase import Phase
-from ibpwf.training.rows import Rows, TensorRows
 
 LIKELIHOOD = "likelihood"
 
@@ -166,7 +166,7 @@ class VCLCoreset(VCL):
         x, y = data.rows.tensors()
         rest = torch.ones(len(y), dtype=torch.bool, device=self.device)
         rest[self.held_out] = False
-        return TensorRows(x[rest], y[rest])
+        return IndexedRows(x[rest], y[rest])
 
     def consolidate(self, data: TaskData) -> None:
         x, y = data.rows.tensors()
@@ -191,7 +191,7 @@ class VCLCoreset(VCL):
 
         phase = Phase("coreset", s.coreset_epochs, s.batch_size, s.learning_rate, s.optimizer)
         fit = Fit(list(net.parameters()), loss, generators=(noise,), tf32=self.tf32)
-        for _ in fit_steps(fit, phase, TensorRows(x, y), data.generator("order"), f"the coreset of '{data.name}'"):
+        for _ in fit_steps(fit, phase, IndexedRows(x, y), data.generator("order"), f"the coreset of '{data.name}'"):
             pass
         return net
 
