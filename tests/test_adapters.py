@@ -137,7 +137,7 @@ def test_its_factors_are_certain_and_the_others_are_not_in_doubt(tmp_path: Path)
     for name, vectors in given.vectors.items():
         chosen = given.selected[name]
         assert int(chosen.sum()) == (3 if name == "0" else 0)
-        assert torch.equal(chosen, vectors.selected(0.5)) or name != "0"
+        assert torch.equal(chosen, learner.model.prior.selected(vectors)) or name != "0"
         assert not bool((chosen[: len(first.selected[name])] & first.selected[name]).any())
         assert torch.equal(vectors.strength[chosen], torch.full((int(chosen.sum()),), 2.0))
         assert bool((vectors.logit[chosen].sigmoid() > 0.98).all())

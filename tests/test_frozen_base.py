@@ -161,7 +161,7 @@ def test_new_factors_start_small_with_strength_one_and_so_do_those_that_are_adde
     began = [len(layer.free_at) for layer in network.factor_layers.values()]
     with torch.no_grad():
         network.posterior.logit.fill_(5.0)  # all are likely: there must be more
-    assert network.grow(0.5) > 0
+    assert network.grow() > 0
     for row, layer in enumerate(network.factor_layers.values()):
         assert len(layer.free_at) > began[row]
         assert not layer.free_b.any()
@@ -172,7 +172,7 @@ def test_new_factors_start_small_with_strength_one_and_so_do_those_that_are_adde
 
 def _prior_means(network: TaskNetwork, row: int) -> Tensor:
     """E π_k of a layer's sticks, v_k ~ Kumaraswamy(c, 1), whose mean is c / (c + 1)."""
-    prior = network.posterior.prior_vectors(row)
+    prior = network.posterior.prior[row]
     assert (prior.d == 1).all()
     return (prior.c / (prior.c + 1)).cumprod(0)
 

@@ -105,7 +105,7 @@ def test_a_version_begins_as_the_old_one_is() -> None:
             model.tasks[place].outputs, torch.Generator().manual_seed(3), version_of=model.tasks[place]
         )
         begun.eval()
-        begun.fix_selection(0.5)
+        begun.fix_selection()
         torch.testing.assert_close(begun(TESTS).detach(), learner.logits(TESTS, task), rtol=1e-5, atol=1e-5)
 
 

@@ -95,12 +95,10 @@ class Learner(TaskLearner):
             model = factorize(model, **settings.factorization)
         if model.tasks:
             raise InputError("this factorized model already belongs to a learner; factorize the network again.")
-        caps = {n: d.max_factors for n, d in model.layers.items() if d.max_factors is not None}
+        prior = {name: getattr(model.prior, name) for name in model.prior.fixed & {*Settings.model_fields}}
         settings = settings.replace(
-            alpha={name: dictionary.alpha for name, dictionary in model.layers.items()},
-            max_factors=caps or None,
+            **prior,
             heads=model.heads,
-            strength_std=model.strength_std,
             init=model.init,
             base=model.base,
             length=model.options["length"],
@@ -499,10 +497,10 @@ def take_stored_packing(model: FactorModel, stored: StoredPacking | None, shape:
 def _check_factorization(model: FactorModel, settings: Settings) -> None:
     """Refuse settings that say otherwise than the model was factorized: one of the two would be ignored."""
     for name in Factorization.model_fields:
-        if name in settings.model_fields_set and getattr(settings, name) != model.options[name]:
+        if name in settings.model_fields_set and getattr(settings, name) != model.options.get(name):
             raise InputError(
                 f"{name} is {getattr(settings, name)!r} in the settings, but the model was factorized with "
-                f"{model.options[name]!r}; say it once, to factorize or in the settings of a plain network."
+                f"{model.options.get(name)!r}; say it once, to factorize or in the settings of a plain network."
             )
 
 

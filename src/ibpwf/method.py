@@ -136,6 +136,9 @@ class IBPWF(Method):
                 f"second_opinion is True, and {type(self.inference).__name__} has no regression on classes to keep; "
                 "set inference='router', or second_opinion=False."
             )
+        prior = self.model.prior
+        changed = {*type(prior).model_fields} & {*Settings.model_fields} - prior.fixed
+        self.model.prior = prior.replace(**{name: getattr(settings, name) for name in changed})
         self.settings = settings
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
@@ -177,9 +180,8 @@ class IBPWF(Method):
         before = self.model.tasks[self.place(data.index)] if data.is_update else None
         turns = s.turns if before is None else before.turns
         check_square(next(data.rows.in_order(1))[0], turns, self.image_shape)
-        start = s.temperature_start or s.temperature
         outputs = turns * len(data.classes)
-        network = self.model.start_task(outputs, data.generator("init"), start, s.kl_terms, before)
+        network = self.model.start_task(outputs, data.generator("init"), before)
         network.turns = turns
         network.noise = data.generator("noise", self.device)
         network.dropout = data.generator("dropout").get_state()
@@ -201,6 +203,9 @@ class IBPWF(Method):
             patience = min(max(math.ceil(PATIENCE / steps), 3), 15)
             elbo = replace(elbo, patience=patience, schedule="constant")
             finetune = replace(finetune, patience=max(finetune.epochs // 2, 3), schedule="cosine")
+        if not self.model.prior.has_kl:
+            network.fix_selection()
+            return [replace(finetune, epochs=plan.epochs + plan.finetune_epochs)]
         return [elbo, finetune] if plan.finetune_epochs else [elbo]
 
     @property
@@ -250,7 +255,7 @@ class IBPWF(Method):
         s, network = self.settings, self._training
         classes = network.outputs // network.turns
         if network.selected or classes == 1 or s.selection_loss == 100:
-            network.fix_selection(s.kappa)
+            network.fix_selection()
             return
         x, y = self._rows_to_select_by()
         pieces = list(zip(*(one.tensor_split(math.ceil(len(y) / SELECTION_BATCH)) for one in (x, y)), strict=True))
@@ -259,12 +264,12 @@ class IBPWF(Method):
             right = [network.answers_with(some, selection)[:, :classes].argmax(1) == known for some, known in pieces]
             return 100 * float(torch.cat(right).double().mean())
 
-        chosen = sufficient_selection(network, s.kappa, accuracy, s.selection_loss)
+        chosen = sufficient_selection(network, accuracy, s.selection_loss)
         for name, mask in chosen.items():
             agreed = mask.to(torch.uint8)
             self.group.take_from_first([agreed])
             chosen[name] = agreed.bool()
-        network.fix_selection(s.kappa, chosen)
+        network.fix_selection(chosen)
 
     def _rows_to_select_by(self) -> tuple[Tensor, Tensor]:
         """Those that nothing is learned from, where there are enough; else some that are drawn at random."""
@@ -292,7 +297,7 @@ class IBPWF(Method):
         network = self._training
         fixed = {id(one) for layer in network.factor_layers.values() for one in layer.buffers(recurse=False)}
         own = (buffer for buffer in network.network.buffers() if id(buffer) not in fixed)
-        return [network.posterior.temperature, *own]
+        return [*network.posterior.buffers(), *own]
 
     def trained_networks(self) -> Sequence[nn.Module]:
         return (self._training,)
@@ -316,15 +321,14 @@ class IBPWF(Method):
         self._training.release()
 
     def after_step(self) -> None:
-        s = self.settings
-        if self._phase == ELBO and s.temperature_start is not None:
-            self._training.posterior.temperature.mul_(s.temperature_decay).clamp_(min=s.temperature)
+        if self._phase == ELBO:
+            self._training.posterior.after_step()
 
     def after_epoch(self, phase: Phase, epoch: int) -> bool:
         """Grow while there is still an epoch left to train what was added."""
         if phase.name != ELBO or epoch + 1 >= phase.epochs:
             return False
-        return self._training.grow(self.settings.kappa) > 0
+        return self._training.grow() > 0
 
     def counts(self) -> Counts:
         network = self._training
@@ -332,7 +336,7 @@ class IBPWF(Method):
             layers = network.factor_layers
             new = sum(len(layer.free_at) for layer in layers.values())
             return Counts(sum(len(layer.locked_at) for layer in layers.values()) + new, new)
-        table = network.active(self.settings.kappa).values()
+        table = network.active().values()
         return Counts(sum(active for active, _ in table), sum(new for _, new in table))
 
     def training_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -344,13 +348,13 @@ class IBPWF(Method):
     def end_task(self, data: TaskData) -> None:
         network, rows = self._training, self.rows_to_train(data)
         plan = self._plan(len(rows))
-        self.trains_what_it_keeps = bool(plan.finetune_epochs)
+        self.trains_what_it_keeps = bool(plan.finetune_epochs) or not self.model.prior.has_kl
         if not plan.finetune_epochs:
             self._fix_selection()
-        self.further_factors = further_factors(network, self.settings.kappa)
+        self.further_factors = further_factors(network)
         batches = rows.epoch(max(plan.batch_size, 2), data.generator("statistics"))  # one row has no variance
         estimate_statistics(network, ((turned(x, network.turns, self.image_shape), y) for x, y in batches))
-        self.model.finish_task(network, self.settings.kappa)
+        self.model.finish_task(network)
         self.keep(data, rows)
         self.network = self._old_version = self._data = None
 
@@ -751,7 +755,7 @@ class IBPWF(Method):
     def forget(self, task: int) -> Forgotten:
         """Remove a task with all its versions, or an older version, of which task inference knows nothing. The next
         task's prior is the posterior of what was learned last of all that remains."""
-        if self.name != IBPWF.name:  # a child may count on every task's factors being there
+        if not self.model.prior.can_forget:
             return super().forget(task)
         versions = self.versions
         whole = task < versions.tasks

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ibpwf.factors.dictionary import FactorBlock
-from ibpwf.factors.learned import BLOCK, VECTORS, LearnedTask, Reference
+from ibpwf.factors.learned import BLOCK, LearnedTask, Reference
 from ibpwf.factors.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
-from ibpwf.factors.posterior import LayerVectors
 from ibpwf.inference.fusion import GRID, RATES, Calibration
 from ibpwf.inference.gaussian import UnreadTensors
 from ibpwf.inference.opinion import taken_opinion
@@ -109,7 +108,7 @@ def _task_part(task: LearnedTask, fixed: Tensors, inference: Tensors) -> Tensors
     inference keeps of it."""
     tensors = {f"own/{name}": tensor for name, tensor in task.own.items() if name not in fixed}
     for name, vectors in task.vectors.items():
-        tensors |= {f"posterior/{name}/{part}": getattr(vectors, part) for part in VECTORS}
+        tensors |= {f"posterior/{name}/{part}": getattr(vectors, part) for part in vectors.names()}
         tensors[f"posterior/{name}/selected"] = task.selected[name]
     return tensors | {f"inference/{name}": tensor for name, tensor in inference.items()}
 
@@ -192,11 +191,14 @@ def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTa
     if entry.inference is None and inference:
         raise CorruptModelError(f"part '{place}' is of an older version, and has what is known of the task's inputs")
     check_part(place, tensors, task_shapes(method, place, tensors, entry.outputs))
+    kind = model.prior.vectors
     vectors, selected = {}, {}
     for name in model.layers:
-        vectors[name] = LayerVectors(*(tensors[f"posterior/{name}/{key}"] for key in VECTORS))
+        vectors[name] = kind(*(tensors[f"posterior/{name}/{key}"] for key in kind.names()))
         selected[name] = tensors[f"posterior/{name}/selected"]
-        _check_vectors(place, name, vectors[name])
+        problem = model.prior.problem(vectors[name])
+        if problem is not None:
+            raise CorruptModelError(f"of layer '{name}' in part '{place}', {problem}")
     own = model.fixed_tensors() | _within(tensors, "own/")
     task = LearnedTask(entry.outputs, vectors, selected, own, entry.turns)
     return task, inference, {name: len(chosen) for name, chosen in selected.items()}
@@ -276,13 +278,6 @@ def _check_parts(state: FactorState, files: Mapping[str, Mapping[str, Tensor]]) 
             raise CorruptModelError(f"part '{name}' is not there")
         if name not in ("template", "features", "inference"):
             raise CorruptModelError(f"part '{name}' is there, and nothing reads it")
-
-
-def _check_vectors(part: str, layer: str, vectors: LayerVectors) -> None:
-    for key in ("c", "d"):
-        values = getattr(vectors, key)
-        if len(values) and not float(values.min()) > 0:
-            raise CorruptModelError(f"tensor 'posterior/{layer}/{key}' of part '{part}' is not above 0")
 
 
 def _check_positions(

@@ -65,7 +65,7 @@ class Ledger:
     probabilities: list[dict[str, dict[int, float]]] = field(default_factory=list)
     own: list[dict[str, Tensor]] = field(default_factory=list)
 
-    def note(self, network: TaskNetwork, kappa: float) -> None:
+    def note(self, network: TaskNetwork, kappa: float = KAPPA) -> None:
         strengths: dict[str, dict[int, float]] = {}
         chances: dict[str, dict[int, float]] = {}
         for row, (name, layer) in enumerate(network.factor_layers.items()):
@@ -89,10 +89,10 @@ class Ledger:
         return sum(r * np.outer(*self.factors[name][k]) for k, r in self.strengths[task][name].items())
 
 
-def learn(model: FactorModel, ledger: Ledger, outputs: int, seed: int, kappa: float = KAPPA) -> None:
+def learn(model: FactorModel, ledger: Ledger, outputs: int, seed: int) -> None:
     network = shaken(model.start_task(outputs, seeded(seed)), seed)
-    ledger.note(network, kappa)
-    model.finish_task(network, kappa)
+    ledger.note(network)
+    model.finish_task(network)
 
 
 def several(

@@ -15,7 +15,6 @@ from ibpwf import factorize
 from ibpwf.factors.layers import FactorWeight
 from ibpwf.factors.task_network import TaskNetwork
 
-KAPPA = 0.5
 ROWS, TOKENS = 5, 4
 
 
@@ -136,17 +135,17 @@ def by_hand(net: nn.Module, network: TaskNetwork) -> nn.Module:
 def test_a_module_that_reads_its_weights_itself_gets_the_composed_ones(name: str, training: bool) -> None:
     net = built(name)
     model = factorize(net, alpha=4)
-    model.finish_task(shaken(model.start_task(3, seeded()), 1), KAPPA)
+    model.finish_task(shaken(model.start_task(3, seeded()), 1))
     network = shaken(model.start_task(3, seeded(2)), 3)
     assert any(isinstance(layer, FactorWeight) for layer in network.factor_layers.values())
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     x = torch.randn(ROWS, TOKENS, 8, generator=seeded(4))
     expected = by_hand(net, network).train(training)(x)
     network.train(training)
     torch.testing.assert_close(network(x), expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad():  # where attention's fast path is taken, when not training
         torch.testing.assert_close(network(x), expected, rtol=1e-4, atol=1e-5)
-    model.finish_task(network, KAPPA)
+    model.finish_task(network)
     torch.testing.assert_close(model.logits(x, 1), expected.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.merge(1)(x), expected, rtol=1e-4, atol=1e-5)
 
@@ -172,7 +171,7 @@ def test_every_free_factor_of_such_a_module_learns_and_its_own_weight_does_not(n
 
 def test_a_merged_attention_gives_the_same_answers_on_its_fast_path_and_off_it() -> None:
     model = factorize(Encoding().eval(), alpha=4)
-    model.finish_task(shaken(model.start_task(3, seeded()), 1), KAPPA)
+    model.finish_task(shaken(model.start_task(3, seeded()), 1))
     x = torch.randn(ROWS, TOKENS, 8, generator=seeded(5))
     merged = model.merge(0)
     slow = merged(x)  # gradients are wanted: no fast path

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from factor_ledger import KAPPA, NETS, ConvNet, Ledger, learn, mlp, seeded, several, shaken
+from factor_ledger import NETS, ConvNet, Ledger, learn, mlp, seeded, several, shaken
 from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -17,6 +17,7 @@ from torch.func import functional_call
 from ibpwf import factorize
 from ibpwf.errors import InputError
 from ibpwf.factors.model import FactorModel
+from ibpwf.factors.prior import IBP
 
 
 @pytest.mark.parametrize(("build", "heads", "shape"), NETS)
@@ -39,9 +40,9 @@ def test_a_finished_task_answers_as_its_network_did(build: Any, heads: str, shap
     x = torch.randn(shape, generator=seeded(3))
     for task, outputs in enumerate((3, 5, 2)):
         network = shaken(model.start_task(outputs, seeded(task)), task).eval()
-        network.fix_selection(KAPPA)
+        network.fix_selection()
         expected = network(x).detach()
-        model.finish_task(network, KAPPA)
+        model.finish_task(network)
         torch.testing.assert_close(model.logits(x, task), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -62,7 +63,7 @@ def test_later_tasks_change_no_bit_of_an_earlier_one_even_when_composed_again(
 def test_training_a_network_after_it_has_finished_does_not_reach_the_model_either() -> None:
     model = factorize(ConvNet(), alpha=4)
     network = shaken(model.start_task(3, seeded()), 0)
-    model.finish_task(network, KAPPA)
+    model.finish_task(network)
     x = torch.randn(6, 2, 7, 6)
     before = model.logits(x, 0)
     with torch.no_grad():
@@ -84,7 +85,7 @@ def test_batch_normalisation_keeps_every_tasks_running_statistics() -> None:
             network(x)
             mean = 0.9 * mean + 0.1 * x.double().numpy().mean(0)
             variance = 0.9 * variance + 0.1 * x.double().numpy().var(0, ddof=1)
-        model.finish_task(network, KAPPA)
+        model.finish_task(network)
         expected.append((mean, variance))
         model.logits(torch.randn(9, 7) + 100, task)
     for task, (mean, variance) in enumerate(expected):
@@ -136,7 +137,7 @@ def test_draws_with_certain_factors_are_the_point_estimate() -> None:
     network = shaken(model.start_task(3, seeded()), 0)
     with torch.no_grad():
         network.posterior.logit.copy_(40 * network.posterior.logit.sign())
-    model.finish_task(network, KAPPA)
+    model.finish_task(network)
     drawn = model.sampled_states(0, 5, seeded())
     for name, value in model.state(0).items():
         for m in range(5):
@@ -145,14 +146,14 @@ def test_draws_with_certain_factors_are_the_point_estimate() -> None:
 
 @pytest.mark.parametrize("kappa", [0.99, 1 - 1e-9])
 def test_with_a_kappa_nothing_reaches_every_layer_still_uses_its_likeliest_factor(kappa: float) -> None:
-    model, ledger = factorize(mlp(), alpha=4), Ledger()
+    model, ledger = factorize(mlp(), prior=IBP(alpha=4, kappa=kappa)), Ledger()
     x = torch.randn(6, 7)
     for task in range(3):
         network = model.start_task(3, seeded(task))
         with torch.no_grad():
             network.posterior.logit.copy_(torch.randn(network.posterior.logit.shape, generator=seeded(task)))
         ledger.note(network, kappa)
-        model.finish_task(network, kappa)
+        model.finish_task(network)
         assert [use.active for use in model.use(task).values()] == [1, 1]
         for name in model.layers:
             got = model.state(task)[f"{name}.weight"].T.double().numpy()
@@ -166,8 +167,8 @@ def test_a_dictionary_full_to_its_cap_still_serves_new_tasks_from_what_is_locked
         network = shaken(model.start_task(3, seeded(task)), task)
         with torch.no_grad():
             network.posterior.logit.fill_(2.0)
-        ledger.note(network, KAPPA)
-        model.finish_task(network, KAPPA)
+        ledger.note(network)
+        model.finish_task(network)
     assert [use.new for use in model.use(0).values()] == [4, 4]
     assert [use.new for use in model.use(4).values()] == [0, 0]
     for task in range(5):
@@ -217,9 +218,9 @@ def locked(model: FactorModel) -> list[int]:
 def test_a_network_finishes_once_and_only_as_the_task_it_was_started_for() -> None:
     model = factorize(mlp(), alpha=4)
     first, rival = (shaken(model.start_task(3, seeded(s)), s) for s in (0, 1))
-    model.finish_task(first, KAPPA)
+    model.finish_task(first)
     for late in (first, rival):
         with pytest.raises(ValueError, match="a network for task 1 cannot finish as task 2"):
-            model.finish_task(late, KAPPA)
+            model.finish_task(late)
     assert len(model.tasks) == 1
     assert locked(model) == [1, 1]

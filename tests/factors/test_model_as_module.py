@@ -41,7 +41,7 @@ def test_its_state_dict_loads_into_a_freshly_factorized_network(net: Any, tmp_pa
         network = model.start_task(2 + task, torch.Generator().manual_seed(task))
         with torch.no_grad():
             network.posterior.logit.normal_(generator=torch.Generator().manual_seed(10 + task))
-        model.finish_task(network, 0.5)
+        model.finish_task(network)
     x = torch.randn(4, 2, 6, 6) if net is ConvNet else torch.randn(4, 7)
     torch.save(model.state_dict(), tmp_path / "state.pt")
     fresh = factorize(net(), alpha=4.0)

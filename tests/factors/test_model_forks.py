@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factor_ledger import KAPPA, mlp, seeded, several, shaken
+from factor_ledger import mlp, seeded, several, shaken
 
 from ibpwf import factorize
 from ibpwf.factors.forget import forget_task
@@ -15,11 +15,11 @@ def test_what_a_fork_learns_is_not_in_the_model_it_comes_from() -> None:
     twin, _ = several(mlp, outputs=(3, 5))
     x = torch.randn(6, 7)
     fork = model.fork()
-    fork.finish_task(shaken(fork.start_task(4, seeded(50)), 50), KAPPA)
+    fork.finish_task(shaken(fork.start_task(4, seeded(50)), 50))
     assert fork.logits(x, 2).shape == (6, 4)
     assert (len(model.tasks), len(fork.tasks)) == (2, 3)
     for each in (model, twin):
-        each.finish_task(shaken(each.start_task(2, seeded(2)), 2), KAPPA)
+        each.finish_task(shaken(each.start_task(2, seeded(2)), 2))
     for task in range(3):
         assert torch.equal(model.logits(x, task), twin.logits(x, task))
     assert torch.equal(fork.logits(x, 1), model.logits(x, 1))

@@ -12,14 +12,20 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 from ibpwf.factors.distributions import kumaraswamy_log_mean
-from ibpwf.factors.posterior import LayerVectors, TaskPosterior, initial_vectors
+from ibpwf.factors.posterior import StickPosterior, StickVectors
+from ibpwf.factors.prior import IBP, LayerShape
 
 COPIES = 20_000
 LAYERS = 8_000
 
 
-def vectors(logit: list[float], c: list[float], d: list[float], strength: list[float] | None = None) -> LayerVectors:
-    return LayerVectors(*(torch.tensor(part) for part in (strength or [1.0] * len(logit), logit, c, d)))
+def vectors(logit: list[float], c: list[float], d: list[float], strength: list[float] | None = None) -> StickVectors:
+    return StickVectors(*(torch.tensor(part) for part in (strength or [1.0] * len(logit), logit, c, d)))
+
+
+def started(alpha: float, width: int, previous: StickVectors | None) -> StickVectors:
+    """Where a task with an IBP starts, at strengths of 1."""
+    return IBP(alpha=alpha).start(LayerShape("layer", 3, 2), torch.ones(width), previous)
 
 
 NARROW = vectors([1.5, -0.5, -2.0], [6.0, 3.0, 9.0], [1.4, 0.8, 1.0], [0.5, -1.0, 2.0])
@@ -65,14 +71,14 @@ def logistic_kl_table() -> tuple[np.ndarray, np.ndarray]:
     return grid, np.array(values)
 
 
-def selection_kl(layer: LayerVectors, rng: np.random.Generator) -> np.ndarray:
+def selection_kl(layer: StickVectors, rng: np.random.Generator) -> np.ndarray:
     """Σ_k KL(q(b_k) ‖ p(b_k | v)) for many draws of v ~ q(v)."""
     logit, c, d = (part.double().numpy() for part in (layer.logit, layer.c, layer.d))
     v = (1 - rng.random((10 * COPIES, len(c))) ** (1 / d)) ** (1 / c)
     return logistic_kl(logit - special.logit(np.cumprod(v, axis=1))).sum(1)
 
 
-def expected_kl(layer: LayerVectors, prior: LayerVectors) -> tuple[float, float]:
+def expected_kl(layer: StickVectors, prior: StickVectors) -> tuple[float, float]:
     """The layer's KL and the standard deviation of its one-sample estimate."""
     draws = selection_kl(layer, np.random.default_rng(0))
     pairs = zip(*(part.tolist() for part in (layer.c, layer.d, prior.c, prior.d)), strict=True)
@@ -87,7 +93,7 @@ def expected_kl(layer: LayerVectors, prior: LayerVectors) -> tuple[float, float]
 def test_scores_are_the_strength_times_a_draw_of_the_concrete_distribution(logit: float, temperature: float) -> None:
     strength = -1.7
     layer = vectors([logit] * COPIES, [1.0] * COPIES, [1.0] * COPIES, [strength] * COPIES)
-    scores = TaskPosterior([layer], [layer], temperature).sample_scores(seeded())[0]
+    scores = StickPosterior([layer], [layer], temperature).sample_scores(seeded())[0]
     b = scores.detach().double().numpy() / strength
 
     for x in special.expit(np.linspace(-8, 8, 9)):
@@ -99,7 +105,7 @@ def test_scores_are_the_strength_times_a_draw_of_the_concrete_distribution(logit
 def test_the_gradient_through_a_sample_is_on_average_that_of_the_expected_score() -> None:
     logit, temperature = 0.7, 2 / 3
     layer = vectors([logit] * COPIES, [1.0] * COPIES, [1.0] * COPIES)
-    posterior = TaskPosterior([layer], [layer], temperature)
+    posterior = StickPosterior([layer], [layer], temperature)
     posterior.sample_scores(seeded(1)).sum().backward()
     gradients = posterior.logit.grad[0].double().numpy()
 
@@ -111,7 +117,7 @@ def test_the_gradient_through_a_sample_is_on_average_that_of_the_expected_score(
 
 
 def test_the_same_generator_gives_the_same_sample_and_another_seed_another() -> None:
-    posterior = TaskPosterior([NARROW], [BETA_NARROW], 0.5)
+    posterior = StickPosterior([NARROW], [BETA_NARROW], 0.5)
     first, again, other = (posterior.sample_scores(seeded(s)) for s in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -122,13 +128,13 @@ def test_the_same_generator_gives_the_same_sample_and_another_seed_another() -> 
 
 @pytest.mark.parametrize("priors", [(BETA_NARROW, BETA_WIDE), (OLD_NARROW, OLD_WIDE)], ids=["Beta", "Kumaraswamy"])
 def test_the_kl_is_the_sum_over_layers_of_what_quadrature_and_monte_carlo_say(
-    priors: tuple[LayerVectors, LayerVectors],
+    priors: tuple[StickVectors, StickVectors],
 ) -> None:
     truths = [expected_kl(layer, prior) for layer, prior in zip((NARROW, WIDE), priors, strict=True)]
     # Many copies of both layers in one network: their KL is a sum of as many independent estimates.
     start = [layer for layer in (NARROW, WIDE) for _ in range(LAYERS)]
     prior = [layer for layer in priors for _ in range(LAYERS)]
-    kl = TaskPosterior(start, prior, 2 / 3).kl(seeded(5)).item() / LAYERS
+    kl = StickPosterior(start, prior, 2 / 3).kl(seeded(5)).item() / LAYERS
     error = math.sqrt(sum(std**2 for _, std in truths) / LAYERS)
     assert error < 0.005 * sum(mean for mean, _ in truths)
     assert kl == pytest.approx(sum(mean for mean, _ in truths), abs=3 * error)
@@ -136,7 +142,7 @@ def test_the_kl_is_the_sum_over_layers_of_what_quadrature_and_monte_carlo_say(
 
 def test_another_prior_on_the_sticks_changes_the_kl_by_what_quadrature_says() -> None:
     start, old, beta = (NARROW, WIDE), (OLD_NARROW, OLD_WIDE), (BETA_NARROW, BETA_WIDE)
-    under_old, under_beta = (TaskPosterior(start, prior, 2 / 3).kl(seeded(5)).item() for prior in (old, beta))
+    under_old, under_beta = (StickPosterior(start, prior, 2 / 3).kl(seeded(5)).item() for prior in (old, beta))
     expected = 0.0
     for layer, one, other in zip(start, old, beta, strict=True):
         for k in range(len(layer)):
@@ -149,8 +155,8 @@ def test_another_prior_on_the_sticks_changes_the_kl_by_what_quadrature_says() ->
 
 def test_the_papers_ten_terms_differ_from_the_exact_kl_by_the_rest_of_the_series() -> None:
     priors = [OLD_NARROW, OLD_WIDE]
-    exact = TaskPosterior([NARROW, WIDE], priors, 2 / 3).kl(seeded(6)).item()
-    cut = TaskPosterior([NARROW, WIDE], priors, 2 / 3, kl_terms=10).kl(seeded(6)).item()
+    exact = StickPosterior([NARROW, WIDE], priors, 2 / 3).kl(seeded(6)).item()
+    cut = StickPosterior([NARROW, WIDE], priors, 2 / 3, kl_terms=10).kl(seeded(6)).item()
     left_out = 0.0
     for layer, prior in zip((NARROW, WIDE), priors, strict=True):
         for a, b, alpha, beta in zip(*(p.tolist() for p in (layer.c, layer.d, prior.c, prior.d)), strict=True):
@@ -162,7 +168,7 @@ def test_the_papers_ten_terms_differ_from_the_exact_kl_by_the_rest_of_the_series
 
 def test_a_posterior_that_equals_its_prior_pays_for_the_selection_only() -> None:
     start = [OLD_NARROW, OLD_WIDE]
-    kl = TaskPosterior(start * LAYERS, start * LAYERS, 1.0).kl(seeded(7)).item() / LAYERS
+    kl = StickPosterior(start * LAYERS, start * LAYERS, 1.0).kl(seeded(7)).item() / LAYERS
     draws = [selection_kl(layer, np.random.default_rng(8)) for layer in start]
     error = math.sqrt(sum(d.var() for d in draws) / LAYERS)
     assert kl == pytest.approx(sum(d.mean() for d in draws), abs=3 * error)
@@ -170,10 +176,10 @@ def test_a_posterior_that_equals_its_prior_pays_for_the_selection_only() -> None
 
 @pytest.mark.parametrize("priors", [(BETA_NARROW, BETA_WIDE), (OLD_NARROW, OLD_WIDE)])
 def test_padding_a_narrow_layer_has_no_influence_on_values_or_gradients(
-    priors: tuple[LayerVectors, LayerVectors],
+    priors: tuple[StickVectors, StickVectors],
 ) -> None:
     def outcome(disturbed: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-        posterior = TaskPosterior([NARROW, WIDE], priors, 2 / 3)
+        posterior = StickPosterior([NARROW, WIDE], priors, 2 / 3)
         if disturbed:
             with torch.no_grad():
                 for part in posterior.parameters():
@@ -194,9 +200,9 @@ def test_padding_a_narrow_layer_has_no_influence_on_values_or_gradients(
 
 
 def test_a_layer_thousands_of_sticks_narrower_than_the_widest_keeps_finite_values_and_gradients() -> None:
-    wide = initial_vectors(1000.0, 3000, None, 0.3, seeded())
-    tiny = initial_vectors(0.2, 4, None, 0.3, seeded())
-    posterior = TaskPosterior([tiny, wide], [tiny, wide], 2 / 3)
+    wide = started(1000.0, 3000, None)
+    tiny = started(0.2, 4, None)
+    posterior = StickPosterior([tiny, wide], [tiny, wide], 2 / 3)
     kl = posterior.kl(seeded())
     kl.backward()
     assert math.isfinite(kl.item())
@@ -206,13 +212,13 @@ def test_a_layer_thousands_of_sticks_narrower_than_the_widest_keeps_finite_value
 
 
 def test_vectors_come_back_without_their_padding_and_as_copies() -> None:
-    posterior = TaskPosterior([NARROW, WIDE], [OLD_NARROW, OLD_WIDE], 2 / 3)
+    posterior = StickPosterior([NARROW, WIDE], [OLD_NARROW, OLD_WIDE], 2 / 3)
     for row, (given, prior) in enumerate([(NARROW, OLD_NARROW), (WIDE, OLD_WIDE)]):
         got = posterior.vectors(row)
         for name in ("strength", "logit", "c", "d"):
             np.testing.assert_allclose(getattr(got, name).numpy(), getattr(given, name).numpy(), rtol=1e-6)
-        assert torch.equal(posterior.prior_vectors(row).c, prior.c)
-        assert torch.equal(posterior.prior_vectors(row).d, prior.d)
+        assert torch.equal(posterior.prior[row].c, prior.c)
+        assert torch.equal(posterior.prior[row].d, prior.d)
         got.logit.zero_()
         assert torch.equal(posterior.vectors(row).logit, given.logit)
 
@@ -222,32 +228,23 @@ def test_vectors_come_back_without_their_padding_and_as_copies() -> None:
 
 @pytest.mark.parametrize(("alpha", "width"), [(0.5, 8), (5.0, 12), (200.0, 400)])
 def test_the_first_task_starts_at_the_prior(alpha: float, width: int) -> None:
-    start = initial_vectors(alpha, width, None, 0.3, seeded())
+    start = started(alpha, width, None)
     expected = (alpha / (alpha + 1)) ** np.arange(1, width + 1)
     np.testing.assert_allclose(special.expit(start.logit.double().numpy()), expected, rtol=1e-5)
     assert start.c.tolist() == [np.float32(alpha)] * width
     assert start.d.tolist() == [1.0] * width
 
 
-def test_strengths_start_as_independent_normal_numbers_of_the_given_spread() -> None:
-    generator = seeded(11)
-    first = initial_vectors(5.0, 3000, None, 0.316, generator).strength
-    second = initial_vectors(5.0, 3000, None, 0.316, generator).strength
-    assert stats.kstest(first.numpy(), stats.norm(0, 0.316).cdf).pvalue > 1e-3
-    assert abs(np.corrcoef(first.numpy(), second.numpy())[0, 1]) < 4.5 / math.sqrt(3000)
-
-
 def test_the_next_task_starts_at_the_previous_probabilities_and_takes_its_posterior_as_prior() -> None:
-    start = initial_vectors(5.0, 5, WIDE, 0.3, seeded())
+    start = started(5.0, 5, WIDE)
     assert torch.equal(start.logit, WIDE.logit)
     assert torch.equal(start.c, WIDE.c)
     assert torch.equal(start.d, WIDE.d)
-    assert not torch.equal(start.strength, WIDE.strength)
 
 
 def test_new_sticks_continue_where_the_previous_posteriors_last_stick_stands() -> None:
     alpha, extra = 4.0, 6
-    start = initial_vectors(alpha, 5 + extra, WIDE, 0.3, seeded())
+    start = started(alpha, 5 + extra, WIDE)
     means = [
         integrate.quad(lambda v, c=c, d=d: v * kumaraswamy_density(v, c, d), 0, 1)[0]
         for c, d in zip(WIDE.c.tolist(), WIDE.d.tolist(), strict=True)
@@ -273,9 +270,9 @@ def test_the_mean_of_a_stick_agrees_with_quadrature(c: float, d: float) -> None:
 )
 def test_selected_are_the_factors_with_probability_at_least_kappa(kappa: float, expected: list[bool]) -> None:
     assert [bool(special.expit(x) >= kappa) for x in WIDE.logit.tolist()] == expected
-    assert WIDE.selected(kappa).tolist() == expected
+    assert IBP(kappa=kappa).selected(WIDE).tolist() == expected
 
 
 def test_at_least_the_likeliest_factor_is_selected() -> None:
     layer = vectors([-3.0, -1.0, -2.0], [1.0] * 3, [1.0] * 3)
-    assert layer.selected(0.999).tolist() == [False, True, False]
+    assert IBP(kappa=0.999).selected(layer).tolist() == [False, True, False]

@@ -17,8 +17,6 @@ from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.models import mlp, resnet, vit_tiny
 
-KAPPA = 0.5
-
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -84,9 +82,9 @@ def test_at_full_rank_the_first_task_starts_from_what_the_network_computes(name:
     with torch.no_grad():
         torch.testing.assert_close(model.fitted_network()(x), expected, rtol=1e-5, atol=1e-5)
         network = model.start_task(5, seeded(2)).eval()
-        network.fix_selection(KAPPA)
+        network.fix_selection()
         torch.testing.assert_close(network(x), expected, rtol=1e-5, atol=1e-5)
-    model.finish_task(network, KAPPA)
+    model.finish_task(network)
     torch.testing.assert_close(model.logits(x, 0), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -104,7 +102,7 @@ def test_with_fewer_factors_the_error_is_that_of_the_singular_values_left_out(na
         assert fit.relative_error == pytest.approx(left / float(values.norm()), rel=1e-4, abs=1e-6)
         error = torch.linalg.matrix_norm(given - matrix(fitted, parameter), ord=2)  # Eckart–Young, the other norm
         assert float(error) == pytest.approx(float(values[3]) if len(values) > 3 else 0.0, rel=1e-4, abs=1e-5)
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     with torch.no_grad():
         torch.testing.assert_close(network(x), fitted(x), rtol=1e-4, atol=1e-5)
 
@@ -129,7 +127,7 @@ def test_factors_that_were_fitted_are_trained_by_the_first_task_and_not_added_to
     network = factorize(net, init="pretrained", alpha=4).start_task(5, seeded())
     network.noise = seeded(1)
     before = [layer.free_a.detach().clone() for layer in network.factor_layers.values()]
-    assert network.grow(KAPPA) == 0
+    assert network.grow() == 0
     optimizer = torch.optim.Adam(network.trainable(posterior=True), lr=0.01)
     network(x).square().sum().backward()
     optimizer.step()
@@ -149,10 +147,10 @@ def test_a_later_task_starts_where_the_task_before_it_ended(name: str, heads: st
             for parameter in network.trainable(posterior=True):
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
             network.posterior.logit.add_(torch.randn(network.posterior.logit.shape, generator=generator))
-        model.finish_task(network, KAPPA)
+        model.finish_task(network)
     network = model.start_task(5, seeded(5)).eval()
     assert all(len(layer.free_at) > 0 for layer in network.factor_layers.values()), "there is room for new factors"
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     start = copy.deepcopy(network.network.state_dict())
     own = model.tasks[-1].own
     dense = {key for key in own if heads == "per-task" and key.startswith(f"{model.head}.")}
@@ -170,7 +168,7 @@ def test_a_weight_of_zeros_is_fitted_exactly_and_can_still_be_learnt() -> None:
     model = factorize(net, init="pretrained")
     assert max(fit.relative_error for fit in model.fits().values()) < 1e-6
     network = model.start_task(5, seeded())
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     with torch.no_grad():
         torch.testing.assert_close(network(x), net(x), rtol=1e-5, atol=1e-5)
     optimizer = torch.optim.Adam(network.trainable(posterior=False), lr=0.01)
@@ -187,7 +185,7 @@ def test_a_weight_of_zeros_is_fitted_exactly_and_can_still_be_learnt() -> None:
 def test_a_dense_head_of_another_width_starts_afresh_while_the_rest_is_fitted() -> None:
     net, x = trained("resnet")
     network = factorize(net, init="pretrained", heads="per-task").start_task(3, seeded()).eval()
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     hidden: list[Tensor] = []
     for module in (net, network.network):
         module.get_submodule("stages").register_forward_hook(lambda m, args, out: hidden.append(out.detach()))

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import factorize
+from ibpwf.factors.prior import IBP
 from ibpwf.factors.selection import further_factors, sufficient_selection
 from ibpwf.factors.task_network import TaskNetwork
 
-KAPPA, MOST_LOST = 0.7, 10.0
+PRIOR, MOST_LOST = IBP(alpha=4, max_factors=6, kappa=0.7), 10.0
 
 
 def network() -> TaskNetwork:
     """Two layers of six factors; their π̄ fall from 0.9 to 0.15 in steps of 0.15."""
     torch.manual_seed(0)
-    model = factorize(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), alpha=4, max_factors=6)
+    model = factorize(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), prior=PRIOR)
     made = model.start_task(3, torch.Generator().manual_seed(0))
     with torch.no_grad():
         levels = torch.linspace(0.9, 0.15, 6)
@@ -48,10 +49,10 @@ def accuracy_by(need: Mapping[str, int]) -> tuple[list[dict[str, int] | None], A
 def test_a_selection_that_keeps_the_accuracy_is_that_by_kappa() -> None:
     made = network()
     _, accuracy = accuracy_by({"0": 2, "2": 2})
-    chosen = sufficient_selection(made, KAPPA, accuracy, MOST_LOST)
+    chosen = sufficient_selection(made, accuracy, MOST_LOST)
     assert counts(chosen) == [2, 2]  # π̄ of 0.9 and 0.75
-    made.fix_selection(KAPPA, chosen)
-    assert further_factors(made, KAPPA) == {}
+    made.fix_selection(chosen)
+    assert further_factors(made) == {}
 
 
 @pytest.mark.parametrize(("need", "kept"), [({"0": 5}, [5, 2]), ({"2": 3}, [2, 3]), ({"0": 4, "2": 6}, [6, 6])])
@@ -59,13 +60,13 @@ def test_only_a_layer_that_needs_further_factors_keeps_them(need: dict[str, int]
     """All layers go down to one level of π̄ together; those that can do without go back."""
     made = network()
     _, accuracy = accuracy_by(need)
-    chosen = sufficient_selection(made, KAPPA, accuracy, MOST_LOST)
+    chosen = sufficient_selection(made, accuracy, MOST_LOST)
     assert counts(chosen) == kept
     for name, mask in chosen.items():
         assert mask.tolist() == [k < int(mask.sum()) for k in range(6)], name  # the most probable ones
-    made.fix_selection(KAPPA, chosen)
+    made.fix_selection(chosen)
     expected = {name: count - 2 for name, count in zip(("0", "2"), kept, strict=True) if count > 2}
-    assert further_factors(made, KAPPA) == expected
+    assert further_factors(made) == expected
 
 
 def test_where_no_selection_is_enough_the_best_that_was_tried_is_kept() -> None:
@@ -74,13 +75,13 @@ def test_where_no_selection_is_enough_the_best_that_was_tried_is_kept() -> None:
     def accuracy(selection: Mapping[str, Tensor] | None) -> float:
         return 100.0 if selection is None else 30.0 + 5 * sum(counts(selection))
 
-    assert counts(sufficient_selection(made, KAPPA, accuracy, 0.0)) == [6, 6]
+    assert counts(sufficient_selection(made, accuracy, 0.0)) == [6, 6]
 
 
 def test_few_selections_are_tried() -> None:
     made = network()
     asked, accuracy = accuracy_by({"0": 5})
-    sufficient_selection(made, KAPPA, accuracy, MOST_LOST)
+    sufficient_selection(made, accuracy, MOST_LOST)
     assert len(asked) <= 7  # E[λ], κ's own, log2(4 levels) + 1 and one for each layer
 
 
@@ -90,7 +91,7 @@ def test_what_a_selection_answers_is_what_the_network_answers_once_it_is_fixed(n
     torch.manual_seed(1)
     norm = nn.BatchNorm1d(8) if normalized else nn.Identity()
     net = nn.Sequential(nn.Linear(5, 8), norm, nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
-    made = factorize(net, alpha=4, max_factors=6).start_task(3, torch.Generator().manual_seed(0))
+    made = factorize(net, prior=PRIOR).start_task(3, torch.Generator().manual_seed(0))
     x = torch.randn(20, 5)
     before = {name: value.clone() for name, value in made.state_dict().items()}
     stream = torch.get_rng_state()
@@ -99,7 +100,7 @@ def test_what_a_selection_answers_is_what_the_network_answers_once_it_is_fixed(n
     assert torch.equal(stream, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
     assert all(module.training for module in made.modules())
-    made.fix_selection(KAPPA, chosen)
+    made.fix_selection(chosen)
     for module in made.modules():
         module.training = isinstance(module, nn.BatchNorm1d)
     torch.testing.assert_close(answers, made(x), rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from ibpwf.factors.layers import FactorLayer
 from ibpwf.factors.model import FactorModel
 from ibpwf.factors.task_network import TaskNetwork
 
-KAPPA = 0.5
+KAPPA = 0.5  # the default
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -42,7 +42,7 @@ def shaken(network: TaskNetwork, seed: int) -> TaskNetwork:
 def learned(tasks: int, **options: float | str) -> FactorModel:
     model = factorize(mlp(), **{"alpha": 4, **options})
     for task in range(tasks):
-        model.finish_task(shaken(model.start_task(3, seeded(task)), task), KAPPA)
+        model.finish_task(shaken(model.start_task(3, seeded(task)), task))
     return model
 
 
@@ -111,17 +111,19 @@ def test_the_selection_is_sampled_anew_in_every_pass_until_it_is_fixed() -> None
     network.noise = seeded(2)
     x = torch.randn(5, 7)
     assert not torch.equal(network(x), network(x))
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     assert torch.equal(network(x), network(x))
 
 
 @pytest.mark.parametrize("kappa", [0.1, 0.5, 0.9])
 def test_with_its_selection_fixed_a_network_computes_with_the_factors_above_kappa_and_no_others(kappa: float) -> None:
-    network = shaken(learned(2).start_task(3, seeded(3)), 3).eval()
+    model = learned(2)
+    model.prior = model.prior.replace(kappa=kappa)
+    network = shaken(model.start_task(3, seeded(3)), 3).eval()
     chosen = {name: p >= kappa for name, p in probabilities(network).items()}
     expected = dense(network, chosen)
     x = torch.randn(12, 7, generator=seeded(4))
-    network.fix_selection(kappa)
+    network.fix_selection()
     torch.testing.assert_close(network(x), expected(x)[:, :3], rtol=1e-5, atol=1e-5)
     for name, layer in network.factor_layers.items():
         assert network.selected[name].tolist() == chosen[name].tolist()
@@ -130,15 +132,16 @@ def test_with_its_selection_fixed_a_network_computes_with_the_factors_above_kapp
 
 def test_fixing_the_selection_again_changes_nothing_even_after_training_and_with_another_kappa() -> None:
     network = shaken(learned(1).start_task(3, seeded(3)), 3).eval()
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     x = torch.randn(12, 7)
     optimizer = torch.optim.SGD(network.trainable(posterior=False), lr=0.01)
     network(x).square().sum().backward()
     optimizer.step()
     kept = {name: (layer.free_a, layer.locked_at) for name, layer in network.factor_layers.items()}
     before = network(x)
-    for kappa in (KAPPA, 0.9):
-        network.fix_selection(kappa)
+    network.fix_selection()
+    network.prior = network.prior.replace(kappa=0.9)
+    network.fix_selection()
     assert torch.equal(network(x), before)
     for name, layer in network.factor_layers.items():
         assert layer.free_a is kept[name][0], "an optimiser that holds it must not lose it"
@@ -147,7 +150,7 @@ def test_fixing_the_selection_again_changes_nothing_even_after_training_and_with
 
 def test_fine_tuning_moves_strengths_but_no_probabilities() -> None:
     network = shaken(learned(1).start_task(3, seeded(3)), 3)
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     trained = {id(p) for p in network.trainable(posterior=False)}
     posterior = network.posterior
     assert id(posterior.strength) in trained
@@ -161,7 +164,7 @@ def test_counts_of_active_and_new_factors_agree_with_counting() -> None:
         old = set(network.factor_layers[name].locked_at.tolist())
         active = [k for k in range(len(p)) if p[k] >= KAPPA]
         expected[name] = (len(active), len([k for k in active if k not in old]))
-    assert network.active(KAPPA) == expected
+    assert network.active() == expected
 
 
 # Growth during a task
@@ -179,7 +182,7 @@ def test_growth_adds_sticks_only_where_the_free_factors_are_used_up() -> None:
     network = shaken(model.start_task(3, seeded(6)), 6)
     all_in_use(network, ["2"])
     before = {name: len(layer.free_at) for name, layer in network.factor_layers.items()}
-    added = network.grow(KAPPA)
+    added = network.grow()
     after = {name: len(layer.free_at) for name, layer in network.factor_layers.items()}
     assert added > 0
     assert {name: after[name] - before[name] for name in before} == {"0": 0, "2": added, "5": 0}
@@ -193,7 +196,7 @@ def test_growth_leaves_existing_factors_vectors_and_prior_as_they_are_to_the_bit
         name: (layer.locked_a.clone(), layer.free_a.clone(), layer.free_b.clone(), layer.free_at.clone())
         for name, layer in network.factor_layers.items()
     }
-    assert network.grow(KAPPA) > 0
+    assert network.grow() > 0
     grown = network.posterior
     assert float(grown.temperature) == float(posterior.temperature)
     for row, n in enumerate(posterior.widths):
@@ -214,8 +217,8 @@ def test_new_sticks_continue_the_sequence_with_the_prior_and_with_fresh_factors(
     all_in_use(network, ["2"])
     n = network.posterior.widths[1]
     old = network.posterior.vectors(1)
-    added = network.grow(KAPPA)
-    new, prior, layer = network.posterior.vectors(1), network.posterior.prior_vectors(1), network.factor_layers["2"]
+    added = network.grow()
+    new, prior, layer = network.posterior.vectors(1), network.posterior.prior[1], network.factor_layers["2"]
     assert len(new) == n + added
     assert layer.free_at[-added:].tolist() == list(range(n, n + added))
     means = [
@@ -236,7 +239,7 @@ def test_a_grown_network_trains_its_new_factors_and_finishes() -> None:
     model = learned(1)
     network = shaken(model.start_task(3, seeded(9)), 9)
     all_in_use(network, ["0", "2", "5"])
-    added = network.grow(KAPPA)
+    added = network.grow()
     all_in_use(network, ["0", "2", "5"])
     layer = network.factor_layers["0"]
     loss = network(torch.randn(8, 7)).square().sum() + network.kl()
@@ -244,7 +247,7 @@ def test_a_grown_network_trains_its_new_factors_and_finishes() -> None:
     assert bool(layer.free_a.grad[-1].any())
     locked = sum(dictionary.locked for dictionary in model.layers.values())
     free = sum(len(layer.free_at) for layer in network.factor_layers.values())
-    model.finish_task(network, KAPPA)
+    model.finish_task(network)
     assert added > 0
     assert sum(dictionary.locked for dictionary in model.layers.values()) == locked + free
 
@@ -253,15 +256,15 @@ def test_a_network_with_idle_factors_does_not_grow_and_keeps_its_posterior() -> 
     network = learned(1).start_task(3, seeded(6))
     all_in_use(network, [])
     posterior = network.posterior
-    assert network.grow(KAPPA) == 0
+    assert network.grow() == 0
     assert network.posterior is posterior
 
 
 def test_a_network_with_a_fixed_selection_does_not_grow() -> None:
     network = learned(1).start_task(3, seeded(6))
     all_in_use(network, ["0", "2", "5"])
-    network.fix_selection(KAPPA)
-    assert network.grow(KAPPA) == 0
+    network.fix_selection()
+    assert network.grow() == 0
     assert network(torch.randn(4, 7)).shape == (4, 3)
 
 
@@ -270,7 +273,7 @@ def test_growth_stops_at_the_cap() -> None:
     network = model.start_task(3, seeded())
     for _ in range(4):
         all_in_use(network, ["0", "2", "5"])
-        network.grow(KAPPA)
+        network.grow()
     assert network.posterior.widths == [10, 9, 9]
 
 
@@ -301,7 +304,7 @@ def test_biases_and_normalisation_start_from_the_users_values_in_every_task() ->
         }
         assert own.keys() == expected.keys()
         assert all(torch.equal(own[name], value) for name, value in expected.items())
-        model.finish_task(shaken(network, task), KAPPA)
+        model.finish_task(shaken(network, task))
 
 
 def test_the_same_generator_starts_the_same_task() -> None:
@@ -334,12 +337,12 @@ def test_a_network_may_ask_its_layers_for_their_sizes_or_weights() -> None:
 
     model = factorize(Asking(), alpha=4)
     network = model.start_task(3, seeded())
-    network.fix_selection(KAPPA)
+    network.fix_selection()
     x = torch.randn(4, 7)
     expected = network(x).detach()
     network(x).sum().backward()
     assert bool(network.factor_layers["first"].free_a.grad.any())
-    model.finish_task(network, KAPPA)
+    model.finish_task(network)
     torch.testing.assert_close(model.logits(x, 0), expected)
 
 
@@ -360,7 +363,7 @@ def test_what_the_user_has_frozen_stays_as_it_is_unless_it_is_factorised_or_a_ta
     factors = {f"{name}.{part}" for name in model.layers for part in ("free_a", "free_b")}
     expected = {"0.bias", "3.num_batches_tracked"} | ({"5.weight", "5.bias"} if heads == "per-task" else set())
     assert moved == factors | expected
-    model.finish_task(network, KAPPA)
+    model.finish_task(network)
     assert [name for name, p in model.merge(0).named_parameters() if p.requires_grad] == ["0.bias"]
 
 

@@ -132,7 +132,7 @@ def taught(heads: str, turns: tuple[int, ...]) -> FactorModel:
         with torch.no_grad():
             for parameter in begun.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        model.finish_task(begun, 0.5)
+        model.finish_task(begun)
     return model
 
 

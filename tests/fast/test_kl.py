@@ -15,7 +15,7 @@ from torch import Tensor
 from ibpwf.dispatch import accelerated
 from ibpwf.factors.distributions import log_kumaraswamy_sample
 from ibpwf.factors.elbo import Posterior, StickPrior, posterior_kl, sample_scores
-from ibpwf.factors.prior import prior_logit
+from ibpwf.factors.sticks import prior_logit
 from ibpwf.fast.kl import fast_posterior_kl, polygammas
 
 ROWS, STICKS = 3, 16

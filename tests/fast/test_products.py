@@ -130,7 +130,7 @@ def test_the_weights_of_attention_are_lent_as_the_reference_lends_them() -> None
                 network.noise = seeded(10 + task)
                 loss = network(x).square().sum() + network.kl() / 100
                 gradients = torch.autograd.grad(loss, network.trainable(posterior=True))
-                model.finish_task(network, 0.5)
+                model.finish_task(network)
             found.append([loss.detach(), *gradients, model.logits(x, 0), model.logits(x, 1)])
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

@@ -30,7 +30,7 @@ def taught(device: str, net: nn.Module | None = None) -> FactorModel:
                 if parameter.requires_grad:
                     parameter.add_(torch.randn(parameter.shape, generator=generator).to(device) * 0.3)
             begun.posterior.logit.fill_(2.0)
-        model.finish_task(begun, 0.5)
+        model.finish_task(begun)
     return model
 
 

@@ -214,7 +214,7 @@ def test_a_tasks_network_holds_the_composed_tensors_themselves() -> None:
     net = mlp(6, [5], 3)
     model = factorize(net, alpha=3.0)
     task = model.start_task(2, torch.Generator().manual_seed(0))
-    model.finish_task(task, 0.5)
+    model.finish_task(task)
     ready = model.ready(0)
     for name, value in ready.state_dict().items():
         assert value.data_ptr() == model.state(0)[name].data_ptr()

@@ -91,7 +91,7 @@ def test_a_tasks_posterior_draws_give_entropy_and_mutual_information_as_a_plain_
     with torch.no_grad():
         network.posterior.strength.mul_(10)
         network.posterior.logit.fill_(0.3)
-    model.finish_task(network, 0.5)
+    model.finish_task(network)
     x = torch.randn(20, 1, 5, 5)
     drawn = model.sampled_states(0, 30, torch.Generator().manual_seed(3))
     mean, single = sampled_probabilities(model.net, drawn, x, logits=lambda of, rows: of(rows)[:, :3])

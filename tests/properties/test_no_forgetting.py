@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
-from ibpwf.factors.dictionary import Dictionary
+from ibpwf.factors.prior import IBP, LayerShape
 from ibpwf.training.callbacks import Callback, EpochEnd
 
 CLASSES = ((0, 1), (2, 3, 4), (5, 6), (7, 8, 9))
@@ -103,9 +103,11 @@ def settings(**changes: object) -> Settings:
 @pytest.fixture
 def always_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer asks for three more sticks after every epoch, whatever it has used."""
-    monkeypatch.setattr(
-        Dictionary, "shortage", lambda self, active, free: self.capped(self.locked + free + 3) - self.locked - free
-    )
+
+    def three_more(self: IBP, layer: LayerShape, active: int, free: int, locked: int) -> int:
+        return self.capped(layer, locked + free + 3, locked) - locked - free
+
+    monkeypatch.setattr(IBP, "shortage", three_more)
 
 
 def widths(learner: Learner) -> dict[str, int]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.errors import InputError, StoreError
-from ibpwf.factors.dictionary import Dictionary
+from ibpwf.factors.prior import IBP, LayerShape
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner import TaskLearner
@@ -113,9 +113,11 @@ class Losses(Callback):
 @pytest.fixture
 def always_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer asks for three more sticks after every epoch but the last of the ELBO phase."""
-    monkeypatch.setattr(
-        Dictionary, "shortage", lambda self, active, free: self.capped(self.locked + free + 3) - self.locked - free
-    )
+
+    def three_more(self: IBP, layer: LayerShape, active: int, free: int, locked: int) -> int:
+        return self.capped(layer, locked + free + 3, locked) - locked - free
+
+    monkeypatch.setattr(IBP, "shortage", three_more)
 
 
 STEPS = 4 * (4 + 2)  # an epoch is four steps

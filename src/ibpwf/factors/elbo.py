@@ -20,7 +20,7 @@ from ibpwf.factors.distributions import (
     kl_kumaraswamy_beta,
     log_kumaraswamy_sample,
 )
-from ibpwf.factors.prior import prior_logit
+from ibpwf.factors.sticks import prior_logit
 
 
 class Posterior(NamedTuple):

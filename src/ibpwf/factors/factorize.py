@@ -4,8 +4,8 @@ dictionaries."""
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -13,15 +13,13 @@ from ibpwf.errors import InputError
 from ibpwf.factors.compiled import compiler_of, uncompiled
 from ibpwf.factors.dictionary import Dictionary
 from ibpwf.factors.model import FactorModel
+from ibpwf.factors.prior import IBP, Prior
 from ibpwf.factors.weights import (
     Weight,
-    adapter_alpha,
-    automatic_alpha,
     check_patterns,
     check_weight,
     factorizable,
     head_choices,
-    per_layer,
 )
 from ibpwf.torch_state import pinned
 
@@ -30,13 +28,14 @@ from ibpwf.torch_state import pinned
 def factorize(
     net: nn.Module,
     *,
-    alpha: float | str | Mapping[str, float] = "auto",
+    prior: Prior | None = None,
+    alpha: float | str | Mapping[str, float] | None = None,
     max_factors: int | Mapping[str, int] | None = None,
+    strength_std: float | None = None,
     heads: str = "shared",
     head: str | None = None,
     include: str | list[str] | None = None,
     exclude: str | list[str] | None = None,
-    strength_std: float = 0.316,
     init: str = "random",
     base: str = "none",
     length: int | None = None,
@@ -47,8 +46,9 @@ def factorize(
     `include` and `exclude` choose among them by name or type pattern. Every other parameter and buffer (biases,
     normalization and its running statistics, embeddings, tokens) becomes the task's own; one that is frozen
     (`requires_grad=False`) stays as it is.
-    `alpha` is the IBP's expected number of factors per task and layer (a number, "auto", or a mapping from
-    layer-name or type patterns to numbers); `max_factors` caps the dictionary (None: it grows as needed).
+    `prior` says which factors tasks use and how many; by default `IBP()`, for which `alpha`, `max_factors` and
+    `strength_std` are shorthand. `alpha` is the expected number of factors per task and layer (a number, "auto", or a
+    mapping from layer-name or type patterns to numbers); `max_factors` caps the dictionary (None: it may grow).
     `heads="shared"` factorizes the last layer like any other, `"per-task"` gives each task a dense one; `head`
     names that layer where it is not the last Linear one.
     `init="pretrained"` fits the dictionary to the weights of `net` by singular value decomposition, so that the first
@@ -71,8 +71,17 @@ def factorize(
     ):
         if value not in choices:
             raise InputError(f"{field} is {value!r}; choose {' or '.join(map(repr, choices))}.")
-    if not (strength_std > 0 and math.isfinite(strength_std)):
-        raise InputError(f"strength_std is {strength_std}; the spread of the initial r must be above 0.")
+    given: dict[str, Any] = {"alpha": alpha, "max_factors": max_factors, "strength_std": strength_std}
+    given = {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    if prior is None:
+        prior = IBP(**given)
+    elif given:
+        name = next(iter(given))
+        raise InputError(f"{name} is {given[name]} beside a prior; say it once, as prior=IBP({name}=...).")
     if base == "frozen" and init != "random":
         raise InputError(
             "base is 'frozen' and init is 'pretrained': the trained weights are either kept beside the factors or "
@@ -82,7 +91,8 @@ def factorize(
     found = factorizable(template)
     for field, chosen_by in (("include", include), ("exclude", exclude)):
         check_patterns(field, [chosen_by] if isinstance(chosen_by, str) else chosen_by or [], found, template)
-    for field, numbers in (("alpha", alpha), ("max_factors", max_factors)):
+    for field in type(prior).model_fields:
+        numbers = getattr(prior, field)
         check_patterns(field, numbers if isinstance(numbers, Mapping) else [], found, template)
     head = _chosen_head(head, found)
     chosen = {
@@ -99,8 +109,9 @@ def factorize(
         )
     for weight in [*chosen.values(), found[head]] if heads == "per-task" else chosen.values():
         check_weight(template, weight)
-    automatic = adapter_alpha if base == "frozen" else automatic_alpha
-    layers = {name: _dictionary(template, weight, alpha, max_factors, automatic) for name, weight in chosen.items()}
+    asked = {name: getattr(prior, name) for name in prior.fixed}
+    layers = {name: _dictionary(template, name, weight) for name, weight in chosen.items()}
+    prior = prior.for_layers(chosen, [layer.shape for layer in layers.values()], beside_base=base == "frozen")
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise InputError(f"length is {length!r}; give the tokens of an example as a whole number from 1, or None.")
     if base == "frozen":
@@ -110,13 +121,11 @@ def factorize(
     named = template.named_parameters(remove_duplicate=False)
     frozen = [name for name, parameter in named if not parameter.requires_grad]
     template.requires_grad_(False)
-    model = FactorModel(template, layers, chosen, head, heads, strength_std, init, frozen, base)
+    model = FactorModel(template, layers, chosen, head, heads, prior, init, frozen, base)
     model.compiler = compiler_of(net)
     model.options = {
-        "alpha": alpha,
-        "max_factors": max_factors,
+        **asked,
         "heads": heads,
-        "strength_std": strength_std,
         "init": init,
         "base": base,
         "length": length,
@@ -134,17 +143,6 @@ def _chosen_head(head: str | None, found: Mapping[str, Weight]) -> str:
     return head or choices[-1]
 
 
-def _dictionary(
-    net: nn.Module,
-    weight: Weight,
-    alpha: object,
-    max_factors: object,
-    automatic: Callable[[int, int], float],
-) -> Dictionary:
-    """An empty dictionary for a weight, with the settings that the patterns give it."""
+def _dictionary(net: nn.Module, name: str, weight: Weight) -> Dictionary:
     inputs, outputs = weight.matrix(net.get_parameter(weight.parameter)).shape
-    layer_alpha = per_layer("alpha", alpha, weight, automatic(inputs, outputs))
-    cap = per_layer("max_factors", max_factors, weight, None)
-    if cap is not None and not cap.is_integer():
-        raise InputError(f"max_factors is {cap}; give a whole number, or None for a dictionary that grows freely.")
-    return Dictionary(inputs, outputs, layer_alpha or 0.0, None if cap is None else int(cap))
+    return Dictionary(inputs, outputs, name)

@@ -13,7 +13,6 @@ from ibpwf.factors.posterior import LayerVectors
 
 Move = Callable[[Tensor], Tensor]
 
-VECTORS = ("strength", "logit", "c", "d")
 BLOCK = ("a", "b", "positions")
 
 
@@ -21,9 +20,9 @@ BLOCK = ("a", "b", "positions")
 class LearnedTask:
     """What one finished task keeps, besides the factors it locked.
 
-    `vectors` are r, logit π̄, c, d per layer; `selected` the factors it reads; `own` the parameters and
-    buffers that belong to the task alone (biases, normalization, a dense head), named as in the network. With `turns`
-    there are so many outputs for each class (see `views`).
+    `vectors` are the strengths r per layer and what else the prior names; `selected` the factors it reads; `own` the
+    parameters and buffers that belong to the task alone (biases, normalization, a dense head), named as in the
+    network. With `turns` there are so many outputs for each class (see `views`).
     """
 
     outputs: int
@@ -72,7 +71,7 @@ def task_tensors(task: LearnedTask, blocks: Mapping[str, FactorBlock]) -> dict[s
     tensors = {"outputs": torch.tensor(task.outputs), "turns": torch.tensor(task.turns)}
     tensors |= {f"own.{name}": tensor for name, tensor in task.own.items()}
     for name, vectors in task.vectors.items():
-        tensors |= {f"{part}.{name}": getattr(vectors, part) for part in VECTORS}
+        tensors |= {f"{part}.{name}": getattr(vectors, part) for part in vectors.names()}
         tensors[f"selected.{name}"] = task.selected[name]
         tensors |= {f"factors.{part}.{name}": getattr(blocks[name], part) for part in BLOCK}
     return tensors
@@ -100,10 +99,10 @@ def reference_from_tensors(tensors: Mapping[str, Tensor]) -> tuple[Reference, di
 
 
 def task_from_tensors(
-    tensors: Mapping[str, Tensor], layers: Mapping[str, Dictionary]
+    tensors: Mapping[str, Tensor], layers: Mapping[str, Dictionary], kind: type[LayerVectors]
 ) -> tuple[LearnedTask, dict[str, FactorBlock]]:
-    """The inverse of `task_tensors`."""
-    vectors = {name: LayerVectors(*(tensors[f"{part}.{name}"] for part in VECTORS)) for name in layers}
+    """The inverse of `task_tensors`, for vectors of this kind."""
+    vectors = {name: kind(*(tensors[f"{part}.{name}"] for part in kind.names())) for name in layers}
     selected = {name: tensors[f"selected.{name}"] for name in layers}
     own = {name.removeprefix("own."): tensor for name, tensor in tensors.items() if name.startswith("own.")}
     blocks = {name: FactorBlock(*(tensors[f"factors.{part}.{name}"] for part in BLOCK)) for name in layers}

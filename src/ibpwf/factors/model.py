@@ -32,6 +32,7 @@ from ibpwf.factors.learned import (
 from ibpwf.factors.merge import merged
 from ibpwf.factors.packing import Packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.factors.pretrained import LayerFit, fit_of, singular_factors
+from ibpwf.factors.prior import Prior
 from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.factors.weights import Weight, sharing
@@ -67,7 +68,7 @@ class FactorModel(nn.Module):
         weights: Mapping[str, Weight],
         head: str,
         heads: str,
-        strength_std: float,
+        prior: Prior,
         init: str = "random",
         frozen: Iterable[str] = (),
         base: str = "none",
@@ -78,7 +79,7 @@ class FactorModel(nn.Module):
         self.weights = dict(weights)
         self.head = head
         self.heads = heads
-        self.strength_std = strength_std
+        self.prior = prior
         self.init, self.base = init, base
         self.frozen = frozenset(frozen)
         self.options: dict[str, Any] = {}  # as `factorize` was asked
@@ -96,7 +97,7 @@ class FactorModel(nn.Module):
         depends_on_default(*self.net.modules())
 
     def __repr__(self) -> str:
-        shown = [f"{name} {d.inputs}×{d.outputs} α={d.alpha:g}" for name, d in self.layers.items()]
+        shown = [f"{name} {d.inputs}×{d.outputs}" for name, d in self.layers.items()]
         layers = ", ".join(shown[:6]) + (f", … ({len(shown)} layers)" if len(shown) > 6 else "")
         return f"FactorModel({layers}; heads={self.heads}, {len(self.tasks)} task{'s' * (len(self.tasks) != 1)})"
 
@@ -151,14 +152,12 @@ class FactorModel(nn.Module):
             for name, block in blocks.items():
                 self.layers[name].reference = block
         for number in range(len({key.partition(".")[0] for key in within(tasks)})):
-            self.add_task(*task_from_tensors(within(f"{tasks}{number}."), self.layers))
+            self.add_task(*task_from_tensors(within(f"{tasks}{number}."), self.layers, self.prior.vectors))
 
     def start_task(
         self,
         outputs: int,
         generator: torch.Generator,
-        temperature: float = 2 / 3,
-        kl_terms: int | None = None,
         version_of: LearnedTask | None = None,
     ) -> TaskNetwork:
         """A trainable network for the next task with `outputs` classes; for a new version of a task it begins as that
@@ -171,13 +170,13 @@ class FactorModel(nn.Module):
             )
         before = version_of or (self.tasks[-1] if self.tasks else None)
         previous = {} if before is None else before.vectors
-        return TaskNetwork(self, outputs, previous, generator, temperature, kl_terms, version_of)
+        return TaskNetwork(self, outputs, previous, generator, version_of)
 
-    def finish_task(self, network: TaskNetwork, kappa: float) -> LearnedTask:
-        """Lock the factors `network` selected (π̄ ≥ κ) and store the task's vectors."""
+    def finish_task(self, network: TaskNetwork) -> LearnedTask:
+        """Lock the factors that `network` selected and store the task's vectors."""
         if network.number != len(self.tasks) + 1:
             raise ValueError(f"a network for task {network.number} cannot finish as task {len(self.tasks) + 1}")
-        network.fix_selection(kappa)
+        network.fix_selection()
         vectors, blocks = {}, {}
         for row, (name, layer) in enumerate(network.factor_layers.items()):
             vectors[name] = network.posterior.vectors(row)
@@ -337,7 +336,8 @@ class FactorModel(nn.Module):
         """The factors a layer starts with when `init` is "pretrained": as many as its rank, or the cap, allows."""
         if name not in self._fitted:
             matrix = self.matrix(name)
-            self._fitted[name] = singular_factors(matrix, self.layers[name].capped(min(matrix.shape)))
+            count = self.prior.capped(self.layers[name].shape, min(matrix.shape), self.layers[name].locked)
+            self._fitted[name] = singular_factors(matrix, count)
         return self._fitted[name]
 
     @pinned()
@@ -414,7 +414,7 @@ class FactorModel(nn.Module):
         state = {name: tensor.expand(posterior_samples, *tensor.shape) for name, tensor in learned.own.items()}
         for name in self.layers:
             factors, strength = self.selected_factors(task, name)
-            probability = learned.vectors[name].logit[factors.positions].sigmoid()
+            probability = self.prior.logit(learned.vectors[name])[factors.positions].sigmoid()
             noise = torch.rand(
                 posterior_samples,
                 len(probability),

@@ -8,76 +8,102 @@ network are then a handful of large operations, however many layers there are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from ibpwf.factors.distributions import kumaraswamy_log_mean
 from ibpwf.factors.elbo import Posterior, StickPrior, posterior_kl, sample_scores
-from ibpwf.factors.prior import expected_probabilities, logit_from_log
 
 PADDING_LOGIT = -30.0
 
 
 @dataclass(frozen=True)
 class LayerVectors:
-    """One layer's vectors, in stick order: r, logit π̄, c and d. All of length F."""
+    """What is known of one layer's factors for one task, in stick order: the strengths r. A prior that needs more
+    vectors has a subclass with a field for each."""
 
     strength: Tensor
-    logit: Tensor
-    c: Tensor
-    d: Tensor
 
     def __len__(self) -> int:
         return len(self.strength)
 
-    def apply(self, fn: Callable[[Tensor], Tensor]) -> LayerVectors:
-        return LayerVectors(*(fn(v) for v in (self.strength, self.logit, self.c, self.d)))
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
 
-    def selected(self, kappa: float) -> Tensor:
-        """Which factors the task uses: π̄ ≥ κ, and at least the likeliest one (section 2.3)."""
-        threshold = math.log(kappa) - math.log1p(-kappa)
-        chosen = self.logit >= threshold
-        if not bool(chosen.any()):
-            chosen = torch.zeros_like(chosen)
-            chosen[self.logit.argmax()] = True
-        return chosen
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*(fn(getattr(self, name)) for name in self.names()))
 
 
-def initial_vectors(
-    alpha: float,
-    width: int,
-    previous: LayerVectors | None,
-    strength_std: float,
-    generator: torch.Generator,
-) -> LayerVectors:
-    """Where a task starts: r ~ N(0, strength_std), q(v) at its prior, π̄ at the previous task's π̄.
+@dataclass(frozen=True)
+class StickVectors(LayerVectors):
+    """r, logit π̄, c and d of one layer."""
 
-    Sticks beyond the previous task's continue the prior: v ~ Beta(α, 1), and π̄ at the mean of π there, which
-    is the last known stick's mean times (α/(α+1))^j. For the first task that is (α/(α+1))^k.
-    """
-    strength = torch.randn(width, generator=generator, dtype=torch.float32) * strength_std
-    known = 0 if previous is None else len(previous)
-    extra = max(width - known, 0)
-    c = torch.full((extra,), float(alpha), dtype=torch.float32)
-    d = torch.ones(extra, dtype=torch.float32)
-    log_mean = expected_probabilities(alpha, extra).log()
-    if previous is None:
-        return LayerVectors(strength, logit_from_log(log_mean), c, d)
-    prior_c, prior_d = previous.c.cpu(), previous.d.cpu()
-    start = float(kumaraswamy_log_mean(prior_c.double(), prior_d.double()).sum()) if known else 0.0
-    logit = torch.cat([previous.logit.cpu(), logit_from_log(log_mean + start)])
-    return LayerVectors(strength, logit[:width], torch.cat([prior_c, c])[:width], torch.cat([prior_d, d])[:width])
+    logit: Tensor
+    c: Tensor
+    d: Tensor
+
+
+def stacked(rows: Sequence[Tensor], fill: float) -> Tensor:
+    """Vectors as the rows of a matrix, padded to the longest."""
+    width = max(map(len, rows))
+    return torch.stack([nn.functional.pad(row, (0, width - len(row)), value=fill) for row in rows])
 
 
 class TaskPosterior(nn.Module):
-    """q of one task for all layers: rows are layers, columns stick positions.
+    """q of one task for all layers: rows are layers, columns stick positions. This one knows strengths alone, and
+    every factor is used; a prior over the selection brings a subclass.
 
-    `prior` holds each layer's prior on v: Beta(α, 1) = Kumaraswamy(α, 1) for the first task, the previous
-    task's q(v) afterwards (online inference in v only, appendix C).
+    All parameters are matrices of that shape. `prior` holds the vectors of p for each layer.
+    """
+
+    def __init__(self, start: Sequence[LayerVectors], prior: Sequence[LayerVectors]) -> None:
+        super().__init__()
+        self.widths, self.prior = [len(vectors) for vectors in start], list(prior)
+        self.strength = nn.Parameter(stacked([vectors.strength for vectors in start], 0.0))
+
+    def sample_scores(self, generator: torch.Generator | None = None) -> Tensor:
+        """λ = r ⊙ b for one draw of the selection b."""
+        return self.strength
+
+    def mean_scores(self) -> Tensor:
+        """E[λ] = r ⊙ E[b]."""
+        return self.strength
+
+    def kl(self, generator: torch.Generator | None = None) -> Tensor:
+        """KL(q ‖ p) of all layers."""
+        return self.strength.new_zeros(())
+
+    def selection(self) -> list[nn.Parameter]:
+        """The parameters that say which factors are used: all but their strengths."""
+        return [parameter for parameter in self.parameters() if parameter is not self.strength]
+
+    def vectors(self, row: int) -> LayerVectors:
+        """Layer `row`'s vectors as they stand."""
+        return LayerVectors(self._row(self.strength, row))
+
+    def after_step(self) -> None:
+        """Called after every optimizer step on the ELBO."""
+
+    def _row(self, matrix: Tensor, row: int) -> Tensor:
+        return matrix[row, : self.widths[row]].detach().clone()
+
+    def carry_over(self, old: TaskPosterior) -> None:
+        """Take over the parameters of `old`, which has the same layers but fewer sticks, to the bit."""
+        with torch.no_grad():
+            for mine, theirs in zip(self.parameters(), old.parameters(), strict=True):
+                for row, n in enumerate(old.widths):
+                    mine[row, :n] = theirs[row, :n]
+
+
+class StickPosterior(TaskPosterior):
+    """q of the Indian buffet process. `prior` is each layer's prior on v: Beta(α, 1) = Kumaraswamy(α, 1) for the
+    first task, the previous task's q(v) afterwards (online inference in v only, appendix C).
+
+    The temperature of the Concrete distribution is multiplied by `decay` after every step, down to `coldest`.
     """
 
     prior_c: Tensor
@@ -87,20 +113,15 @@ class TaskPosterior(nn.Module):
 
     def __init__(
         self,
-        start: Sequence[LayerVectors],
-        prior: Sequence[LayerVectors],
+        start: Sequence[StickVectors],
+        prior: Sequence[StickVectors],
         temperature: float,
         kl_terms: int | None = None,
+        decay: float | None = None,
+        coldest: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.widths = [len(vectors) for vectors in start]
-        self.kl_terms = kl_terms
-        width = max(self.widths)
-
-        def stacked(rows: list[Tensor], fill: float) -> Tensor:
-            return torch.stack([nn.functional.pad(row, (0, width - len(row)), value=fill) for row in rows])
-
-        self.strength = nn.Parameter(stacked([v.strength for v in start], 0.0))
+        super().__init__(start, prior)
+        self.kl_terms, self.decay, self.coldest = kl_terms, decay, coldest
         self.logit = nn.Parameter(stacked([v.logit for v in start], PADDING_LOGIT))
         self.log_c = nn.Parameter(stacked([v.c.log() for v in start], 0.0))
         self.log_d = nn.Parameter(stacked([v.d.log() for v in start], 0.0))
@@ -115,6 +136,10 @@ class TaskPosterior(nn.Module):
         uniform = torch.rand(self.logit.shape, generator=generator, device=self.logit.device, dtype=torch.float32)
         return sample_scores(self.strength, self.logit, self.temperature, uniform)
 
+    def mean_scores(self) -> Tensor:
+        """E[λ] = r ⊙ π̄."""
+        return self.strength * self.logit.sigmoid()
+
     def kl(self, generator: torch.Generator | None = None) -> Tensor:
         """KL(q ‖ p) of all layers, for one draw of v (eq. online_inference)."""
         if self.log_c.is_cuda:
@@ -125,25 +150,10 @@ class TaskPosterior(nn.Module):
         prior = StickPrior(self.prior_c, None if self._beta_prior else self.prior_d)
         return posterior_kl(Posterior(self.logit, self.log_c, self.log_d), prior, noise, self.mask, self.kl_terms)
 
-    def selection(self) -> list[nn.Parameter]:
-        """What says which factors are taken: all but their strengths."""
-        return [self.logit, self.log_c, self.log_d]
-
-    def carry_over(self, old: TaskPosterior) -> None:
-        """Take over the parameters of `old`, which has the same layers but fewer sticks, to the bit."""
-        with torch.no_grad():
-            for mine, theirs in zip(self.parameters(), old.parameters(), strict=True):
-                for row, n in enumerate(old.widths):
-                    mine[row, :n] = theirs[row, :n]
-
-    def vectors(self, row: int) -> LayerVectors:
-        """Layer `row`'s vectors as they stand."""
-        n = self.widths[row]
+    def vectors(self, row: int) -> StickVectors:
         parts = (self.strength, self.logit, self.log_c.exp(), self.log_d.exp())
-        return LayerVectors(*(part[row, :n].detach().clone() for part in parts))
+        return StickVectors(*(self._row(part, row) for part in parts))
 
-    def prior_vectors(self, row: int) -> LayerVectors:
-        """Layer `row`'s prior (only c and d carry meaning)."""
-        n = self.widths[row]
-        c, d = self.prior_c[row, :n].clone(), self.prior_d[row, :n].clone()
-        return LayerVectors(torch.zeros_like(c), torch.zeros_like(c), c, d)
+    def after_step(self) -> None:
+        if self.decay is not None:
+            self.temperature.mul_(self.decay).clamp_(min=self.coldest)

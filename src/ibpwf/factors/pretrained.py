@@ -9,23 +9,16 @@ first stick, because the prior holds early sticks to be the likeliest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ibpwf.factors.posterior import LayerVectors
-from ibpwf.factors.prior import expected_probabilities, logit_from_log
-
-CERTAINTY = 0.99
-"""The least π̄ a fitted factor starts with: nearly always on, and still free to be switched off."""
+from ibpwf.factors.prior import LayerShape, Prior
 
 NEGLIGIBLE = 1e-3
 """The share of the largest singular value below which a direction counts as unused."""
-
-
-UNBROKEN = 1000.0
-"""Of a stick v ~ Kumaraswamy(c, 1) that next to nothing is broken off: its mean is c / (c + 1)."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +51,9 @@ def fit_of(matrix: Tensor, a: Tensor, b: Tensor) -> LayerFit:
     return LayerFit(a.shape[1], min(given.shape), error / norm if norm else error)
 
 
-def fitted_vectors(start: LayerVectors) -> LayerVectors:
+def fitted_vectors(prior: Prior, start: LayerVectors) -> LayerVectors:
     """Where the first task starts: every fitted factor at strength 1 and all but certain to be selected."""
-    certain = math.log(CERTAINTY) - math.log1p(-CERTAINTY)
-    return LayerVectors(torch.ones_like(start.strength), start.logit.clamp(min=certain), start.c, start.d)
+    return prior.sure(replace(start, strength=torch.ones_like(start.strength)), torch.arange(len(start)))
 
 
 def uniform(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
@@ -69,29 +61,20 @@ def uniform(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
     return (torch.rand(inputs, outputs, generator=generator, dtype=torch.float32) * 2 - 1) / math.sqrt(inputs)
 
 
-def anew_vectors(start: LayerVectors, fitted_at: Tensor) -> LayerVectors:
+def anew_vectors(prior: Prior, start: LayerVectors, fitted_at: Tensor) -> LayerVectors:
     """Where a task starts that begins anew: as `fitted_vectors` on its own factors, and with no strength on locked
     ones, which it may still come to use."""
-    strength, logit = torch.zeros_like(start.strength), start.logit.clone()
+    strength = torch.zeros_like(start.strength)
     strength[fitted_at] = 1
-    logit[fitted_at] = logit[fitted_at].clamp(min=math.log(CERTAINTY) - math.log1p(-CERTAINTY))
-    return LayerVectors(strength, logit, start.c, start.d)
+    return prior.sure(replace(start, strength=strength), fitted_at)
 
 
-def continued_vectors(start: LayerVectors, previous: LayerVectors, locked_at: Tensor) -> LayerVectors:
-    """Where a later task starts: the strengths of the task before on locked factors, 0 on new ones."""
-    strength = torch.zeros_like(start.strength)
-    at = locked_at.cpu()
+def continued_vectors(start: LayerVectors, previous: LayerVectors, at: Tensor) -> LayerVectors:
+    """Where a later task starts: the strengths of the task before on locked factors, 0 on new ones. A new version of
+    a task starts so from the factors that it reads."""
+    strength, at = torch.zeros_like(start.strength), at.cpu()
     strength[at] = previous.strength.cpu()[at]
-    return LayerVectors(strength, start.logit, start.c, start.d)
-
-
-def version_vectors(start: LayerVectors, old: LayerVectors, selected: Tensor) -> LayerVectors:
-    """Where a new version of a task starts: the old one's strengths on the factors that it reads, 0 on all others."""
-    strength = torch.zeros_like(start.strength)
-    at = selected.cpu().nonzero().flatten()
-    strength[at] = old.strength.cpu()[at]
-    return LayerVectors(strength, start.logit, start.c, start.d)
+    return replace(start, strength=strength)
 
 
 def fresh_beside_base(inputs: int, outputs: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -102,15 +85,11 @@ def fresh_beside_base(inputs: int, outputs: int, count: int, generator: torch.Ge
     return a, torch.zeros(count, outputs, dtype=torch.float32)
 
 
-def beside_base(start: LayerVectors, locked_at: Tensor, free_at: Tensor, alpha: float) -> LayerVectors:
-    """Where a task beside a frozen base starts, and its prior on v. It begins as the base: no strength on locked
-    factors, which are steps away from the base that others took. How many steps of its own it needs is not told by
-    what others took, or were offered and left: sticks of new factors are Beta(α, 1) as a first task finds them, π̄ is
-    at their mean, and the sticks of locked factors, which every task may read, take nothing away from them."""
-    strength, logit, c, d = (part.clone() for part in (start.strength, start.logit, start.c, start.d))
-    locked_at = locked_at.cpu()
-    strength[locked_at], c[locked_at], d[locked_at] = 0, UNBROKEN, 1
-    strength[free_at] = 1
-    logit[free_at] = logit_from_log(expected_probabilities(alpha, len(free_at)).log())
-    c[free_at], d[free_at] = alpha, 1
-    return LayerVectors(strength, logit, c, d)
+def beside_base(
+    prior: Prior, layer: LayerShape, start: LayerVectors, locked_at: Tensor, free_at: Tensor
+) -> LayerVectors:
+    """Where a task beside a frozen base starts, and its prior: as the base, so with no strength on locked factors,
+    which are steps away from the base that others took."""
+    strength, locked_at = start.strength.clone(), locked_at.cpu()
+    strength[locked_at], strength[free_at] = 0, 1
+    return prior.beside_base(layer, replace(start, strength=strength), locked_at, free_at)

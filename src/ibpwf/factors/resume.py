@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ibpwf.factors.posterior import LayerVectors, TaskPosterior
+from ibpwf.factors.posterior import TaskPosterior
 from ibpwf.factors.task_network import TaskNetwork
 
 OF_FACTORS = ("free_a", "free_b", "free_at", "locked_a", "locked_b", "locked_at")
-OF_POSTERIOR = ("strength", "logit", "log_c", "log_d", "prior_c", "prior_d", "mask", "temperature")
 
 
 def kept(network: TaskNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Everything that training has changed since the task began, random streams included."""
     tensors = {f"network/{name}": tensor for name, tensor in _plain(network)}
-    tensors |= {f"posterior/{name}": getattr(network.posterior, name) for name in OF_POSTERIOR}
-    for name, layer in network.factor_layers.items():
+    tensors |= {f"posterior/{name}": tensor for name, tensor in network.posterior.state_dict(keep_vars=True).items()}
+    for (name, layer), prior in zip(network.factor_layers.items(), network.posterior.prior, strict=True):
+        tensors |= {f"prior/{name}/{part}": getattr(prior, part) for part in prior.names()}
         for part in ("free_a", "free_b", "free_at", "locked_at"):
             tensors[f"factors/{name}/{part}"] = getattr(layer, part)
     tensors |= {f"selected/{name}": chosen for name, chosen in network.selected.items()}
@@ -37,7 +37,7 @@ def kept(network: TaskNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @torch.no_grad()
 def restore(network: TaskNetwork, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Bring a network that has just been started for the same task to where the kept one was."""
-    device = network.posterior.logit.device
+    device = network.posterior.strength.device
     there = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith("random/")}
     for name, tensor in _plain(network):
         tensor.copy_(there[f"network/{name}"])
@@ -67,13 +67,10 @@ def _plain(network: TaskNetwork) -> Iterator[tuple[str, Tensor]]:
 
 def _posterior(network: TaskNetwork, widths: list[int], there: Mapping[str, Tensor]) -> TaskPosterior:
     """A posterior as wide as the kept one, which may have grown; its values are then copied to the bit."""
-    shapes = [LayerVectors(*(torch.ones(width, dtype=torch.float32) for _ in range(4))) for width in widths]
-    prior_c, prior_d = there["posterior/prior_c"].cpu(), there["posterior/prior_d"].cpu()
-    prior = [
-        LayerVectors(shape.strength, shape.logit, prior_c[row, : len(shape)], prior_d[row, : len(shape)])
-        for row, shape in enumerate(shapes)
-    ]
-    posterior = network.posterior_like(shapes, prior).to(network.posterior.logit.device)
-    for name in OF_POSTERIOR:
-        getattr(posterior, name).copy_(there[f"posterior/{name}"])
+    kind = network.prior.vectors
+    start = [kind(*(torch.ones(width, dtype=torch.float32) for _ in kind.names())) for width in widths]
+    prior = [kind(*(there[f"prior/{name}/{part}"].cpu() for part in kind.names())) for name in network.factor_layers]
+    posterior = network.prior.posterior(start, prior).to(network.posterior.strength.device)
+    for name, tensor in posterior.state_dict(keep_vars=True).items():
+        tensor.copy_(there[f"posterior/{name}"])
     return posterior

@@ -18,24 +18,22 @@ Selection = dict[str, Tensor]
 
 
 def sufficient_selection(
-    network: TaskNetwork, kappa: float, accuracy: Callable[[Mapping[str, Tensor] | None], float], most_lost: float
+    network: TaskNetwork, accuracy: Callable[[Mapping[str, Tensor] | None], float], most_lost: float
 ) -> Selection:
-    """The factors with π̄ ≥ κ, where they keep the accuracy; otherwise the fewest of the most probable further ones
-    that do, in the layers that need them.
+    """The factors that the prior selects (π̄ ≥ κ), where they keep the accuracy; otherwise the fewest of the most
+    probable further ones that do, in the layers that need them.
 
     Parameters
     ----------
     network
         A task's network before its selection is fixed.
-    kappa
-        The threshold κ of the selection probabilities π̄.
     accuracy
         The accuracy in percent with a selection, or with E[λ] where it is given None.
     most_lost
         How many points below that of E[λ] the accuracy may be.
     """
-    own = network.selection(kappa)
-    logits = {name: network.posterior.vectors(row).logit.detach() for row, name in enumerate(own)}
+    own = network.selection()
+    logits = {name: network.prior.logit(network.posterior.vectors(row)) for row, name in enumerate(own)}
     left_out = torch.unique(torch.cat([logits[name][~chosen] for name, chosen in own.items()]))  # ascending
     if not len(left_out):
         return own
@@ -58,8 +56,8 @@ def sufficient_selection(
     return best
 
 
-def further_factors(network: TaskNetwork, kappa: float) -> dict[str, int]:
+def further_factors(network: TaskNetwork) -> dict[str, int]:
     """How many factors with π̄ < κ a task keeps beyond the selection by κ, for layers that keep any."""
-    own = network.selection(kappa)
+    own = network.selection()
     counts = {name: int((chosen & ~own[name]).sum()) for name, chosen in network.selected.items()}
     return {name: count for name, count in counts.items() if count}

@@ -16,7 +16,7 @@ from ibpwf.factors.compiled import call
 from ibpwf.factors.dictionary import Dictionary, FactorBlock
 from ibpwf.factors.layers import FactorLayer, FactorWeight, assign_scores, factor_layer, xavier
 from ibpwf.factors.learned import LearnedTask
-from ibpwf.factors.posterior import LayerVectors, TaskPosterior, initial_vectors
+from ibpwf.factors.posterior import LayerVectors
 from ibpwf.factors.pretrained import (
     anew_vectors,
     beside_base,
@@ -25,7 +25,6 @@ from ibpwf.factors.pretrained import (
     fresh_beside_base,
     singular_factors,
     uniform,
-    version_vectors,
 )
 from ibpwf.factors.weights import Weight, copied, load_tensors, replace_module, resized
 
@@ -51,8 +50,6 @@ class TaskNetwork(nn.Module):
         outputs: int,
         previous: Mapping[str, LayerVectors],
         generator: torch.Generator,
-        temperature: float,
-        kl_terms: int | None,
         version_of: LearnedTask | None = None,
     ) -> None:
         super().__init__()
@@ -61,10 +58,9 @@ class TaskNetwork(nn.Module):
         self.generator = generator  # on the CPU: initial values do not depend on the device
         self.noise: torch.Generator | None = None
         self.dropout: Tensor | None = None  # the state of torch's own random numbers, which dropout draws from
-        self.strength_std = model.strength_std
+        self.prior = model.prior
         self.dictionaries = model.layers
         self.selected: dict[str, Tensor] = {}
-        self._kl_terms = kl_terms
         self.number = len(model.tasks) + 1
         self._fitted = model.init != "random" and self.number == 1
         self._anew = model.init == "anew" and self.number > 1 and version_of is None
@@ -95,7 +91,7 @@ class TaskNetwork(nn.Module):
         self.network = net
         # In a tuple, so that its parameters have one name here and not two.
         self._called = (net if model.compiler is None else model.compiler(net),)
-        self.posterior = TaskPosterior(start, start, temperature, kl_terms)
+        self.posterior = self.prior.posterior(start, start)
         self.to(model.device)
 
     def _started(
@@ -111,29 +107,32 @@ class TaskNetwork(nn.Module):
         layer = _layer_of(net, model.weights[name], dictionary.gathered(), keeps_base=self._on_base)
         fitted = model.fitted_factors(name) if self._fitted else None
         number = 1 if self._on_base else self.number  # what a task needs beside a base is its own
-        width = dictionary.room_for(number) if fitted is None else fitted[0].shape[1]
-        if self._anew:
-            rank = min(dictionary.inputs, dictionary.outputs)
-            width = dictionary.capped(max(dictionary.width, dictionary.locked + rank))
-        vectors = initial_vectors(dictionary.alpha, width, previous, self.strength_std, generator)
+        shape, locked = dictionary.shape, dictionary.locked
+        if fitted is not None:
+            width = fitted[0].shape[1]
+        elif self._anew:
+            width = self.prior.capped(shape, max(dictionary.width, locked + shape.rank), locked)
+        else:
+            width = self.prior.width(shape, number, locked, dictionary.width)
+        vectors = self.prior.start(shape, self._strengths(width, generator), previous)
         taken = set(layer.locked_at.tolist())
         free_at = torch.tensor([k for k in range(width) if k not in taken], dtype=torch.long)
         if fitted is not None:
             a, b = fitted
-            vectors = fitted_vectors(vectors)
+            vectors = fitted_vectors(self.prior, vectors)
         elif self._anew:
             a, b = self._fresh(dictionary, len(free_at), width, generator)
-            count = min(dictionary.inputs, dictionary.outputs, len(free_at))
+            count = min(shape.rank, len(free_at))
             drawn = uniform(dictionary.inputs, dictionary.outputs, generator)
             a[:, :count], b[:count] = singular_factors(drawn, count)
-            vectors = anew_vectors(vectors, free_at[:count])
+            vectors = anew_vectors(self.prior, vectors, free_at[:count])
         else:
             a, b = self._fresh(dictionary, len(free_at), width, generator)
             if self._on_base:
-                vectors = beside_base(vectors, layer.locked_at, free_at, dictionary.alpha)
+                vectors = beside_base(self.prior, shape, vectors, layer.locked_at, free_at)
             if self._version_of is not None:
                 old = self._version_of
-                vectors = version_vectors(vectors, old.vectors[name], old.selected[name])
+                vectors = continued_vectors(vectors, old.vectors[name], old.selected[name].nonzero().flatten())
                 if self._on_base:  # W_b of a new factor is 0 there; with no strength either it would never move
                     vectors.strength[free_at] = 1
             elif model.init == "pretrained" and previous is not None:
@@ -141,6 +140,9 @@ class TaskNetwork(nn.Module):
         where = layer.locked_at.device  # drawn on the CPU, whatever the device; locked ones are there already
         layer.set_free(a.t().to(where), b.to(where), free_at.to(where))
         return layer, vectors
+
+    def _strengths(self, width: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(width, generator=generator, dtype=torch.float32) * self.prior.strength_std
 
     def _fresh(
         self, dictionary: Dictionary, count: int, width: int, generator: torch.Generator
@@ -172,9 +174,7 @@ class TaskNetwork(nn.Module):
     @torch.no_grad()
     def answers(self, x: Tensor) -> Tensor:
         """The outputs with E[λ] = r ⊙ π̄, without dropout: nothing random is drawn."""
-        scores: Tensor = self.posterior.strength
-        if not self.selected:
-            scores = scores * self.posterior.logit.sigmoid()
+        scores: Tensor = self.posterior.strength if self.selected else self.posterior.mean_scores()
         assign_scores(scores, list(self.factor_layers.values()))
         self.eval()
         try:
@@ -186,10 +186,13 @@ class TaskNetwork(nn.Module):
     def answers_with(self, x: Tensor, selection: Mapping[str, Tensor] | None) -> Tensor:
         """The outputs if this selection were fixed; None: with E[λ], as before it is. Batch normalization goes by the
         rows at hand, since what it has recorded is of sampled selections."""
-        share = self.posterior.logit.sigmoid() if selection is None else torch.zeros_like(self.posterior.logit)
-        for row, chosen in enumerate((selection or {}).values()):
-            share[row, : len(chosen)] = chosen
-        assign_scores(self.posterior.strength * share, list(self.factor_layers.values()))
+        scores = self.posterior.mean_scores()
+        if selection is not None:
+            share = torch.zeros_like(scores)
+            for row, chosen in enumerate(selection.values()):
+                share[row, : len(chosen)] = chosen
+            scores = self.posterior.strength * share
+        assign_scores(scores, list(self.factor_layers.values()))
         self.eval()
         norms = [module for module in self.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
         for norm in norms:
@@ -225,31 +228,30 @@ class TaskNetwork(nn.Module):
     def kl(self) -> Tensor:
         return self.posterior.kl(self.noise)
 
-    def active(self, kappa: float) -> dict[str, tuple[int, int]]:
-        """Per layer: factors with π̄ ≥ κ, and how many of them are new."""
+    def active(self) -> dict[str, tuple[int, int]]:
+        """Per layer: the factors that would be selected now, and how many of them are new."""
         counts = {}
         for row, (name, layer) in enumerate(self.factor_layers.items()):
-            chosen = self.posterior.vectors(row).selected(kappa)
+            chosen = self.prior.selected(self.posterior.vectors(row))
             counts[name] = (int(chosen.sum()), int(chosen[layer.free_at].sum()))
         return counts
 
-    def grow(self, kappa: float) -> int:
-        """Add sticks to every layer that has used up the free factors it was offered; how many were added. Factors
+    def grow(self) -> int:
+        """Add positions to every layer that has used up the free factors it was offered; how many were added. Factors
         that were fitted to whole weights are all in use from the start, and are not added to."""
         if self.selected or self._fitted or self._anew:
             return 0
         added = 0
         start, prior = [], []
-        device = self.posterior.logit.device
+        device = self.posterior.strength.device
         for row, (name, layer) in enumerate(self.factor_layers.items()):
             dictionary = self.dictionaries[name]
-            vectors = self.posterior.vectors(row).apply(Tensor.cpu)
-            prior_vectors = self.posterior.prior_vectors(row).apply(Tensor.cpu)
-            active = int(vectors.selected(kappa)[layer.free_at.cpu()].sum())
-            extra = dictionary.shortage(active, len(layer.free_at))
+            vectors, prior_vectors = self.posterior.vectors(row).apply(Tensor.cpu), self.posterior.prior[row]
+            active = int(self.prior.selected(vectors)[layer.free_at.cpu()].sum())
+            extra = self.prior.shortage(dictionary.shape, active, len(layer.free_at), dictionary.locked)
             if extra:
                 width = len(vectors) + extra
-                fresh = initial_vectors(dictionary.alpha, width, vectors, self.strength_std, self.generator)
+                strength = self._strengths(width, self.generator)
                 a, b = self._fresh(dictionary, extra, width, self.generator)
                 at = torch.arange(len(vectors), width)
                 layer.set_free(
@@ -257,42 +259,31 @@ class TaskNetwork(nn.Module):
                     torch.cat([layer.free_b.detach(), b.to(device)]),
                     torch.cat([layer.free_at, at.to(device)]),
                 )
-                added_strength = (
-                    torch.ones(extra, dtype=torch.float32) if self._on_base else fresh.strength[len(vectors) :]
-                )
-                strength = torch.cat([vectors.strength, added_strength])
-                tail = LayerVectors(strength, fresh.logit, fresh.c, fresh.d)
-                alpha_c = torch.full((extra,), dictionary.alpha, dtype=torch.float32)
-                prior_vectors = LayerVectors(
-                    torch.zeros(width, dtype=torch.float32),
-                    torch.zeros(width, dtype=torch.float32),
-                    torch.cat([prior_vectors.c, alpha_c]),
-                    torch.cat([prior_vectors.d, torch.ones(extra, dtype=torch.float32)]),
-                )
-                vectors = tail
+                if self._on_base:
+                    strength.fill_(1)
+                strength[: len(vectors)] = vectors.strength
+                vectors = self.prior.start(dictionary.shape, strength, vectors)
+                none = torch.zeros(width, dtype=torch.float32)
+                prior_vectors = self.prior.start(dictionary.shape, none, prior_vectors)
                 added += extra
             start.append(vectors)
             prior.append(prior_vectors)
         if added:
-            grown = self.posterior_like(start, prior).to(device)
+            grown = self.prior.posterior(start, prior).to(device)
             grown.carry_over(self.posterior)
             self.posterior = grown
         return added
 
-    def posterior_like(self, start: list[LayerVectors], prior: list[LayerVectors]) -> TaskPosterior:
-        """A posterior of this task from other vectors."""
-        return TaskPosterior(start, prior, float(self.posterior.temperature), self._kl_terms)
+    def selection(self) -> dict[str, Tensor]:
+        """Per layer, which factors the task would use if it ended now."""
+        return {name: self.prior.selected(self.posterior.vectors(row)) for row, name in enumerate(self._layer_names)}
 
-    def selection(self, kappa: float) -> dict[str, Tensor]:
-        """Per layer, which factors have π̄ ≥ κ; the most probable one where none has."""
-        return {name: self.posterior.vectors(row).selected(kappa) for row, name in enumerate(self._layer_names)}
-
-    def fix_selection(self, kappa: float, selection: Mapping[str, Tensor] | None = None) -> None:
-        """Keep the factors with π̄ ≥ κ, or those of another selection, and drop the others from the computation.
+    def fix_selection(self, selection: Mapping[str, Tensor] | None = None) -> None:
+        """Keep the factors that the prior selects, or another selection, and drop the others from the computation.
         Idempotent."""
         if self.selected:
             return
-        for name, chosen in (self.selection(kappa) if selection is None else selection).items():
+        for name, chosen in (self.selection() if selection is None else selection).items():
             layer = self.factor_layers[name]
             locked, free = chosen[layer.locked_at], chosen[layer.free_at]
             layer.set_locked(layer.locked_a[locked], layer.locked_b[locked], layer.locked_at[locked])

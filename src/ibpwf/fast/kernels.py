@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ibpwf.factors.distributions import EULER_GAMMA, LEAST
 from ibpwf.factors.elbo import Posterior, StickPrior
-from ibpwf.factors.prior import LOG_P_RANGE
+from ibpwf.factors.sticks import LOG_P_RANGE
 
 GAMMA = tl.constexpr(EULER_GAMMA)
 SMALLEST = tl.constexpr(LEAST)

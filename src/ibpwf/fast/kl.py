@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from ibpwf.dispatch import stands_for
 from ibpwf.factors.distributions import EULER_GAMMA, LEAST
 from ibpwf.factors.elbo import Posterior, StickPrior, posterior_kl, sample_scores
-from ibpwf.factors.prior import LOG_P_RANGE
+from ibpwf.factors.sticks import LOG_P_RANGE
 from ibpwf.fast.series_table import series_table
 
 Numbers = NDArray[np.float64]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ibpwf.factors.learned import BLOCK, VECTORS
+from ibpwf.factors.learned import BLOCK
 from ibpwf.storage.tensor_checks import BOUNDED, CorruptModelError, Expected, buffer_rules
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def task_shapes(method: IBPWF, part: str, tensors: Tensors, outputs: int) -> dic
     shapes = {f"own/{name}": shape for name, shape in own_shapes(method, outputs).items()}
     for name in model.layers:
         width = length(tensors, f"posterior/{name}/strength")
-        shapes |= {f"posterior/{name}/{key}": Expected((width,)) for key in VECTORS}
+        shapes |= {f"posterior/{name}/{key}": Expected((width,)) for key in model.prior.vectors.names()}
         shapes[f"posterior/{name}/selected"] = Expected((width,), torch.bool)
     return shapes
 

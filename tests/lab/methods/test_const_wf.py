@@ -132,12 +132,20 @@ def test_another_seed_gives_other_factors(digits: Scenario) -> None:
     assert not torch.equal(one.model.layers["head"].blocks[0].a, other.model.layers["head"].blocks[0].a)
 
 
-def test_memory_counts_the_bytes_that_are_stored_by_kind(taught: ConstWF) -> None:
-    memory = taught.memory()
-    factors = NU + 2 * OMEGA
-    assert memory["factors"] == factors * (4 * (64 + 32) + 8) + factors * (4 * (32 + 10) + 8)
-    assert memory["moments"] == 3 * 8 * (32 + 32 * 32)
-    assert sum(memory.values()) == sum(t.nbytes for file in taught.state()[1].values() for t in file.values())
+def test_nothing_is_stored_of_a_selection_that_needs_no_learning(taught: ConstWF) -> None:
+    names = {name.rpartition("/")[2] for name in taught.state()[1]["task-0000"] if name.startswith("posterior/")}
+    assert names == {"strength", "selected"}
+
+
+def test_memory_counts_the_factors_and_the_statistics_of_features(taught: ConstWF) -> None:
+    factors, strengths = NU + 2 * OMEGA, 3 * NU + 3 * OMEGA
+    numbers = factors * (64 + 32) + factors * (32 + 10) + 2 * strengths + 3 * (32 + 10)
+    assert taught.memory() == {"factors and tasks": 4 * numbers, "feature statistics": 3 * 8 * (32 + 32 * 32)}
+
+
+def test_forgetting_a_task_is_rejected(taught: ConstWF) -> None:
+    with pytest.raises(InputError, match="const-wf"):
+        taught.forget(0)
 
 
 @pytest.mark.parametrize(

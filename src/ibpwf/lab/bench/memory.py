@@ -25,7 +25,7 @@ def bytes_of_task(method: IBPWF, task: int) -> dict[str, int]:
     """What one learnt task added, by kind: factors it locked, its vectors, its own parameters, its statistics."""
     learned = method.model.tasks[task]
     blocks = [dictionary.blocks[task] for dictionary in method.model.layers.values()]
-    vectors = [part for v in learned.vectors.values() for part in (v.strength, v.logit, v.c, v.d)]
+    vectors = [part for v in learned.vectors.values() for part in vars(v).values()]
     statistics = method.inference.task_state(task)[1].values()
     return {
         "factors": size_of(part for block in blocks for part in (block.a, block.b, block.positions)),

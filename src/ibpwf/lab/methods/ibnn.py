@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ibpwf.factors.distributions import concrete_sample, kl_concrete, kl_kumaraswamy, log_kumaraswamy_sample
-from ibpwf.factors.prior import expected_probabilities, logit_from_log, stick_log_pi
+from ibpwf.factors.sticks import expected_probabilities, logit_from_log, stick_log_pi
 from ibpwf.inference.uncertainty import entropy
 from ibpwf.lab.methods.bayesian_layers import BayesianMLP, Weights
 from ibpwf.lab.methods.dense import DenseSettings, Widths

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ibpwf.factors.prior import expected_total
+from ibpwf.factors.sticks import expected_total
 from ibpwf.lab.evaluation.metrics import Matrix
 from ibpwf.lab.report.colors import level
 from ibpwf.lab.report.drawing import WIDTH, Chart, Drawing, short, tick_label, tick_names, ticks

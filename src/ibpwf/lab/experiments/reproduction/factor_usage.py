@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ibpwf.factors.prior import expected_total
+from ibpwf.factors.prior import IBP
+from ibpwf.factors.sticks import expected_total
 from ibpwf.lab.experiments.reproduction.experiment import Claim, Conditions, FinishedRun
 from ibpwf.learner import Learner
 
@@ -19,7 +20,8 @@ def expected_scores(learner: Learner, layer: str) -> list[list[float]]:
     rows = []
     for task in learner.model.tasks:
         vectors = task.vectors[layer]
-        rows.append([round(float(v), 5) for v in (vectors.strength * vectors.logit.sigmoid()).tolist()])
+        used = learner.model.prior.logit(vectors).sigmoid()
+        rows.append([round(float(v), 5) for v in (vectors.strength * used).tolist()])
     return rows
 
 
@@ -30,17 +32,20 @@ def factor_usage(runs: Sequence[FinishedRun], conditions: Conditions) -> dict[st
         seed = run.result["seeds"][0]
         learner = Learner.load(run.folder / f"seed-{seed}" / "model", device=conditions.device)
         layer = next(iter(learner.model.layers))
+        prior = learner.model.prior
+        assert isinstance(prior, IBP)
         per_seed = [entry["per_task"] for entry in run.result["factors"]]
         tasks = len(run.result["tasks"])
         layers = {}
         for name, dictionary in learner.model.layers.items():
+            alpha = prior.alpha_of(dictionary.shape)
             layers[name] = {
-                "alpha": dictionary.alpha,
+                "alpha": alpha,
                 "per_task": [
                     {part: statistics.fmean(seed_[t][name][part] for seed_ in per_seed) for part in PARTS}
                     for t in range(tasks)
                 ],
-                "harmonic": [expected_total(dictionary.alpha, t) for t in range(1, tasks + 1)],
+                "harmonic": [expected_total(alpha, t) for t in range(1, tasks + 1)],
             }
         panels.append(
             {
