@@ -150,7 +150,8 @@ class FrozenSettings(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, those of parts by their dotted names (`{"inference.ridge": 0.01}`); an
         unknown name is rejected with the nearest one suggested."""
-        return type(self)(**type(self).merged(self.given(), changes))
+        found = type(self).merged(self.given(), changes)
+        return type(self)(**{name: value for name, value in found.items() if name != "kind"})
 
     @classmethod
     def merged(cls, *layers: Mapping[str, Any]) -> Tree:
