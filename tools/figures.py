@@ -12,6 +12,7 @@ each layer of a pretrained network.
 from __future__ import annotations
 
 import argparse
+import html
 import re
 import statistics
 import sys
@@ -23,14 +24,11 @@ import numpy as np
 
 from ibpwf.errors import InputError, run_program
 from ibpwf.lab.evaluation.metrics import Matrix
-from ibpwf.lab.report.colors import BLUE, ORANGE, level, level_color, mix, text_on
-from ibpwf.lab.report.drawing import WIDTH, Chart, Drawing, Shape, coordinate, short, tick_label, tick_names, ticks
-from ibpwf.lab.report.experiment_record import FactorsMeasured, experiment_of
-from ibpwf.lab.report.paper_charts import Point, Series, comparison_charts, series_chart
-from ibpwf.lab.report.rendering import METHOD_NAMES, environment, short_commit
-from ibpwf.lab.report.result_files import read_comparisons
-from ibpwf.lab.report.run_charts import cell_text, strongest
-from ibpwf.lab.report.run_record import Run, Scores, read_result_file
+from ibpwf.lab.report.charts import Point, Series, cell_text, comparison_charts, lines, strongest
+from ibpwf.lab.report.drawing import WIDTH, Chart, Drawing, element, short, tick_label, tick_names, ticks
+from ibpwf.lab.report.experiments import experiment_of, panel_scores, read_comparisons
+from ibpwf.lab.report.rendering import METHOD_NAMES, short_commit
+from ibpwf.lab.report.runs import Run, Scores, read_result
 from ibpwf.storage.files import read_json, write_text
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -47,8 +45,10 @@ def canvas(title: str, width: float, height: float) -> Drawing:
 
 def svg_file(drawing: Drawing, style: str) -> str:
     """A drawing as an SVG file."""
-    template = environment().from_string(Path(__file__).with_name("picture.svg").read_text(encoding="utf-8"))
-    return template.render(drawing=drawing, style=style).strip() + "\n"
+    width, height = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
+    inside = f"<title>{html.escape(drawing.title)}</title><style>{style}</style>{''.join(drawing.shapes)}"
+    size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
+    return element("svg", inside, xmlns="http://www.w3.org/2000/svg", **size, role="img") + "\n"
 
 
 # Charts of the report, side by side
@@ -76,9 +76,7 @@ def beside(charts: Sequence[Chart], title: str, said: str, top: float, panels: I
         x = 20 + i * (WIDTH + GAP)
         if names:
             sheet.label(x + 18, 68, names[i], "start", "panel")
-        size = {"width": coordinate(chart.width), "height": coordinate(chart.height)}
-        place = {"x": coordinate(x), "y": coordinate(top), **size}
-        sheet.shapes.append(Shape("svg", place, inner=chart.shapes))
+        sheet.shapes.append(element("svg", "".join(chart.shapes), x=x, y=top, width=chart.width, height=chart.height))
     return sheet
 
 
@@ -86,8 +84,8 @@ def comparison(results: Path, out: Path) -> None:
     def unread(path: Path, error: Exception) -> None:
         sys.stderr.write(f"warning: {path} is left out: {error}\n")
 
-    found = {record.folder: record for record in read_comparisons(results, unread)}
-    record = found.get(results / "compare-split-mnist")
+    found = {record.source: record for record in read_comparisons(results, unread)}
+    record = found.get("compare-split-mnist/*.json")
     charts = {} if record is None else comparison_charts(record)
     if record is None or not charts:
         raise InputError(f"{results / 'compare-split-mnist'} has no accuracies to draw.")
@@ -121,8 +119,8 @@ def sweep(title: str, name: str, parts: Mapping[str, Any]) -> Chart:
     place_of_mean = float(np.interp(mean, tried, range(len(tried))))
     fitted = [Point(place_of_mean, reached, None, f"weight {mean:.2f} on average")]
     marks = [(float(place), tick_label(weight)) for place, weight in enumerate(tried)]
-    series = [Series(f"{name}, mean of {len(seeds)} seeds", points), Series("as fitted to held-out rows", fitted)]
-    return series_chart(series, marks, ("weight of the experts", "accuracy, %"), title)
+    series = [Series(f"{name}, mean of {len(seeds)} seeds", [points]), Series("as fitted to held-out rows", [fitted])]
+    return lines(series, marks, ("weight of the experts", "accuracy, %"), title)
 
 
 # The method
@@ -146,10 +144,9 @@ line.base {{ stroke: #8b949e; }}
 
 def method(results: Path, out: Path) -> None:
     """Split MNIST at the paper's size, with the factor scores that figure-factors measured."""
-    run, factors = read_result_file(results / "split-mnist-paper.json"), "reproduction/figure-factors.json"
-    found = experiment_of(read_json(results / factors), results, factors).measured
-    panels = found.panels if isinstance(found, FactorsMeasured) else []
-    scores = next((panel.scores for panel in panels if panel.ran == run.about.scenario), None)
+    run, factors = read_result(results / "split-mnist-paper.json"), "reproduction/figure-factors.json"
+    panels = experiment_of(read_json(results / factors), factors).measured.panels
+    scores = next((panel_scores(panel) for panel in panels if panel.ran == run.about.scenario), None)
     matrix = run.mean_matrix("task")
     if not matrix or scores is None or not scores.width:
         raise InputError(f"{results / factors} has no factor scores of {run.about.scenario}; measure it again.")
@@ -159,7 +156,7 @@ def method(results: Path, out: Path) -> None:
 def method_figure(run: Run, matrix: Matrix, scores: Scores) -> Drawing:
     rows = min(len(matrix), len(scores.rows))
     height = min(max(220.0 / rows, 18.0), 44.0)
-    names = tick_names(run.task_names(rows), min(LEFT - 10, MAP / rows))
+    names = tick_names(run.task_names()[:rows], min(LEFT - 10, MAP / rows))
     bottom = ROWS_AT + rows * height
     used = [sum(value is not None for value in row) for row in scores.rows]
     flat = all(len({row[j] for row in matrix[j:]}) == 1 for j in range(len(matrix)))
@@ -189,11 +186,21 @@ def method_figure(run: Run, matrix: Matrix, scores: Scores) -> Drawing:
     return sheet
 
 
-def ramp(share: float, *, new: bool) -> str:
-    """Weak to strong: orange for a factor the task opened, blue for one it reuses."""
-    pale, full, deep = ("#fbe3b0", ORANGE, "#9a5200") if new else ("#cfe5f5", BLUE, "#00304f")
+def mix(first: str, second: str, share: float) -> str:
+    """A color between two, `share` of the way to the second."""
+    parts = [(int(first[i : i + 2], 16), int(second[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in parts)
+
+
+def ramp(share: float, pale: str, full: str, deep: str) -> str:
+    """Weak to strong, through a full color."""
     share = min(max(share, 0.0), 1.0)
     return mix(pale, full, share * 2) if share < 0.5 else mix(full, deep, share * 2 - 1)
+
+
+BLUE, ORANGE = "#0072b2", "#e69f00"
+REUSED = "#cfe5f5", BLUE, "#00304f"
+NEW = "#fbe3b0", ORANGE, "#9a5200"
 
 
 def _box(sheet: Drawing, x: float, y: float, width: float, height: float, fill: str) -> None:
@@ -202,7 +209,7 @@ def _box(sheet: Drawing, x: float, y: float, width: float, height: float, fill: 
 
 def _ticks(sheet: Drawing, places: Sequence[tuple[float, str]], bottom: float) -> None:
     for x, shown in places:
-        sheet.upright("base", x, (bottom, bottom + 4))
+        sheet.line("base", x, bottom, x, bottom + 4)
         sheet.label(x, bottom + 18, shown)
 
 
@@ -213,12 +220,13 @@ def _accuracies(sheet: Drawing, matrix: Matrix, height: float, names: Sequence[s
         for j, value in enumerate(matrix[i][: i + 1]):
             if value is None:
                 continue
-            color = level_color(level(value, 40.0, 104.0))
+            share = min(max((value - 40) / 64, 0.0), 1.0)
+            color, ink = ramp(share, "#d5edfe", "#3988cd", "#15407a"), "#000" if share < 0.6 else "#fff"
             x, y = MAP_AT + j * cell, ROWS_AT + i * height
             sheet.add("rect", "", x=x + 1, y=y + 1, width=cell - 2, height=height - 2, rx=2, fill=color)
             if cell >= 22:
                 shown = cell_text(value) if cell >= 36 else f"{value:.0f}"
-                style = f"fill:{text_on(color)}" + ("" if cell >= 36 else ";font-size:10.5px")
+                style = f"fill:{ink}" + ("" if cell >= 36 else ";font-size:10.5px")
                 middle = y + height / 2 + 4.5
                 sheet.add("text", "", shown, x=x + cell / 2, y=middle, text_anchor="middle", style=style)
     for j in range(rows):
@@ -234,7 +242,7 @@ def _score_rows(sheet: Drawing, scores: Scores, rows: int, height: float) -> Non
         _box(sheet, SCORES_AT, y, SCORES, height - 6, "#f3f4f6")
         for k, value in enumerate(scores.rows[t]):
             if value is not None:
-                color = ramp(abs(value) / high, new=k in scores.new[t])
+                color = ramp(abs(value) / high, *(NEW if k in scores.new[t] else REUSED))
                 _box(sheet, SCORES_AT + k * cell, y, width, height - 6, color)
     _ticks(sheet, [(SCORES_AT + (v - 0.5) * cell, f"{v:g}") for v in ticks(1, scores.width, 8)], bottom)
     sheet.label(SCORES_AT + SCORES / 2, bottom + 38, "factor, in stick order", class_="axis")
@@ -251,7 +259,7 @@ def _bars(sheet: Drawing, scores: Scores, used: Sequence[int], height: float) ->
         if reused * unit > 84:
             sheet.label(BARS_AT + 8, middle, f"{reused} reused", "start", "inside")
         sheet.label(BARS_AT + count * unit + 5, middle, f"{new} new" if new else "none", "start", "fresh")
-    sheet.upright("base", BARS_AT, (ROWS_AT, bottom))
+    sheet.line("base", BARS_AT, ROWS_AT, BARS_AT, bottom)
     _ticks(sheet, [(BARS_AT + v * unit, f"{v:g}") for v in ticks(0, max(*used, 1), 3)], bottom)
     sheet.label(BARS_AT + (BARS - 44) / 2, bottom + 38, "factors used", class_="axis")
 
@@ -259,14 +267,14 @@ def _bars(sheet: Drawing, scores: Scores, used: Sequence[int], height: float) ->
 def _foot(sheet: Drawing, run: Run, scores: Scores, bottom: float) -> None:
     """The color keys, and where the numbers come from."""
     steps = 24
-    for at, name, new in ((SCORES_AT, "reused, weak to strong", False), (SCORES_AT + 206, "new", True)):
+    for at, name, ramped in ((SCORES_AT, "reused, weak to strong", REUSED), (SCORES_AT + 206, "new", NEW)):
         for i in range(steps):
-            _box(sheet, at + i * 2, bottom + 52, 2.1, 9, ramp(i / (steps - 1), new=new))
+            _box(sheet, at + i * 2, bottom + 52, 2.1, 9, ramp(i / (steps - 1), *ramped))
         sheet.label(at + steps * 2 + 7, bottom + 61, name, "start", "soft")
     seeds = len(run.about.seeds)
     over = f"accuracy: mean of {seeds} seeds; factors: seed {scores.seed}. " if seeds > 1 else ""
-    commit = f", commit {short_commit(run.result.commit)}" if run.result and run.result.commit else ""
-    source = f"{over}Made by: {short(run.result.command if run.result else '–', 110)}{commit}"
+    commit = f", commit {short_commit(run.about.commit)}" if run.about.get("commit") else ""
+    source = f"{over}Made by: {short(run.about.command, 110)}{commit}"
     sheet.label(20, bottom + 84, source[:1].upper() + source[1:], "start", "foot")
 
 

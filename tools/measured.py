@@ -18,9 +18,9 @@ from ibpwf.lab.experiments.compare import Outcome, lengths, mark, markdown, numb
 from ibpwf.lab.experiments.paper import targets, tolerance
 from ibpwf.lab.experiments.presets import supports
 from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS
+from ibpwf.lab.experiments.results_folder import read_measured, read_outcomes, read_results, row_for, title
 from ibpwf.lab.methods import methods
 from ibpwf.lab.report.rendering import plural, short_commit
-from ibpwf.lab.report.result_files import read_measured, read_outcomes, read_results, row_for, title
 from ibpwf.storage.files import read_json
 from ibpwf.storage.folder import LARGEST_MANIFEST, MOST_ENTRIES
 from tools.recorded_command import present_changes, present_command

@@ -12,7 +12,7 @@ import pytest
 
 from ibpwf.errors import InputError
 from ibpwf.lab.experiments.paper import target, targets
-from ibpwf.lab.report.result_files import read_measured, read_results, row_for
+from ibpwf.lab.experiments.results_folder import read_measured, read_results, row_for
 from ibpwf.storage.files import read_json, write_json
 from tools import measured, pages
 

@@ -108,34 +108,3 @@ def test_a_figure_wider_than_a_phone_says_that_it_scrolls_and_the_keys_bring_its
     assert browser.value(
         "(b => b.left >= 0 && b.right <= innerWidth)(document.querySelector('.on').getBoundingClientRect())"
     )
-
-
-def test_a_tap_shows_a_bars_numbers_inside_the_window(browser: Browser, page: Path) -> None:
-    browser.open(page, 390)
-    browser.value("document.querySelector('#run1-factors svg').scrollIntoView({block: 'center'})")
-    box = browser.value(
-        "(b => [b.left + b.width / 2, b.top + b.height / 2])"
-        "(document.querySelector('#run1-factors svg .mark').getBoundingClientRect())"
-    )
-    for kind in ("mousePressed", "mouseReleased"):
-        browser.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
-    shown = browser.value(
-        "(t => [t.textContent, t.hidden, t.getBoundingClientRect().left, t.getBoundingClientRect().right])"
-        "(document.getElementById('tip'))"
-    )
-    assert "reused" in shown[0]
-    assert shown[1] is False
-    assert shown[2] >= 0
-    assert shown[3] <= 390
-    assert browser.complaints() == []
-
-
-def test_titles_remain_where_scripts_do_not_run(browser: Browser, page: Path) -> None:
-    browser.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        browser.open(page, 1440)
-        root = browser.call("DOM.getDocument")["root"]["nodeId"]
-        found = browser.call("DOM.querySelectorAll", nodeId=root, selector=".mark > title")["nodeIds"]
-    finally:
-        browser.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert len(found) > 20

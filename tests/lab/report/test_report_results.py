@@ -13,9 +13,9 @@ from browser import Browser
 from page_reader import Reader, drawings, tips
 from test_report_reproduction import write
 
-from ibpwf.lab.report import make_page, write_report
+from ibpwf.lab.experiments.results_folder import digest, is_results_folder
+from ibpwf.lab.report.page import make_page, write_report
 from ibpwf.lab.report.pdf import find_browser
-from ibpwf.lab.report.result_files import digest, is_results_folder
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
@@ -63,13 +63,13 @@ def test_the_page_has_every_number_of_the_files_under_five_megabytes_and_always_
 def test_a_new_file_is_on_the_next_page_and_changes_its_mark(copy: Path) -> None:
     assert is_results_folder(copy)
     before = make_page([copy])
-    assert [record.name for record in before.experiments] == ["table1", "table3", "table4"]
+    assert [one.about.name for one in before.experiments] == ["table1", "table3", "table4"]
     assert "figure-alpha" in Reader(before.html).text  # among those not measured yet
     mark = digest(copy)
     add(copy, "figure-alpha")
     after = make_page([copy])
     assert after.problems == []
-    assert [record.name for record in after.experiments][-1] == "figure-alpha"
+    assert [one.about.name for one in after.experiments][-1] == "figure-alpha"
     assert "ibpwf reproduce figure-alpha" in Reader(after.html).text
     assert digest(copy) != mark
 
@@ -92,7 +92,7 @@ def test_a_damaged_reproduction_is_named(copy: Path) -> None:
     path.write_text(json.dumps({**content, "measured": {"panels": [3]}}))
     page = make_page([copy])
     assert "figure-alpha" in page.problems[0]
-    assert "table1" in [record.name for record in page.experiments]
+    assert "table1" in [one.about.name for one in page.experiments]
 
 
 @pytest.fixture(scope="module")

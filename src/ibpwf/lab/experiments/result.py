@@ -35,14 +35,32 @@ def _matrix(rows: Sequence[dict[str, Any]], key: str) -> Matrix:
     return [[*row[key], *([None] * (len(rows) - len(row[key])))] for row in rows]
 
 
+def per_seed(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """What a result holds seed by seed: accuracy matrices, factor use, uncertainty and novelty, from its rows."""
+    matrices: dict[int, dict[str, Any]] = {}
+    for record in records:
+        entry = matrices.setdefault(record["seed"], {"seed": record["seed"], "task": None, "class": None})
+        entry |= {key: _matrix(record["rows"], f"{key}_accuracy") for key in record["answers"]}
+
+    def rows(name: str, *answers: str) -> list[dict[str, Any]]:
+        asked = [record for record in records if set(answers) <= set(record["answers"])]
+        return [{"seed": one["seed"], "per_task": [row.get(name) for row in one["rows"]]} for one in asked]
+
+    return {
+        "matrix": list(matrices.values()),
+        "factors": rows("factors"),
+        "uncertainty": rows("uncertainty", "class"),
+        "novelty": rows("novelty", "class"),
+    }
+
+
 def make_result(
     config: RunConfig, stream: Scenario, records: Sequence[dict[str, Any]], command: str
 ) -> dict[str, Any]:
     """All numbers of a run from its per-seed rows."""
-    rows = [record["rows"] for record in records]
-    seeds = list(dict.fromkeys(record["seed"] for record in records))
+    rows, seeds = [record["rows"] for record in records], per_seed(records)
     answered = {key: [r["rows"] for r in records if key in r["answers"]] for key in ("task", "class")}
-    matrices = {key: [_matrix(r, f"{key}_accuracy") for r in found] for key, found in answered.items()}
+    matrices = {key: [entry[key] for entry in seeds["matrix"] if entry[key]] for key in ("task", "class")}
     inference = [statistics.fmean(r[-1]["task_inference"]) for r in answered["class"]]
     chance = [100.0 / len(task.classes) for task in stream]
     train = sum(row["seconds"]["train"] for r in rows for row in r)
@@ -67,32 +85,19 @@ def make_result(
         "examples": config.examples,
         "order": config.order,
         "validation": config.validation,
-        "seeds": seeds,
+        "seeds": [entry["seed"] for entry in seeds["matrix"]],
         "accuracy": {
             key: spread([average_accuracy(m) for m in found]) if found else None for key, found in matrices.items()
         },
         "task_inference": spread(inference) if inference else None,
-        "matrix": [
-            {"seed": seed, **{key: found[i] if found else None for key, found in matrices.items()}}
-            for i, seed in enumerate(seeds)
-        ],
+        "matrix": seeds["matrix"],
         "forgetting": spread([forgetting(m) for m in shown]),
         "backward_transfer": spread([backward_transfer(m) for m in shown]),
         "forward_transfer": spread(known) if known else None,
-        "factors": [
-            {"seed": record["seed"], "per_task": [row["factors"] for row in record["rows"]]} for record in records
-        ],
-        "uncertainty": [
-            {"seed": r["seed"], "per_task": [row.get("uncertainty") for row in r["rows"]]}
-            for r in records
-            if "class" in r["answers"]
-        ],
+        "factors": seeds["factors"],
+        "uncertainty": seeds["uncertainty"],
         "calibration_error": {key: _last_error(found, key) for key, found in answered.items()},
-        "novelty": [
-            {"seed": r["seed"], "per_task": [row.get("novelty") for row in r["rows"]]}
-            for r in records
-            if "class" in r["answers"]
-        ],
+        "novelty": seeds["novelty"],
         "parameters": spread([float(r[-1]["parameters"]) for r in rows]),
         "memory": {kind: statistics.fmean(r[-1]["memory"].get(kind, 0) for r in rows) for kind in kinds},
         "paper": {key: _paper(config, key) for key in ("task", "class", "task-inference")},

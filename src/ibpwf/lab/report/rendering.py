@@ -6,10 +6,10 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ibpwf.errors import InputError
+from ibpwf.errors import InputError, StoreError
 from ibpwf.lab.experiments.compare import size
 from ibpwf.lab.experiments.paper import tolerance
-from ibpwf.lab.report import paper_charts, run_charts
+from ibpwf.lab.report import charts, experiments
 from ibpwf.lab.report.drawing import clean, tick_label
 
 if TYPE_CHECKING:
@@ -26,16 +26,6 @@ def plural(count: int, word: str) -> str:
 def short_commit(commit: str) -> str:
     """Ten digits, and whether there were changes."""
     return commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
-
-
-def count_form(value: float) -> str:
-    """A mean of counts: 4.3, 96, 1,031."""
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
-
-
-def as_json(value: object) -> str:
-    """Text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def need_jinja2() -> None:
@@ -57,7 +47,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,
+        finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
     )
     made.filters |= {
         "form": format,
@@ -66,20 +56,24 @@ def environment() -> Environment:
         "short_commit": short_commit,
         "bytes": size,
         "tick": tick_label,
-        "count_form": count_form,
-        "json": as_json,
+        "count_form": lambda value: f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}",
+        "json": lambda value: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
     }
     made.globals |= {
         "METHOD_NAMES": METHOD_NAMES,
         "tolerance": tolerance,
-        "run_charts": run_charts,
-        "paper_charts": paper_charts,
+        "charts": charts,
+        "experiments": experiments,
     }
     return made
 
 
 def render(template: str, **values: Any) -> Markup:
     """What a template makes of some values, as text that other templates take for markup."""
+    from jinja2 import TemplateError
     from markupsafe import Markup
 
-    return Markup(environment().get_template(template).render(**values).strip())
+    try:
+        return Markup(environment().get_template(template).render(**values).strip())
+    except TemplateError as error:
+        raise StoreError(f"{error}.") from error

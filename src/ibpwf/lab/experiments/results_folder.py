@@ -17,28 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import StoreError
-from ibpwf.lab.experiments.compare import Outcome, floors, lengths, rows
+from ibpwf.lab.experiments.compare import Outcome, lengths
 from ibpwf.lab.experiments.paper import Target, targets
 from ibpwf.lab.experiments.reproduction.experiment import Experiment
-from ibpwf.lab.experiments.reproduction.registry import EXPERIMENTS
-from ibpwf.lab.experiments.reproduction.reproduce import KIND
+from ibpwf.lab.experiments.reproduction.reproduce import KIND, SCHEMA
 from ibpwf.lab.experiments.reproduction.tables import ours_of, table_row
 from ibpwf.lab.methods import methods
-from ibpwf.lab.report.experiment_record import (
-    ComparisonRecord,
-    ComparisonRow,
-    ExperimentRecord,
-    Reproduction,
-    TableMeasured,
-    experiment_of,
-)
-from ibpwf.lab.report.records import validated
-from ibpwf.lab.report.run_record import Run, read_result_file
 from ibpwf.storage.files import read_json
 
 PATTERNS = ("*.json", "compare-*/*.json", "reproduction/*.json")
-# What a file of the right form but wrong content runs into.
-MISFITS = (StoreError, OSError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 # What IBP-WF may change in its preset and still be the run that a table asks for.
 OWN_CHANGES: tuple[dict[str, Any], ...] = ({}, {"max_factors": None})
 
@@ -156,25 +143,8 @@ def digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def read_experiments(folder: Path, unread: Unread) -> list[ExperimentRecord]:
-    """The tables that have a number of ours, assembled, and the figures that have a file."""
-    measured = read_measured(folder, unread)
-    found = []
-    for name, experiment in EXPERIMENTS.items():
-        source = f"reproduction/{name}.json"
-        try:
-            if experiment.shows == "table":
-                record = assembled(experiment, measured, folder)
-                found += [record] if record.about.runs else []
-            elif name in measured.reproductions:
-                found.append(experiment_of(measured.reproductions[name], folder, source))
-        except MISFITS as error:
-            unread(folder / source, error)
-    return found
-
-
-def assembled(experiment: Experiment, measured: Measured, folder: Path) -> ExperimentRecord:
-    """A table with a row per number of the paper, from whichever file has ours."""
+def assembled(experiment: Experiment, measured: Measured) -> dict[str, Any]:
+    """A table with a row per number of the paper, from whichever file has ours, as `ibpwf reproduce` writes one."""
     lines = []
     for paper in (target for target in targets() if target.table == experiment.name):
         lines.append(row_for(paper, measured) or table_row(paper, None, {"scenario": paper.benchmark}, judged=True))
@@ -184,7 +154,9 @@ def assembled(experiment: Experiment, measured: Measured, folder: Path) -> Exper
     commands = dict.fromkeys(
         (f"{row['method']}, {row['benchmark']}", row["command"]) for row in lines if row["ours"] and row["command"]
     )
-    about = {
+    return {
+        "schema": SCHEMA,
+        "kind": KIND,
         "name": experiment.name,
         "title": experiment.title,
         "paper": experiment.found,
@@ -197,40 +169,3 @@ def assembled(experiment: Experiment, measured: Measured, folder: Path) -> Exper
         "runs": [{"name": name, "command": command} for name, command in commands],
         "failed": [],
     }
-    return ExperimentRecord(
-        folder,
-        validated(Reproduction, about, experiment.name),
-        validated(TableMeasured, about["measured"], experiment.name),
-        "the result files of each run",
-    )
-
-
-def read_comparisons(folder: Path, unread: Unread) -> list[ComparisonRecord]:
-    """Every folder `compare-…` as one comparison."""
-    found = []
-    for part in sorted(path for path in folder.glob("compare-*") if path.is_dir()):
-        lines, scenario = [], ""
-        guessing: dict[str, float] = {}
-        for path, outcome in read_outcomes(part, unread):
-            try:
-                lines.append(validated(ComparisonRow, rows([outcome])[0], path.name))
-                result = outcome.result or {}
-                guessing, scenario = guessing or floors(result)["guessing"], scenario or result["scenario"]
-            except MISFITS as error:
-                unread(path, error)
-        if lines:
-            found.append(ComparisonRecord(part, lines, title(part.name, scenario), f"{part.name}/*.json", guessing))
-    return found
-
-
-def read_runs(folder: Path, unread: Unread) -> list[Run]:
-    """Single runs."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            data = read_json(path)
-            if isinstance(data, dict) and "accuracy" in data:
-                found.append(read_result_file(path))
-        except MISFITS as error:
-            unread(path, error)
-    return found
