@@ -47,12 +47,10 @@ def check_same(given: Any, **options: Any) -> None:
     """What is read both ways is the same, to the bit."""
     whole, stored = read_examples(given, **options), read_stored(given, ReadOptions(**options))
     assert np.array_equal(stored.in_memory().x, whole.x)
-    assert stored.labels() == whole.y
+    assert list(stored.y or ()) == whole.y
     assert stored.layout == whole.layout
     assert stored.digest() == whole.digest()
     assert stored.classes == whole.classes
-    sides = zip(stored.by_class(), whole.by_class(), strict=True)
-    assert all(one[0] == other[0] and np.array_equal(one[1], other[1]) for one, other in sides)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +157,7 @@ def test_columns_of_shards_may_come_in_another_order(tmp_path: Path) -> None:
     write(folder / "part-1.csv", "y,b,a\nw,6,5\n")
     found = read_stored(folder)
     assert found.in_memory().x.tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert found.labels() == ["u", "v", "w"]
+    assert list(found.y or ()) == ["u", "v", "w"]
 
 
 @pytest.mark.parametrize(
@@ -242,5 +240,5 @@ def test_reading_a_table_needs_little_memory(tmp_path: Path, monkeypatch: pytest
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert stored.shape == (rows, 20)
+    assert stored.x.shape == (rows, 20)
     assert peak < 0.6 * 4 * 20 * rows  # the numbers alone

@@ -81,9 +81,11 @@ class Rows(Protocol):
         """Tells these rows from others, so that a checkpoint is not resumed with them."""
 
 
-def split_rows(labels: Tensor, fraction: float, generator: Generator, *, most: int | None = None) -> Tensor:
-    """Mark the rows of a validation or test split: of every class that fraction, rounded down, and no more than
-    `most` rows in all."""
+def split_rows(
+    labels: Tensor, fraction: float, generator: Generator, *, least: int = 0, most: int | None = None
+) -> Tensor:
+    """Mark the rows of a validation or test split: of every class that fraction, rounded down, but `least` of them,
+    and no more than `most` rows in all."""
     labels = labels.cpu()
     if most is not None:
         fraction = min(fraction, most / max(len(labels), 1))
@@ -91,7 +93,7 @@ def split_rows(labels: Tensor, fraction: float, generator: Generator, *, most: i
     for label in torch.unique(labels):
         rows = (labels == label).nonzero().flatten()
         order = torch.randperm(len(rows), generator=generator)
-        chosen[rows[order[: int(len(rows) * fraction)]]] = True
+        chosen[rows[order[: max(least, int(len(rows) * fraction))]]] = True
     return chosen
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
-from sklearn.utils.class_weight import compute_sample_weight
 from torch import nn
 
 from ibpwf.errors import InputError
@@ -16,7 +15,6 @@ from ibpwf.estimator.recipes import HELD_OUT
 from ibpwf.inference.gaussian import GaussianTaskInference
 from ibpwf.learner import Learner
 from ibpwf.method import BUILT_WITH
-from ibpwf.plain_arrays import numbers
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD
 from ibpwf.settings import Settings
 
@@ -89,14 +87,6 @@ def plain_weights(class_weight: ClassWeight) -> Any:
     return [[label.item() if hasattr(label, "item") else label, float(weight)] for label, weight in pairs]
 
 
-def _by_class(class_weight: ClassWeight, y: Any) -> Any:
-    """Classes that a mapping does not name count once: they may be another task's."""
-    if class_weight is None or isinstance(class_weight, str):
-        return compute_sample_weight(class_weight, y)
-    weights = dict(class_weight)
-    return np.array([float(weights.get(label, 1.0)) for label in y.tolist()])
-
-
 def class_weights(class_weight: ClassWeight, labels: Sequence[Any], counts: Any) -> Any:
     """How often a row of each label comes, where there are so many of each; None where all count the same."""
     if class_weight is None:
@@ -109,31 +99,7 @@ def class_weights(class_weight: ClassWeight, labels: Sequence[Any], counts: Any)
             return np.array([float(weights.get(label, 1.0)) for label in labels])
     except (TypeError, ValueError):
         pass
-    raise _strange_weights(class_weight)
-
-
-def _strange_weights(class_weight: ClassWeight) -> InputError:
-    return InputError(f"class_weight is {class_weight!r}; give 'balanced', or a mapping from labels to numbers.")
-
-
-def row_weights(class_weight: ClassWeight, sample_weight: Any, y: Any) -> Any:
-    """How often each row comes: by its class, times what is given for it; None where all count the same."""
-    if class_weight is None and sample_weight is None:
-        return None
-    weights = np.ones(len(y))
-    if sample_weight is not None:
-        given = numbers("sample_weight", sample_weight)
-        if given.shape != weights.shape:
-            raise InputError(
-                f"sample_weight has shape {given.shape} for {len(y):,} rows; give one number for each row."
-            )
-        weights = given.astype(np.float64)
-    if class_weight is not None:
-        try:
-            weights = weights * _by_class(class_weight, y)
-        except (TypeError, ValueError):
-            raise _strange_weights(class_weight) from None
-    return weights
+    raise InputError(f"class_weight is {class_weight!r}; give 'balanced', or a mapping from labels to numbers.")
 
 
 def has_class_scores(learner: Learner) -> bool:

@@ -33,7 +33,7 @@ from ibpwf.estimator.building import (
 from ibpwf.estimator.preparing import Preparation, checked_rows
 from ibpwf.estimator.recipes import AUTO, Plan
 from ibpwf.estimator.storing import Columns, Face, read_classifier
-from ibpwf.estimator.task_rows import first_task, task_rows
+from ibpwf.estimator.task_rows import TaskRows, first_task
 from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
@@ -319,7 +319,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Generator[None, None, Learned]:
         anew = anew or not self._has_tasks()  # after the claim: another thread may have learned the first task
         other = self._fork()  # scikit-learn writes to it what columns there are, before anything is learned
-        rows = task_rows(other, X, y, anew=anew)
+        rows = TaskRows(other, X, y, anew=anew)
         plan = Plan.choose(self.recipe, rows.first) if anew else self._plan
         labels = known or (LabelBook() if anew else self._labels)
         if classes is not None:

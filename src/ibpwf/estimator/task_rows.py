@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from ibpwf.data.examples import CodedLabels, Examples
+from ibpwf.data.layout import Layout
 from ibpwf.data.naming import names_files
 from ibpwf.data.rows import ROWS_PER_PASS, gives_batches, read_batches
-from ibpwf.data.stored import Gathering, StoredRows, read_stored
+from ibpwf.data.stored import Gathering, read_stored
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import features_of
-from ibpwf.estimator.building import ClassWeight, class_weights, row_weights
+from ibpwf.estimator.building import ClassWeight, class_weights
 from ibpwf.estimator.preparing import Preparation, as_rows, checked_rows
 from ibpwf.estimator.recipes import FIRST_ROWS, FirstTask
 from ibpwf.factors.encoding import MOST_COLUMNS
@@ -37,107 +38,95 @@ MOST_CALIBRATED = 200_000
 
 
 def first_task(X: Any) -> FirstTask:
-    """What a first task's examples, an array or rows in a file, are like."""
-    if isinstance(X, StoredRows):
-        narrow = X.image is None and X.shape[1] <= MOST_COLUMNS
-        head = X[slice(0, FIRST_ROWS if narrow else 2)]
-        return replace(FirstTask.of(head, X.image), rows=len(X))
-    return FirstTask.of(*as_rows(X))
+    """What a first task's examples, an array or those of a file, are like."""
+    if not isinstance(X, Examples):
+        return FirstTask.of(*as_rows(X))
+    if not isinstance(X.x, ScratchFile):
+        return FirstTask.of(*as_rows(X.inputs))
+    flat = X.x.flat()
+    narrow = X.image is None and flat.shape[1] <= MOST_COLUMNS
+    return replace(FirstTask.of(flat[slice(0, FIRST_ROWS if narrow else 2)], X.image), rows=len(X))
 
 
-class TaskRows(Protocol):
-    """What learning a task asks of its rows."""
+class TaskRows:
+    """Arrays X and y as scikit-learn takes them; without y, examples of files, paths, a Dataset or batches (x, y).
 
-    first: FirstTask
-    x: Any  # rows of numbers, to be sliced
-    present: NDArray[Any]  # the labels there are, sorted
-
-    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor]:
-        """What the learner is given: prepared inputs with the numbers of their labels."""
-
-    def weights(self, class_weight: ClassWeight, sample_weight: Any) -> Any:
-        """How often each row comes; None where all count the same."""
-
-    def features(self, learner: Learner) -> Iterator[tuple[Tensor, Tensor]]:
-        """φ and the class, counted from 0 in the task, of the rows that say what is usual; after `numbered`."""
-
-
-class RowsInMemory:
-    """`X` and `y` as scikit-learn takes them; `seen` is told what columns there are."""
+    `seen` is told what columns there are if `anew`, and must have the same otherwise. `x` are rows of numbers,
+    `names` the labels and `codes` the place of each row's label among them; `present` are those that have a row,
+    sorted.
+    """
 
     def __init__(self, seen: Any, X: Any, y: Any, *, anew: bool) -> None:
-        self.x, y, image = checked_rows(seen, X, y, reset=anew)
-        self.first = FirstTask.of(self.x, image)
-        self.y = label_array(y)
-        check_classification_targets(self.y)
-        self.present = np.unique(self.y)
+        self.codes: NDArray[np.integer[Any]]
+        given = examples_of(X) if y is None else None
+        if given is not None and isinstance(given.x, ScratchFile):
+            assert isinstance(given.y, CodedLabels)
+            self.x, self.first = given.x.flat(), first_task(given)
+            validate_data(seen, self.x[slice(0, 2)], dtype=NUMBERS, reset=anew)
+            self.names, self.codes = label_array(list(given.y.names)), given.y.codes
+            check_classification_targets(np.repeat(self.names, 3))  # of which it takes single ones for measurements
+        else:
+            X, y = (X, y) if given is None else (given.inputs, np.array(given.y))
+            self.x, y, image = checked_rows(seen, X, y, reset=anew)
+            self.first = FirstTask.of(self.x, image)
+            check_classification_targets(label_array(y))
+            self.names, self.codes = np.unique(label_array(y), return_inverse=True)
+        self.counts = np.bincount(self.codes, minlength=len(self.names))
+        self.present: NDArray[Any] = np.unique(self.names[self.counts > 0])
 
-    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor]:
-        self._inputs = torch.from_numpy(preparation(self.x))
-        self._numbers = torch.from_numpy(labels.numbers(self.y))
-        return self._inputs, self._numbers
+    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Tensor | ScratchFile, Tensor]:
+        """What the learner is given: prepared inputs with the numbers of their labels."""
+        there = self.counts > 0
+        numbers = np.full(len(self.names), -1)
+        numbers[there] = labels.numbers(self.names[there])
+        self._local = np.searchsorted(np.sort(numbers[there]), numbers)  # the task's classes, counted from 0
+        self._inputs = self._prepared(preparation)
+        return self._inputs, torch.from_numpy(numbers.astype(np.int32)[self.codes])
 
-    def weights(self, class_weight: ClassWeight, sample_weight: Any) -> Any:
-        return row_weights(class_weight, sample_weight, self.y)
-
-    def features(self, learner: Learner) -> Iterator[tuple[Tensor, Tensor]]:
-        local = torch.unique(self._numbers, return_inverse=True)[1].to(learner.device)
-        return zip(features_of(learner, self._inputs), torch.split(local, ROWS_PER_PASS), strict=True)
-
-
-class RowsInFile:
-    """Rows that are not held in memory."""
-
-    def __init__(self, seen: Any, rows: StoredRows, *, anew: bool) -> None:
-        self.x, self.first = rows, first_task(rows)
-        validate_data(seen, rows[slice(0, 2)], dtype=NUMBERS, reset=anew)
-        self.names = label_array(list(rows.names))
-        check_classification_targets(np.repeat(self.names, 3))  # of which it takes single ones for measurements
-        counts = np.bincount(rows.codes, minlength=len(rows.names))
-        self.present = np.unique(self.names[counts > 0])
-
-    def numbered(self, preparation: Preparation, labels: LabelBook) -> tuple[Any, Tensor]:
+    def _prepared(self, preparation: Preparation) -> Tensor | ScratchFile:
+        if not isinstance(self.x, ScratchFile):
+            return torch.from_numpy(preparation(self.x))
         file = None
         for part in preparation.in_parts(self.x):
             file = file or ScratchFile(part.shape[1:])
             file.append(part)
         assert file is not None
-        self._file = file
-        there = np.bincount(self.x.codes, minlength=len(self.names)) > 0
-        numbers = np.full(len(self.names), -1, dtype=np.int64)
-        numbers[there] = labels.numbers(self.names[there])
-        return file, torch.from_numpy(numbers.astype(np.int32)[self.x.codes])
+        return file
 
     def weights(self, class_weight: ClassWeight, sample_weight: Any) -> Any:
-        if sample_weight is not None:
+        """How often each row comes: by its class, times what is given for it; None where all count the same."""
+        each = class_weights(class_weight, self.names.tolist(), self.counts)
+        weights = None if each is None else each[self.codes]
+        if sample_weight is None:
+            return weights
+        if isinstance(self.x, ScratchFile):
             raise InputError(
                 "sample_weight was given beside files or batches, whose rows all count the same; leave it out, or "
                 "give class_weight."
             )
-        counts = np.bincount(self.x.codes, minlength=len(self.names))
-        each = class_weights(class_weight, self.names.tolist(), counts)
-        return None if each is None else each[self.x.codes]
+        given = numbers("sample_weight", sample_weight)
+        if given.shape != self.codes.shape:
+            raise InputError(
+                f"sample_weight has shape {given.shape} for {len(self.codes):,} rows; give one number for each row."
+            )
+        return given.astype(np.float64) * (1.0 if weights is None else weights)
 
     def features(self, learner: Learner) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = np.arange(len(self.x))
-        if len(rows) > MOST_CALIBRATED:
-            rows = np.sort(np.random.default_rng(learner.seed).choice(len(rows), MOST_CALIBRATED, replace=False))
-        order = np.searchsorted(self.present, self.names)
-        for start in range(0, len(rows), ROWS_PER_PASS):
-            some = rows[start : start + ROWS_PER_PASS]
-            x = torch.from_numpy(self._file[some]).to(learner.device)
-            yield learner.method.features(x), torch.from_numpy(order[self.x.codes[some]]).to(learner.device)
+        """φ and the class, counted from 0 in the task, of the rows that say what is usual; after `numbered`."""
+        inputs, codes = self._inputs, self.codes
+        if isinstance(inputs, ScratchFile) and len(codes) > MOST_CALIBRATED:
+            rows = np.random.default_rng(learner.seed).choice(len(codes), MOST_CALIBRATED, replace=False)
+            inputs, codes = inputs.rows(np.sort(rows)), codes[np.sort(rows)]
+        for start in range(0, len(codes), ROWS_PER_PASS):
+            some = slice(start, start + ROWS_PER_PASS)
+            x = torch.as_tensor(inputs[some]).to(learner.device)
+            yield learner.method.features(x), torch.from_numpy(self._local[codes[some]]).to(learner.device)
 
 
-def task_rows(seen: Any, X: Any, y: Any, *, anew: bool) -> TaskRows:
-    """What was given: arrays X and y, or, without y, paths, a Dataset or batches (x, y)."""
-    stored = stored_rows(X) if y is None else None
-    return RowsInMemory(seen, X, y, anew=anew) if stored is None else RowsInFile(seen, stored, anew=anew)
-
-
-def stored_rows(X: Any) -> StoredRows | None:
-    """Paths, a Dataset, a DataLoader or other batches, read once into a scratch file; None for anything else."""
-    if isinstance(X, StoredRows):
+def examples_of(X: Any) -> Examples | None:
+    """Examples as they are; paths, a Dataset, a DataLoader or other batches, read once into a scratch file; None for
+    anything else."""
+    if isinstance(X, Examples):
         return X
     if names_files(X):
         return read_stored(X)
@@ -151,9 +140,9 @@ def stored_rows(X: Any) -> StoredRows | None:
         shape = inputs.shape[1:] if shape is None else shape
         _check_batch(inputs, y, shape, what)
         rows.add(inputs, label_array(y).tolist())
-    if rows.x is None:
+    if shape is None:
         raise InputError(f"the {name} is empty; a task needs examples.")
-    return rows.finish(name, None)
+    return rows.finish(name, Layout("images" if len(shape) == 3 else "arrays", shape))
 
 
 def _numbers(x: Any, what: str) -> NDArray[np.float32]:
@@ -165,7 +154,7 @@ def _numbers(x: Any, what: str) -> NDArray[np.float32]:
 
 
 def _check_batch(x: NDArray[np.float32], y: Any, shape: tuple[int, ...], what: str) -> None:
-    """Refuse a batch that is not like the first, or holds what is no number."""
+    """Reject a batch that is not like the first, or holds what is no number."""
     if x.ndim not in (2, 4):
         raise InputError(f"{what} has inputs of shape {x.shape}; give a row of numbers, or an image, per example.")
     if x.shape[1:] != shape:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ibpwf.data import Examples, ReadOptions, read_examples
+from ibpwf.data.examples import CodedLabels
 from ibpwf.data.opening import shown
 from ibpwf.data.options import Naming
-from ibpwf.data.stored import StoredRows, is_large, read_stored
+from ibpwf.data.rows import split_rows
+from ibpwf.data.stored import is_large, read_stored
 from ibpwf.distributed import Group, join
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
 from ibpwf.estimator import ROWS, ContinualClassifier
@@ -53,7 +56,7 @@ class LearnOptions:
         group.stop = self.stop or group.stop
         return replace(self, stop=lambda: group.stopping)
 
-    def rows_of(self, data: Path, read: ReadOptions) -> Examples | StoredRows:
+    def rows_of(self, data: Path, read: ReadOptions) -> Examples:
         """The rows to learn from, in memory unless they are many, or as was asked for."""
         on_disk = is_large(data, read) if self.on_disk is None else self.on_disk
         return read_stored(data, read) if on_disk else read_examples(data, read)
@@ -92,9 +95,6 @@ class LearnedTask:
     already: bool = False
     beside: HeldOut | None = None  # rows that the recipe itself kept apart, beside two simple ways to answer them
 
-
-FileRows = Examples | StoredRows
-"""A file's examples, in memory or not."""
 
 MOST_MEASURED = 50_000
 """Rows of a file that is not in memory by which accuracy is measured where none are held out."""
@@ -140,9 +140,8 @@ def _learn_file(
             return _learn(model, classifier, options.rows_of(data, read), task, options)
     examples = options.rows_of(data, options.read)
     classifier = ContinualClassifier(**{**parameters, "device": options.device})
-    plan = classifier.plan_for(examples if isinstance(examples, StoredRows) else examples.inputs)
+    plan = classifier.plan_for(examples)
     classifier.make_settings(plan)  # a wrong setting is named before the folder is made
-    assert examples.layout is not None
     classifier.extra_ = {"layout": examples.layout.to_json()}  # what later files must be like is saved with it
     examples.check_learnable()
     with made_folder(model):
@@ -155,16 +154,16 @@ def _learn_file(
 
 
 def _learn(
-    model: Path, classifier: ContinualClassifier, examples: FileRows, task: str, options: LearnOptions
+    model: Path, classifier: ContinualClassifier, examples: Examples, task: str, options: LearnOptions
 ) -> LearnedTask:
     examples.check_learnable()
-    train, test = (examples, examples) if options.validate is None else held_out(examples, options)
-    if options.validate is None and isinstance(test, StoredRows):
-        test = test.sample(MOST_MEASURED)
+    if options.validate is None:
+        train, test = examples, examples.sample(MOST_MEASURED) if examples.on_disk else examples
+    else:
+        train, test = held_out(examples, options.validate, options.naming)
     with resuming(options):
         classifier.learn(
-            train if isinstance(train, StoredRows) else train.inputs,
-            None if isinstance(train, StoredRows) else np.array(train.y),
+            train,
             task=task,
             callbacks=[
                 *options.callbacks,
@@ -195,7 +194,7 @@ def resuming(options: LearnOptions) -> Iterator[None]:
         raise type(error)(error.problem, remedy=remedy) from error
 
 
-def batch_accuracy(classifier: ContinualClassifier, examples: FileRows, task: str | None) -> float:
+def batch_accuracy(classifier: ContinualClassifier, examples: Examples, task: str | None) -> float:
     """Per cent of examples that are answered rightly."""
     right = sum(
         int(np.sum(classifier.predict(part.inputs, task) == np.array(part.y)))
@@ -204,21 +203,19 @@ def batch_accuracy(classifier: ContinualClassifier, examples: FileRows, task: st
     return 100.0 * (right / len(examples))
 
 
-def held_out(examples: FileRows, options: LearnOptions) -> tuple[FileRows, FileRows]:
+def held_out(examples: Examples, fraction: float, naming: Naming) -> tuple[Examples, Examples]:
     """The examples to learn from and those to measure on: the same share of every class, at least one, the same every
     time. Both keep the order of the file."""
-    share = options.validate
-    assert share is not None
-    chance = np.random.default_rng(0)
-    out = np.zeros(len(examples), dtype=bool)
-    for label, rows in examples.by_class():
-        count = max(1, round(share * len(rows)))
-        if len(rows) - count < 2:
-            raise DataError(
-                f"{shown(examples.path)}: class {str(label)!r} has {len(rows)} examples, too few to hold {share:.0%} "
-                f"of them out and learn from the rest; add more, or leave {options.naming('validate')} out."
-            )
-        out[chance.permutation(rows)[:count]] = True
+    assert examples.y is not None
+    labels = CodedLabels.of(examples.y)
+    out = split_rows(torch.from_numpy(labels.codes), fraction, torch.Generator().manual_seed(0), least=1).numpy()
+    left = CodedLabels(labels.codes[~out], labels.names).counts()
+    rare = next((label for label in left if left[label] < 2), None)
+    if rare is not None:
+        raise DataError(
+            f"{shown(examples.path)}: class {str(rare)!r} has {labels.counts()[rare]} examples, too few to hold "
+            f"{fraction:.0%} of them out and learn from the rest; add more, or leave {naming('validate')} out."
+        )
     return examples.rows(np.flatnonzero(~out)), examples.rows(np.flatnonzero(out))
 
 

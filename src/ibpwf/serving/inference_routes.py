@@ -224,7 +224,7 @@ def _right(examples: Examples, answer: Answer) -> float | None:
     if examples.y is None:
         return None
     # As an array, each text would take as much memory as the longest.
-    right = sum(label == str(found) for label, found in zip(examples.y, answer.labels, strict=True))
+    right: int = sum(label == str(found) for label, found in zip(examples.y, answer.labels, strict=True))
     return 100.0 * right / len(examples.y)
 
 

@@ -200,7 +200,7 @@ def _table_rows(inputs: Mapping[str, Array], layout: Layout, rows: int, reading:
         _check_finite_columns(found, names)
         return found
     table = RequestTable(inputs, names, rows)
-    return read_table(table, ReadOptions(like=layout, with_labels=False, naming=parameter, **reading)).x
+    return read_table(table, ReadOptions(like=layout, with_labels=False, naming=parameter, **reading)).inputs
 
 
 class RequestTable:

@@ -81,6 +81,12 @@ class ScratchFile:
         part._rows = len(chosen)
         return part
 
+    def flat(self) -> ScratchFile:
+        """The same rows, each as one row of numbers."""
+        part = copy.copy(self)
+        part.example = (math.prod(self.example),)
+        return part
+
     def append(self, rows: Array) -> None:
         """More rows; of bytes, as numbers from 0 to 1."""
         assert rows.shape[1:] == self.example
