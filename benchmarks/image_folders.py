@@ -26,9 +26,8 @@ from PIL import Image
 from record import bytes_of, made_by, options, read_parts, spread, write
 
 from ibpwf.data import read_examples
+from ibpwf.estimator.files import LearnOptions, layout_of, learn_file, load_classifier
 from ibpwf.lab import scenario
-from ibpwf.own_data.answering import layout_of, load_classifier
-from ibpwf.own_data.learning import LearnOptions, learn_file
 from ibpwf.parts import parse_assignment
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

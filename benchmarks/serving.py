@@ -58,7 +58,7 @@ def write_rows(path: Path, task: int) -> Path:
 
 
 def learn_model(folder: Path) -> Path:
-    from ibpwf.own_data.learning import LearnOptions, learn_file
+    from ibpwf.estimator.files import LearnOptions, learn_file
 
     for task in range(TASKS):
         rows = write_rows(folder / "task.csv", task)

@@ -20,9 +20,9 @@ from typing import Any
 _context = multiprocessing.get_context("forkserver")
 _RUN = ["ibpwf.lab.experiments.run", "ibpwf.cli.run", "torch._dynamo", "sklearn.datasets"]
 _RUN += ["ibpwf.cli", "ibpwf.cli.run_display", "ibpwf.lab.experiments.compare", "ibpwf.lab.report.page"]
-_OWN = ["ibpwf.own_data.learning", "ibpwf.own_data.scoring", "ibpwf.own_data.answering", "pandas", "pyarrow.csv"]
+_OWN = ["ibpwf.estimator.files", "ibpwf.estimator.scoring", "pandas", "pyarrow.csv"]
 _OWN += ["ibpwf.cli.learn", "ibpwf.cli.predict", "ibpwf.cli.evaluate"]
-_SERVE = ["ibpwf.serving.routes", "ibpwf.serving.worker", "ibpwf.own_data.update", "uvicorn"]
+_SERVE = ["ibpwf.serving.routes", "ibpwf.serving.worker", "ibpwf.estimator.files", "uvicorn"]
 _context.set_forkserver_preload([*_RUN, *_OWN, *_SERVE])
 
 

@@ -48,6 +48,6 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(
     (tmp_path / "rows.csv").write_text("a,label\n1,x\n")
     out = str(tmp_path / name)
     words = ["evaluate", str(learnt_folder), str(tmp_path / "rows.csv"), "--json", out]
-    refused(monkeypatch, "ibpwf.own_data.answering.load_classifier", words, name.split("/")[0])
+    refused(monkeypatch, "ibpwf.estimator.files.load_classifier", words, name.split("/")[0])
     words = ["report", str(tmp_path), "-o", out]
     refused(monkeypatch, "ibpwf.lab.report.page.make_page", words, name.split("/")[0])

@@ -21,7 +21,7 @@ from sample_files import IRIS, idx, picture, pictures, two_classes
 from ibpwf.cli import program as cli
 from ibpwf.data import ReadOptions, read_examples
 from ibpwf.errors import DataError, InputError
-from ibpwf.own_data.learning import LearnOptions, learn_file
+from ibpwf.estimator.files import LearnOptions, learn_file
 
 BAD = {**bad_tables.BAD, **bad_images.BAD}
 

@@ -20,9 +20,8 @@ import ibpwf
 from ibpwf import ContinualClassifier, Learner, models
 from ibpwf.data import ReadOptions, read_examples
 from ibpwf.errors import InputError
+from ibpwf.estimator.files import LearnOptions, answer_rows, learn_file, read_like_before
 from ibpwf.exporting.mlflow import Answering
-from ibpwf.own_data.answering import answer_rows, read_like_before
-from ibpwf.own_data.learning import LearnOptions, learn_file
 
 
 @pytest.fixture(scope="module")

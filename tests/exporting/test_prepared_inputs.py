@@ -17,8 +17,14 @@ import torch
 import ibpwf
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError
-from ibpwf.own_data.answering import answer_rows, load_classifier, read_like_before
-from ibpwf.own_data.learning import LearnOptions, ReadOptions, learn_file
+from ibpwf.estimator.files import (
+    LearnOptions,
+    ReadOptions,
+    answer_rows,
+    learn_file,
+    load_classifier,
+    read_like_before,
+)
 
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

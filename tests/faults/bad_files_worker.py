@@ -68,7 +68,7 @@ def main() -> None:
         "ibpwf.cli.learn",
         "pyarrow.parquet",
         "PIL.Image",
-        "ibpwf.own_data.learning",
+        "ibpwf.estimator.files",
     ):  # none of their memory counts
         importlib.import_module(module)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -223,8 +223,8 @@ def run_all(folder: str, count: int, seed: int, report: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("learning", "scoring", "answering"):
-        __import__(f"ibpwf.own_data.{name}")
+    for name in ("files", "scoring"):
+        __import__(f"ibpwf.estimator.{name}")
     os.chdir(folder)
     os.environ.update(HOME=folder, IBPWF_DATA=str(Path(folder) / "data"), PIP_NO_INDEX="1", COLUMNS="80")
     os.environ.update(dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9"))

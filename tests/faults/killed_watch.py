@@ -41,7 +41,7 @@ def write_files(folder: Path) -> None:
 
 def watch(model: Path, folder: Path) -> Any:
     from ibpwf.data import ReadOptions
-    from ibpwf.own_data import watching
+    from ibpwf.estimator import watch as watching
 
     watching.SETTLED = 0.01
     settings = {"random_features": 16}

@@ -12,7 +12,7 @@ import pytest
 from fuzzed_commands import run_all
 
 import processes
-from ibpwf.own_data.learning import learn_file
+from ibpwf.estimator.files import learn_file
 
 BATCH = 100
 

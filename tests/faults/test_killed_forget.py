@@ -16,8 +16,8 @@ from killed_learner import examples, fresh
 from ibpwf import Learner
 from ibpwf.cli.model import DAMAGED, forget_command, verify_command
 from ibpwf.errors import InputError
+from ibpwf.estimator.files import learn_file
 from ibpwf.learner import open_model
-from ibpwf.own_data.learning import learn_file
 from ibpwf.storage.checkpoint_folder import IN_PROGRESS
 from ibpwf.storage.files import read_json
 from ibpwf.storage.folder import MANIFEST, lock_folder, open_folder

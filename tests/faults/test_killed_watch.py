@@ -15,7 +15,7 @@ import torch
 from killed_watch import DONE, LABELLED, MEANS, ROWS, watch, write_files
 
 from ibpwf import ContinualClassifier
-from ibpwf.own_data.watching import undo_last
+from ibpwf.estimator.watch import undo_last
 from ibpwf.storage.files import read_jsonl
 from ibpwf.storage.folder import MANIFEST
 from ibpwf.storage.model_folder import verify_model

@@ -12,7 +12,7 @@ from own_files import model_bytes
 from ibpwf.cli.reading import option
 from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
-from ibpwf.own_data.learning import LearnOptions, learn_file
+from ibpwf.estimator.files import LearnOptions, learn_file
 from ibpwf.settings import Settings
 
 NAMED: dict[str, Any] = {"alpha": 3.0, "epochs": 7, "hidden": (9,), "random_state": 5, "false_alarm_rate": 0.2}

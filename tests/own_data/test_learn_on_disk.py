@@ -10,9 +10,8 @@ import pytest
 from own_files import blobs, model_bytes, table
 
 from ibpwf.data import ReadOptions
-from ibpwf.own_data.answering import answer_rows, load_classifier, read_like_before
-from ibpwf.own_data.learning import LearnOptions, learn_file
-from ibpwf.own_data.scoring import score_rows
+from ibpwf.estimator.files import LearnOptions, answer_rows, learn_file, load_classifier, read_like_before
+from ibpwf.estimator.scoring import score_rows
 from processes import Finished, Started
 
 Command = Callable[..., Finished]
@@ -41,8 +40,8 @@ def test_the_model_is_the_same_to_the_last_byte(validate: float | None, suffix: 
 
 def test_a_large_file_is_not_held_in_memory_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    monkeypatch.setattr("ibpwf.own_data.learning.read_examples", lambda *given: read.append("memory"))
-    monkeypatch.setattr("ibpwf.own_data.learning.read_stored", lambda *given: read.append("disk"))
+    monkeypatch.setattr("ibpwf.estimator.files.read_examples", lambda *given: read.append("memory"))
+    monkeypatch.setattr("ibpwf.estimator.files.read_stored", lambda *given: read.append("disk"))
     path = written(tmp_path / "a.csv")
     LearnOptions().rows_of(path, READ)
     monkeypatch.setattr("ibpwf.data.stored.LARGE", 1_000)

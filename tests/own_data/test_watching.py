@@ -18,7 +18,7 @@ import processes
 from ibpwf import ContinualClassifier
 from ibpwf.data import ReadOptions, read_examples
 from ibpwf.errors import InputError
-from ibpwf.own_data.watching import Watched, WatchOptions, undo_last, watch_folder
+from ibpwf.estimator.watch import Watched, WatchOptions, undo_last, watch_folder
 from ibpwf.storage.checkpoint_folder import CheckpointContent, has_checkpoint, save_checkpoint
 from ibpwf.storage.files import read_jsonl
 from tallies import Tally
@@ -52,7 +52,7 @@ def watched(place: Path, **changed: object) -> Watched:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("ibpwf.own_data.watching.SETTLED", 0.02)
+    monkeypatch.setattr("ibpwf.estimator.watch.SETTLED", 0.02)
     (tmp_path / "in").mkdir()
     return tmp_path
 
@@ -133,7 +133,7 @@ def test_the_same_rows_again_and_a_learned_file_that_changed_are_not_learned(pla
 
 
 def test_a_folder_that_fills_too_fast_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ibpwf.own_data.watching.BACKLOG", 2)
+    monkeypatch.setattr("ibpwf.estimator.watch.BACKLOG", 2)
     for number in range(5):
         arrive(place / "in", f"{number}.csv", (0, 1), number, age=100 - number)
     said: list[str] = []
@@ -267,7 +267,7 @@ def test_without_once_a_file_dated_in_the_future_does_not_wait(place: Path) -> N
 
 
 def test_a_file_that_still_grows_waits_however_old_its_time_is(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ibpwf.own_data.watching.SETTLED", 0.3)
+    monkeypatch.setattr("ibpwf.estimator.watch.SETTLED", 0.3)
     path = arrive(place / "in", "1.csv", (0, 1), 0)
     head, *rows = path.read_text().splitlines(keepends=True)
     path.write_text(head)
@@ -297,7 +297,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(place: Path, monkeyp
             path.write_text(whole)
         return found
 
-    monkeypatch.setattr("ibpwf.own_data.watching.read_examples", reading)
+    monkeypatch.setattr("ibpwf.estimator.watch.read_examples", reading)
     assert watched(place).learned == 1
     assert [line["rows"] for line in log_of(place, "learned")] == [60]
 

@@ -39,7 +39,7 @@ def task_table(folder: Path, number: int, each: int = 40) -> Path:
 def make_models(folder: Path) -> Path:
     """A folder of two models: `things`, three tasks of a table, and `pictures`, two tasks of 4×4 images."""
     from ibpwf.data import ReadOptions
-    from ibpwf.own_data.learning import LearnOptions, learn_file
+    from ibpwf.estimator.files import LearnOptions, learn_file
 
     models = folder / "models"
     models.mkdir()

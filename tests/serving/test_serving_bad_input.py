@@ -305,7 +305,7 @@ def test_thousands_of_strange_addresses_are_answered_in_a_sentence(asked, tally)
 def test_archives_that_are_bombs_or_no_archives_are_refused(made_models, tmp_path):
     from ibpwf.data import Layout
     from ibpwf.errors import IBPWFError
-    from ibpwf.own_data.answering import layout_of, load_classifier
+    from ibpwf.estimator.files import layout_of, load_classifier
     from ibpwf.serving.uploads import images_to_arrays
 
     layout: Layout = layout_of(load_classifier(made_models / "pictures", "cpu"))
@@ -367,7 +367,7 @@ def test_an_archive_of_archives_is_not_opened(made_models, tmp_path):
     path = tmp_path / "outer.zip"
     path.write_bytes(archive({"a/inner.zip": inner.getvalue()}))
     from ibpwf.errors import DataError
-    from ibpwf.own_data.answering import layout_of, load_classifier
+    from ibpwf.estimator.files import layout_of, load_classifier
     from ibpwf.serving.uploads import images_to_arrays
 
     with pytest.raises(DataError, match="no image"):

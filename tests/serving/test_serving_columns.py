@@ -17,8 +17,7 @@ from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
 from ibpwf.data import ReadOptions, read_examples, texts
-from ibpwf.own_data.answering import layout_of
-from ibpwf.own_data.learning import LearnOptions, learn_file
+from ibpwf.estimator.files import LearnOptions, layout_of, learn_file
 from ibpwf.serving.passes import Rows, answer
 from ibpwf.serving.protocol import HEADER
 from ibpwf.serving.routes import make_app

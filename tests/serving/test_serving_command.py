@@ -135,7 +135,7 @@ def test_models_passes_and_jobs_are_computed_on_the_device_that_was_chosen(model
     service.batcher.close()
 
     seen = list[object]()
-    monkeypatch.setattr("ibpwf.own_data.learning.learn_file", lambda *given: seen.append(given[4].device) or 1 / 0)
+    monkeypatch.setattr("ibpwf.estimator.files.learn_file", lambda *given: seen.append(given[4].device) or 1 / 0)
     job = {"kind": "learn", "data": "data.csv", "task": "colors", "options": {}, "validate": None}
     with pytest.raises(ZeroDivisionError):
         worker._learn(models / "things", job, threading.Event(), "cuda:1")

@@ -28,7 +28,7 @@ from served import NAMES, Server, blobs, columns, outputs, pixels, png, request
 from starlette.testclient import TestClient
 from test_serving_http import wait_for
 
-from ibpwf.own_data.answering import layout_of, load_classifier
+from ibpwf.estimator.files import layout_of, load_classifier
 from ibpwf.serving import batching, inputs
 from ibpwf.serving import inference_routes as ask
 from ibpwf.serving.bodies import BodyReader

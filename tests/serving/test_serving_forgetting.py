@@ -17,8 +17,7 @@ from served import Server, blobs, files_under, request, task_table
 from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
-from ibpwf.own_data.learning import LearnOptions
-from ibpwf.own_data.update import update_file
+from ibpwf.estimator.files import LearnOptions, update_file
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import FolderVersions, Kept

@@ -22,8 +22,7 @@ from starlette.testclient import TestClient
 from test_serving_http import wait_for
 
 from ibpwf import ContinualClassifier
-from ibpwf.own_data.learning import LearnOptions
-from ibpwf.own_data.update import update_file
+from ibpwf.estimator.files import LearnOptions, update_file
 from ibpwf.serving.jobs import Job
 from ibpwf.serving.learning_routes import EXPORTS
 from ibpwf.serving.passes import Rows, answer

@@ -17,8 +17,7 @@ from served import WORDS, blobs, table
 from ibpwf import ContinualClassifier
 from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
-from ibpwf.own_data.learning import LearnOptions, learn_file
-from ibpwf.own_data.update import update_file
+from ibpwf.estimator.files import LearnOptions, learn_file, update_file
 from ibpwf.serving import worker
 from ibpwf.serving.passes import Answer, Rows, answer
 from ibpwf.serving.registry import NoSuchModel, ServedModel

@@ -46,8 +46,8 @@ def evaluate_command(
 
     if json_ is not None and str(json_) != "-":
         check_writable(json_)
-    from ibpwf.own_data.answering import load_classifier, read_like_before
-    from ibpwf.own_data.scoring import score_rows
+    from ibpwf.estimator.files import load_classifier, read_like_before
+    from ibpwf.estimator.scoring import score_rows
 
     classifier = load_classifier(model, device)
     classifier = classifier.fast() if fast else classifier

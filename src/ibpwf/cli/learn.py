@@ -25,8 +25,8 @@ from ibpwf.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from ibpwf.cli.screen import Screen
+    from ibpwf.estimator.files import LearnedTask
     from ibpwf.estimator.recipes import Recipe
-    from ibpwf.own_data.learning import LearnedTask
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
     from ibpwf.training.linear import HeldOut
     from ibpwf.update import Keep, Update
@@ -207,8 +207,7 @@ def learn_command(
     # Before any worker thread starts: denormal numbers in Adam's moments halve the speed of a long run.
     torch.set_flush_denormal(True)
     from ibpwf.cli.screen import Screen
-    from ibpwf.own_data.learning import LearnOptions, learn_file
-    from ibpwf.own_data.update import update_file
+    from ibpwf.estimator.files import LearnOptions, learn_file, update_file
     from ibpwf.storage.checkpoint_folder import task_in_progress
 
     screen = Screen(stderr=json_)

@@ -66,7 +66,7 @@ def predict_command(
 
     if out is not None:
         check_output(out, data)
-    from ibpwf.own_data.answering import answer_rows, load_classifier, read_like_before
+    from ibpwf.estimator.files import answer_rows, load_classifier, read_like_before
 
     classifier = load_classifier(model, device)
     classifier = classifier.fast() if fast else classifier

@@ -70,7 +70,7 @@ def watch_command(
     )
     parameters, stream = _parameters(set_), _stream(buffer, detector)
     from ibpwf.cli.learn import stopping
-    from ibpwf.own_data.watching import WatchOptions, watch_folder
+    from ibpwf.estimator.watch import WatchOptions, watch_folder
 
     caught: list[int] = []
     with stopping(caught) as stop:
@@ -100,7 +100,7 @@ def watch_command(
 
 
 def _undo(model: Path, device: str, log: Path | None, json_: bool) -> None:
-    from ibpwf.own_data.watching import undo_last
+    from ibpwf.estimator.watch import undo_last
 
     line = undo_last(model, device, log)
     if json_:

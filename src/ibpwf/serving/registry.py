@@ -21,7 +21,7 @@ import torch
 from ibpwf.data import Layout
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.own_data.answering import layout_of
+from ibpwf.estimator.files import layout_of
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.passes import warm
 from ibpwf.serving.records import RateLimitedLog, log

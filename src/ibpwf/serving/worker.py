@@ -178,8 +178,7 @@ def _forget(model: Path, task: str, kept: Any) -> dict[str, Any]:
 
 def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str) -> dict[str, Any]:
     from ibpwf.data import ReadOptions
-    from ibpwf.own_data.learning import LearnOptions, learn_file
-    from ibpwf.own_data.update import update_file
+    from ibpwf.estimator.files import LearnOptions, learn_file, update_file
     from ibpwf.serving.protocol import in_query
 
     data, told = _data(model, job), list[str]()
@@ -206,7 +205,7 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str)
 
 def _data(model: Path, job: dict[str, Any]) -> Path:
     """The file to learn from; images out of an archive as arrays."""
-    from ibpwf.own_data.answering import layout_of, load_classifier
+    from ibpwf.estimator.files import layout_of, load_classifier
     from ibpwf.serving.limits import Limits
     from ibpwf.serving.uploads import images_to_arrays
 

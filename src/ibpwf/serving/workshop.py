@@ -18,7 +18,7 @@ from ibpwf.serving.lease import Lease
 from ibpwf.serving.worker import run
 
 NEEDED = [
-    *("ibpwf.own_data.learning", "ibpwf.own_data.update", "ibpwf.serving.worker", "ibpwf.serving.versions"),
+    *("ibpwf.estimator.files", "ibpwf.serving.worker", "ibpwf.serving.versions"),
     *("pyarrow.csv", "pyarrow.compute", "torch"),
     "torch._dynamo",  # which the first optimizer imports: most of the time of a short job
 ]

@@ -16,8 +16,8 @@ from ibpwf.data.examples import in_order
 from ibpwf.data.opening import few
 from ibpwf.data.options import Naming, argument
 from ibpwf.errors import InputError
-from ibpwf.estimator import ContinualClassifier
-from ibpwf.own_data.answering import classes_of
+from ibpwf.estimator.classifier import ContinualClassifier
+from ibpwf.estimator.files import classes_of
 
 Counts = NDArray[np.int64]
 

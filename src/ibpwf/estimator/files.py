@@ -1,10 +1,14 @@
-"""One file learnt as the next task of a model folder, new or old; whatever goes wrong, the folder stays as it was."""
+"""The user's files and a classifier in a model folder: what `ibpwf learn` and `predict` do.
+
+Files are read by `ibpwf.data`; learning and predicting is `ContinualClassifier`'s. Whatever goes wrong, the folder
+stays as it was.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +16,50 @@ from typing import Any
 import numpy as np
 import torch
 
-from ibpwf.data import Examples, ReadOptions, read_examples
-from ibpwf.data.examples import CodedLabels
-from ibpwf.data.opening import shown
-from ibpwf.data.options import Naming
+from ibpwf.data import Examples, Layout, ReadOptions, read_batches, read_examples
+from ibpwf.data.examples import CodedLabels, in_order
+from ibpwf.data.opening import few, shown
+from ibpwf.data.options import Naming, argument
 from ibpwf.data.rows import split_rows
 from ibpwf.data.stored import is_large, read_stored
 from ibpwf.distributed import Group, join
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
-from ibpwf.estimator import ROWS, ContinualClassifier
+from ibpwf.estimator.classifier import ROWS, ContinualClassifier
 from ibpwf.estimator.recipes import Recipe
-from ibpwf.own_data.answering import ROWS_AT_ONCE, classes_of, layout_of, load_classifier
 from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
-from ibpwf.training.callbacks import Callback
+from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
 from ibpwf.training.linear import HeldOut
+from ibpwf.update import TOO_FEW, VALIDATION_FRACTION, Keep, Update, known_task
+
+Row = dict[str, Any]
+
+ROWS_PER_ANSWER = 2048
+
+
+def load_classifier(path: Path, device: str = "auto") -> ContinualClassifier:
+    """Read a model folder that was made from files."""
+    classifier = ContinualClassifier.load(path, device=device)
+    if "layout" not in classifier.extra_:
+        raise StoreError(
+            f"{path} was not learnt from files, so the columns it expects are not known; use it in Python: "
+            f"ContinualClassifier.load({str(path)!r})."
+        )
+    return classifier
+
+
+def layout_of(classifier: ContinualClassifier) -> Layout:
+    """How the files that a classifier learnt from are laid out; it is saved with it."""
+    return Layout.from_json(classifier.extra_["layout"])
+
+
+def classes_of(classifier: ContinualClassifier, task: str) -> list[str]:
+    """The labels of a task."""
+    return in_order(map(str, classifier.labels_of(task)))
+
+
+# Learning a file
 
 
 @dataclass(frozen=True)
@@ -198,7 +230,7 @@ def batch_accuracy(classifier: ContinualClassifier, examples: Examples, task: st
     """Per cent of examples that are answered rightly."""
     right = sum(
         int(np.sum(classifier.predict(part.inputs, task) == np.array(part.y)))
-        for part in examples.batches(ROWS_AT_ONCE)
+        for part in examples.batches(ROWS_PER_ANSWER)
     )
     return 100.0 * (right / len(examples))
 
@@ -305,3 +337,146 @@ def check_parameters(model: Path, classifier: ContinualClassifier, asked: Mappin
 
 def _plain(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+# Updating a task
+
+
+class StopAsked(Callback):
+    """Ends the training of what is only tried once somebody asks for it."""
+
+    def __init__(self, stop: Callable[[], bool] | None) -> None:
+        self.stop = stop
+
+    def step_end(self, step: StepEnd) -> None:
+        if self.stop is not None and self.stop():
+            raise KeyboardInterrupt
+
+
+def update_file(
+    model: Path,
+    data: Path,
+    task: str,
+    parameters: Mapping[str, Any] | None = None,
+    options: LearnOptions | None = None,
+    keep: Keep = "better",
+) -> Update | None:
+    """Learn a file as more rows of task `task` of the model folder; None if that had been done already, and was to be
+    resumed. With keep="never" nothing is written, and with "better" nothing either if held-out rows get worse."""
+    options = options or LearnOptions()
+    options.check()
+    if not os.path.lexists(model / MANIFEST):
+        raise InputError(
+            f"{shown(model)} holds no model yet, so there is no task '{task}' to learn more of; learn it first, "
+            f"without {options.naming('update')}."
+        )
+    with contextlib.nullcontext() if keep == "never" else lock_folder(model):
+        classifier = load_classifier(model, options.device)
+        check_parameters(model, classifier, parameters or {}, options.naming)
+        info = known_task(classifier.learner_.known, task)
+        layout = layout_of(classifier)
+        examples = read_examples(data, replace(options.read, like=layout))
+        _check_labels(examples, classes_of(classifier, info.name), info.name, options)
+        if options.read.takes_unknown:  # in this file, so in those to come
+            classifier.extra_ = {**classifier.extra_, "layout": replace(layout, unknown="zeros").to_json()}
+        if keep == "never":
+            return _try(classifier, examples, info.name, keep, options, [StopAsked(options.stop)])
+        serial = classifier.learner_.method.next_serial(len(classifier.tasks_))
+        discard_finished(model, serial)
+        noted = classifier.extra_.get(ROWS, {})
+        if options.resume and noted.get(f"{info.name}@{info.version}") == examples.digest():
+            return None
+        check_unfinished(model, f"{info.name}@{info.version + 1}", serial, options)
+        result = _keep(model, classifier, examples, info.name, keep, options)
+        if result.kept:
+            versions = {f"{info.name}@{info.version}": noted.get(info.name), **noted}
+            versions |= {f"{info.name}@{result.version}": examples.digest(), info.name: None}
+            classifier.extra_ = {**classifier.extra_, ROWS: {name: one for name, one in versions.items() if one}}
+            if result.accuracy is not None:
+                classifier.learner_.note_accuracy(info.name, result.accuracy)
+            classifier.save(model)
+        elif task_in_progress(model) is not None:
+            discard(model)
+        return result
+
+
+def _keep(
+    model: Path, classifier: ContinualClassifier, examples: Examples, task: str, keep: Keep, options: LearnOptions
+) -> Update:
+    checkpoint = Checkpoint(model, every=options.checkpoint_minutes, resume=options.resume, stop=options.stop)
+    with resuming(options):
+        return _try(classifier, examples, task, keep, options, [checkpoint])
+
+
+def _try(
+    classifier: ContinualClassifier,
+    examples: Examples,
+    task: str,
+    keep: Keep,
+    options: LearnOptions,
+    callbacks: Sequence[Callback],
+) -> Update:
+    share = VALIDATION_FRACTION if options.validate is None else options.validate
+    watching = [*options.callbacks, *callbacks]
+    try:
+        return classifier.update(
+            examples.inputs, np.array(examples.y), task, keep=keep, validation_fraction=share, callbacks=watching
+        )
+    except InputError as error:
+        if error.remedy != TOO_FEW:
+            raise
+        say = options.naming
+        remedy = f"Give more rows at once, a larger {say('validate')}, or {say('force')} to keep them in any case."
+        raise InputError(error.problem, remedy=remedy) from None
+
+
+def _check_labels(examples: Examples, classes: Sequence[str], task: str, options: LearnOptions) -> None:
+    assert examples.y is not None
+    new = next((row for row, label in enumerate(examples.y) if label not in classes), None)
+    if new is not None:
+        raise InputError(
+            f"{examples.where(new)}: task '{task}' has no class {examples.y[new]!r}, only {few(list(classes))}; "
+            f"learn new classes as a task of their own, without {options.naming('update')}."
+        )
+
+
+# Predicting
+
+
+def read_like_before(classifier: ContinualClassifier, data: Path, options: ReadOptions) -> Iterator[Examples]:
+    """The examples of a file that is like those learnt, some at a time."""
+    return read_batches(data, ROWS_PER_ANSWER, replace(options, like=layout_of(classifier)))
+
+
+def answer_rows(
+    classifier: ContinualClassifier,
+    batches: Iterable[Examples],
+    task: str | None = None,
+    posterior_samples: int = 0,
+    naming: Naming = argument,
+) -> Iterator[list[Row]]:
+    """The answers in the order of the file, a batch at a time, averaged over so many `posterior_samples`. An
+    image is named by its file, anything else by its number, counted from 1."""
+    if task is not None:
+        classifier.learner_.task_number(task)  # an unknown name is refused with the nearest one
+    if posterior_samples < 0:
+        raise InputError(
+            f"{naming('posterior_samples')} is {posterior_samples}; give how many to average over, such as 100."
+        )
+    number = 0
+    for batch in batches:
+        found = classifier.answers(batch.inputs, task, posterior_samples)
+        rows: list[Row] = []
+        for at in range(len(batch)):
+            number += 1
+            row: Row = {"file": batch.where(at).file} if batch.origins.numbers is None else {"row": number}
+            row["label"] = str(found.labels[at])
+            row["probability"] = float(found.probability[at])
+            row["task"] = str(found.tasks[at])
+            row["entropy"] = float(found.entropy[at])
+            row["novelty"] = float(found.novelty[at])
+            row["novel"] = bool(found.is_novel[at])
+            if found.mutual_information is not None:
+                row["mutual_information"] = float(found.mutual_information[at])
+            rows.append(row)
+        yield rows

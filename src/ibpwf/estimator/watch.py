@@ -22,9 +22,15 @@ import numpy as np
 from ibpwf.data import Examples, ReadOptions, read_examples
 from ibpwf.data.writing import rows_file
 from ibpwf.errors import IBPWFError, InputError
-from ibpwf.estimator import ContinualClassifier
-from ibpwf.own_data.answering import ROWS_AT_ONCE, answer_rows, layout_of, load_classifier
-from ibpwf.own_data.learning import check_model_place, made_folder
+from ibpwf.estimator.classifier import ContinualClassifier
+from ibpwf.estimator.files import (
+    ROWS_PER_ANSWER,
+    answer_rows,
+    check_model_place,
+    layout_of,
+    load_classifier,
+    made_folder,
+)
 from ibpwf.storage.checkpoint_folder import discard_finished, task_in_progress
 from ibpwf.storage.files import append_jsonl, read_jsonl
 from ibpwf.storage.folder import MANIFEST, lock_folder
@@ -342,7 +348,8 @@ class Watching:
         y = np.array(examples.y)
         right = {}
         if classifier.stream_rows_:
-            said = [classifier.predict(part.inputs.reshape(len(part), -1)) for part in examples.batches(ROWS_AT_ONCE)]
+            batches = examples.batches(ROWS_PER_ANSWER)
+            said = [classifier.predict(part.inputs.reshape(len(part), -1)) for part in batches]
             right = {"accuracy": round(100 * float(np.mean(np.concatenate(said) == y)), 2)}
         classifier.partial_fit(examples.inputs.reshape(len(examples), -1), y)
         if like is None:
@@ -353,7 +360,7 @@ class Watching:
         folder = self.log.path.parent / "predictions"
         folder.mkdir(exist_ok=True)
         with rows_file(folder / f"{Path(examples.path).name}.csv") as write:
-            for rows in answer_rows(self.classifier, examples.batches(ROWS_AT_ONCE)):
+            for rows in answer_rows(self.classifier, examples.batches(ROWS_PER_ANSWER)):
                 write(rows)
         return len(examples)
 
