@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def work() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "predict, one of 100 tasks inferred", lambda: [learner.predict(last) for _ in range(5)] and None
     yield "predict, rows of 100 tasks, given", lambda: [learner.predict(mixed, task=owner) for _ in range(3)] and None
     yield "predict, rows of 100 tasks, inferred", lambda: [learner.predict(mixed) for _ in range(3)] and None
-    yield "posterior samples, 20", lambda: ten.predict(x, **{SAMPLES[0]: 20}) and None
+    samples = "posterior_samples" if "posterior_samples" in signature(Learner.predict).parameters else "draws"
+    yield "posterior samples, 20", lambda: ten.predict(x, **{samples: 20}) and None
     pixels, digits = load_digits(return_X_y=True)
 
     def small() -> None:
@@ -93,8 +95,13 @@ def work() -> Iterator[tuple[str, Callable[[], None]]]:
     rows = np.ascontiguousarray(pixels[:500])
     yield "classifier, predict", lambda: [fitted.predict(rows) for _ in range(10)] and None
     yield "classifier, predict_proba", lambda: [fitted.predict_proba(rows) for _ in range(5)] and None
-    router = Settings(inference="router", features="random", held_out=0.1, epochs=2, finetune_epochs=1)
-    routed = Learner(mlp(64, [64], 10), router, device="cpu")
+    apart = "validation_fraction" if "validation_fraction" in Settings.model_fields else "held_out"
+    short = {apart: 0.1, "epochs": 2, "finetune_epochs": 1}
+    if "features" in Settings.model_fields:
+        routing = Settings(inference="router", features="random", **short)
+    else:
+        routing = Settings(inference={"kind": "router", "features": "random"}, **short)
+    routed = Learner(mlp(64, [64], 10), routing, device="cpu")
     for low in (0, 3, 6):
         part = (digits >= low) & (digits < low + 3)
         routed.learn(pixels[part].astype("float32"), digits[part])

@@ -16,12 +16,13 @@ from ibpwf.fast import pairs
     rows=st.integers(1, 30),
     share=st.floats(0, 1),
     skew=st.floats(0, 3),
-    way=st.sampled_from([{}, {"AT_ONCE": 1}, {"AT_ONCE": 500}, {"AT_ONCE": 1, "LARGE": 1}]),
-    few=st.sampled_from([0, 16]),
+    copied=st.sampled_from([0, 2**18]),
+    padded=st.sampled_from([0, 4, 1_000]),
+    at_once=st.sampled_from([1, 500, 2**22]),
     seed=st.integers(0, 1000),
 )
 def test_every_pair_gets_its_own_product(
-    groups: int, rows: int, share: float, skew: float, way: dict[str, int], few: int, seed: int
+    groups: int, rows: int, share: float, skew: float, copied: int, padded: int, at_once: int, seed: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
     matrices = torch.randn(groups, 5, 3, generator=g, dtype=torch.float64)
@@ -32,9 +33,9 @@ def test_every_pair_gets_its_own_product(
     mixed = torch.randperm(len(row), generator=g)
     row, group = row[mixed], group[mixed]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "FEW", few)
-        for name, value in way.items():
-            patch.setattr(pairs, name, value)
+        patch.setattr(pairs, "COPIED", copied)
+        patch.setattr(pairs, "PADDED", padded)
+        patch.setattr(pairs, "AT_ONCE", at_once)
         found = pairs.products(matrices, offsets, points, row, group, lambda z: z.square().sum(-1))
     truth = [
         float(((points[n] @ matrices[m] + offsets[m]) ** 2).sum())

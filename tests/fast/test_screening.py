@@ -80,19 +80,19 @@ def test_tasks_that_overlap_and_that_do_not_are_told_apart_as_by_the_reference(
     log_apart=st.floats(-3, 2),
     coordinates=st.integers(1, 12),
     at_once=st.sampled_from([1, 1_000, 2**20]),
-    few=st.sampled_from([0, 16]),
+    padded=st.sampled_from([0, 4]),
     seed=st.integers(1, 1000),
 )
 def test_many_tasks_are_told_apart_as_by_the_reference_however_few_coordinates_come_first(
-    tasks: int, log_apart: float, coordinates: int, at_once: int, few: int, seed: int
+    tasks: int, log_apart: float, coordinates: int, at_once: int, padded: int, seed: int
 ) -> None:
     apart = 10**log_apart
     phi = torch.cat([drawn(task, 3, apart, seed) for task in range(tasks)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(screening, "COORDINATES", coordinates)
         patch.setattr(screening, "AT_ONCE", at_once)
-        patch.setattr(pairs, "AT_ONCE", at_once)
-        patch.setattr(pairs, "FEW", few)
+        patch.setattr(pairs, "COPIED", at_once)
+        patch.setattr(pairs, "PADDED", padded)
         model = taught(tasks, apart)
         found = quick(model, phi)
         prepared = screen_of(model)

@@ -22,8 +22,8 @@ from torch import Tensor
 from ibpwf.fast.pairs import products
 
 NEGLIGIBLE_NATS = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
-COORDINATES = 32  # of every group, for every input
-FURTHER_COORDINATES = 16  # beyond the first 32, of the groups that these do not rule out
+COORDINATES = 24  # of every group, for every input
+FURTHER_COORDINATES = 24  # beyond the first, of the groups that these do not rule out
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
 AT_ONCE = 2**20  # numbers of the first look, for as many inputs as that is enough for
 ROUNDING = 2.0**-24
@@ -136,16 +136,29 @@ class Screen:
         left = torch.zeros(most.shape, dtype=torch.bool, device=most.device)
         if len(row):
             coarse = torch.hypot(near[row, group], self.more.norms(inside, row, group))
-            still = _scores(self.constant[group], coarse, error[row, group], -1) >= least[row]
-            row, group = row[still], group[still]
-        if len(row):
-            fine, error_fine = self.whole.norms(inside, row, group), error[row, group]
-            least.scatter_reduce_(
-                0, row, _scores(self.constant[group], fine, error_fine, 1) - NEGLIGIBLE_NATS, "amax"
-            )
-            left[row, group] = _scores(self.constant[group], fine, error_fine, -1) >= least[row]
+            bound = _scores(self.constant[group], coarse, error[row, group], -1)
+            self._last_look(inside, error, least, left, row, group, bound)
         left[at, best] = _scores(constant, distance, doubt, -1) >= least
         return left
+
+    def _last_look(
+        self, inside: Tensor, error: Tensor, least: Tensor, left: Tensor, row: Tensor, group: Tensor, bound: Tensor
+    ) -> None:
+        """Enter into `left` which pairs have a score of at least `least`, which rises with what is found. The most
+        promising group of a row comes first: where the nearest one at first sight was not the best, it rules out
+        nearly all others."""
+        highest = least.scatter_reduce(0, row, bound, "amax")[row]
+        for turn in (bound >= highest, bound < highest):
+            at = (turn & (bound >= least[row])).nonzero().flatten()
+            if len(at):
+                some, those = row[at], group[at]
+                fine, doubt, constant = (
+                    self.whole.norms(inside, some, those),
+                    error[some, those],
+                    self.constant[those],
+                )
+                least.scatter_reduce_(0, some, _scores(constant, fine, doubt, 1) - NEGLIGIBLE_NATS, "amax")
+                left[some, those] = _scores(constant, fine, doubt, -1) >= least[some]
 
     def _first_look(self, inside: Tensor) -> Tensor:
         """‖z‖ of the first k coordinates of every row and group."""
