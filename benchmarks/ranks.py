@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.distributed import join
-from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.gaussian import Gaussian
 from ibpwf.models import mlp, resnet9
 
 CLASSES, SIDE, EPOCHS, BATCH, SEED = 4, 32, 5, 64, 0
@@ -78,7 +78,7 @@ def speed(rows: int, width: int, device: str) -> dict[str, Tensor]:
         learner.learn(*images(task, rows), callbacks=[clock])
         took += clock.ends[-1] - clock.ends[0]
     inference = learner.method.inference
-    assert isinstance(inference, GaussianTaskInference)
+    assert isinstance(inference, Gaussian)
     mean = inference.groups[0].mean.cpu().contiguous()
     return {"per_second": torch.tensor(2 * rows * (EPOCHS - 1) / took), "mean": mean}
 

@@ -25,8 +25,8 @@ from ibpwf.factors import elbo
 from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.layers import assign_scores, factor_layer, layer_product, layer_weight
 from ibpwf.inference.base import infer_tasks
-from ibpwf.inference.features.random import RandomFeatures
-from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.features.random import Random
+from ibpwf.inference.gaussian import Gaussian
 from ibpwf.training.phase import Phase, make_optimizer
 
 ROUNDS, CALLS = 15, 20
@@ -125,7 +125,7 @@ def adam_sides(device: torch.device, clip: float | None) -> dict[str, Side]:
 
 def inference_sides(device: torch.device) -> dict[str, Side]:
     """A hundred tasks whose φ lie apart, 256 rows of one of them."""
-    features, inference = RandomFeatures(300), GaussianTaskInference()
+    features, inference = Random(width=300), Gaussian()
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(400, 64, generator=generator) + 3 * torch.randn(64, generator=generator) for _ in range(100)]
     features.fit([(rows[0].to(device), torch.zeros(400))], 400, generator)

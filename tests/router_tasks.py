@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration, expert_weight
-from ibpwf.inference.router import SHARPNESS, RidgeRouter
+from ibpwf.inference.router import SHARPNESS, Router
 
 CLASSES = ((0, 1), (2, 3), (4, 5, 6))
 COLUMNS = tuple((task, label) for task, labels in enumerate(CLASSES) for label in labels)
@@ -101,7 +101,7 @@ def calibrations(learner: Learner) -> list[Calibration]:
 def router_scores(learner: Learner, x: Tensor = X) -> np.ndarray:
     """r, from the sums alone: ridge regression in NumPy with the λ that was found."""
     router = learner.method.inference
-    assert isinstance(router, RidgeRouter)
+    assert isinstance(router, Router)
     phi, sums = learner.method.features(x).double().numpy(), router._sums
     counts = np.concatenate([task.counts.numpy() for task in sums.tasks])
     means = np.concatenate([task.means.numpy() for task in sums.tasks])

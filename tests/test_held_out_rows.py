@@ -15,7 +15,7 @@ from ibpwf import Learner
 from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.errors import InputError
 from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration
-from ibpwf.inference.router import RidgeRouter
+from ibpwf.inference.router import Router
 from ibpwf.method import MOST_HELD_OUT
 from router_tasks import (
     CLASSES,
@@ -109,7 +109,7 @@ def test_rows_held_out_are_of_every_class_drawn_by_seed_and_the_router_counts_th
         learner = Learner(network(), SETTINGS.replace(held_out=0.25, epochs=1), seed=seed, device="cpu")
         learner.learn(*examples(CLASSES[2]))
         router = learner.method.inference
-        assert isinstance(router, RidgeRouter)
+        assert isinstance(router, Router)
         kept, held = taken.parts[-1]
         _, y = examples(CLASSES[2])
         for place, label in enumerate(CLASSES[2]):

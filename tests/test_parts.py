@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,50 +44,48 @@ def taught(learner: Learner, tasks: int = 3) -> Learner:
 class Squares(Features):
     """φ(x): inputs in units of the first task's largest, and their squares."""
 
-    def __init__(self) -> None:
-        self.scale = torch.ones(())
-        self.rows = 0
+    _scale: Tensor = PrivateAttr(default_factory=lambda: torch.ones(()))
+    _rows: int = PrivateAttr(0)
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
-        self.scale = torch.stack([x.abs().max() for x, _ in batches]).max()
-        self.rows = rows
+        self._scale = torch.stack([x.abs().max() for x, _ in batches]).max()
+        self._rows = rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([x / self.scale, (x / self.scale).square()], dim=1)
+        return torch.cat([x / self._scale, (x / self._scale).square()], dim=1)
 
     def state(self) -> State:
-        return {"rows": self.rows}, {"scale": self.scale}
+        return {"rows": self._rows}, {"scale": self._scale}
 
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if tensors:
-            self.rows, self.scale = content["rows"], tensors["scale"]
+            self._rows, self._scale = content["rows"], tensors["scale"]
 
 
 class Nearest(TaskInference):
     """The task whose mean φ is nearest."""
 
-    def __init__(self) -> None:
-        self.means: list[Tensor] = []
+    _means: list[Tensor] = PrivateAttr(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.means)
+        return len(self._means)
 
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
-        assert task == len(self.means)
+        assert task == len(self._means)
         assert classes == 2
-        self.means.append(torch.cat([phi for phi, _ in batches]).double().mean(0))
+        self._means.append(torch.cat([phi for phi, _ in batches]).double().mean(0))
 
     def log_scores(self, phi: Tensor) -> Tensor:
-        return -torch.cdist(phi.double(), torch.stack(self.means))
+        return -torch.cdist(phi.double(), torch.stack(self._means))
 
     def forget(self, task: int) -> None:
-        del self.means[task]
+        del self._means[task]
 
     def task_state(self, task: int) -> State:
-        return {}, {"mean": self.means[task]}
+        return {}, {"mean": self._means[task]}
 
     def load_state(self, state: State, tasks: Iterable[State]) -> None:
-        self.means = [tensors["mean"] for _, tensors in tasks]
+        self._means = [tensors["mean"] for _, tensors in tasks]
 
 
 def smooth(logits: Tensor, y: Tensor) -> Tensor:
@@ -105,10 +104,10 @@ def test_features_and_inference_of_ones_own_tell_tasks_apart() -> None:
     features, inference = learner.method.features, learner.method.inference
     assert isinstance(features, Squares)
     assert isinstance(inference, Nearest)
-    assert features.rows == 48, "fitted on the first task, and never again"
+    assert features._rows == 48, "fitted on the first task, and never again"
     x = torch.cat([examples(task)[0] for task in range(3)])
-    phi = torch.cat([x / features.scale, (x / features.scale) ** 2], 1).double()
-    distance = torch.stack([(phi - mean).norm(dim=1) for mean in inference.means], 1)
+    phi = torch.cat([x / features._scale, (x / features._scale) ** 2], 1).double()
+    distance = torch.stack([(phi - mean).norm(dim=1) for mean in inference._means], 1)
     answer = learner.predict(x)
     assert torch.equal(answer.task, distance.argmin(1))
     torch.testing.assert_close(answer.task_probabilities, (-distance).softmax(1))
@@ -119,7 +118,7 @@ def test_a_forgotten_task_leaves_an_inference_of_ones_own() -> None:
     learner = taught(new(inference=Nearest()))
     before = learner.logits(examples(2)[0], 2)
     learner.forget(0)
-    assert len(learner.method.inference.means) == 2  # type: ignore[attr-defined]
+    assert len(learner.method.inference._means) == 2  # type: ignore[attr-defined]
     assert torch.equal(learner.logits(examples(2)[0], 1), before)
     assert float((learner.predict(examples(2)[0]).task == 1).double().mean()) > 0.9
 
@@ -209,8 +208,8 @@ def test_a_folder_that_names_a_module_does_not_import_it(here: Path) -> None:
     [
         ({"inference": "gausian"}, r"unknown inference 'gausian'\. Did you mean 'gaussian'\?"),
         ({"features": "radnom"}, r"unknown features 'radnom'\. Did you mean 'random'\?"),
-        ({"inference": "own_parts:Squares"}, "inference 'own_parts:Squares' is a Squares, not a TaskInference"),
-        ({"features": "own_parts:smooth"}, "features 'own_parts:smooth' is a |features 'own_parts:smooth' cannot be"),
+        ({"inference": "own_parts:Squares"}, "inference is 'own_parts:Squares', a Squares; expected a TaskInference"),
+        ({"features": "own_parts:smooth"}, "features is 'own_parts:smooth', a smooth; expected a Features"),
         ({"features": "own_parts:Absent"}, "features 'own_parts:Absent' cannot be imported"),
     ],
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from ibpwf import Learner
 from ibpwf.errors import InputError
 from ibpwf.inference.fusion import expert_weight
-from ibpwf.inference.router import RidgeRouter
+from ibpwf.inference.router import Router
 from ibpwf.training.checkpoint import Checkpoint
 from router_tasks import (
     CLASSES,
@@ -86,7 +86,7 @@ def test_a_forgotten_task_leaves_nothing_in_the_router_nor_among_the_weights(
     before = [learner.logits(X, task) for task in range(3)]
     kept = [one for task, one in enumerate(calibrations(learner)) if task != gone]
     others = [labels for task, labels in enumerate(CLASSES) if task != gone]
-    never = RidgeRouter(keep_sums_per_task=True)  # on the same features
+    never = Router(keep_sums_per_task=True)  # on the same features
     method = learner.method
     state = [method.inference.task_state(task) for task in range(3) if task != gone]
     never.load_state(({}, {}), state)
@@ -94,7 +94,7 @@ def test_a_forgotten_task_leaves_nothing_in_the_router_nor_among_the_weights(
     for place, task in enumerate(task for task in range(3) if task != gone):
         assert torch.equal(learner.logits(X, place), before[task])
     router = learner.method.inference
-    assert isinstance(router, RidgeRouter)
+    assert isinstance(router, Router)
     assert router.columns() == [len(labels) for labels in others]
     assert torch.equal(router.class_scores(learner.method.features(X)), never.class_scores(method.features(X)))
     assert calibrations(learner) == kept

@@ -166,11 +166,11 @@ def test_nothing_but_a_router_has_a_second_opinion(changes: dict[str, str]) -> N
 
 
 def test_an_inference_of_ones_own_is_named() -> None:
-    from ibpwf.inference.gaussian import GaussianTaskInference
+    from ibpwf.inference.gaussian import Gaussian
 
     settings = Settings(second_opinion=True, inference="router")
-    with pytest.raises(InputError, match="GaussianTaskInference has no regression on classes"):
-        Learner(network(), settings, inference=GaussianTaskInference(), device="cpu")
+    with pytest.raises(InputError, match="Gaussian has no regression on classes"):
+        Learner(network(), settings, inference=Gaussian(), device="cpu")
 
 
 @pytest.mark.parametrize("fault", ["gone", "width", "flag", "weights"])

@@ -165,8 +165,8 @@ def test_patches_have_one_to_four_different_sizes(settings: type[Settings] | typ
     assert settings().patch_sizes == (6,)
     assert settings.from_json(settings(patch_sizes=[5, 8]).to_json()).patch_sizes == (5, 8)
     for wrong, message in (
-        ([], r"patch_sizes is \[\]; give one to 4 different sizes, such as \[5, 8\]\."),
-        ([5, 5], r"patch_sizes is \[5, 5\]; give one to 4 different sizes"),
+        ([], r"sizes is \[\]; give one to 4 different sizes, such as \[5, 8\]\."),
+        ([5, 5], r"sizes is \[5, 5\]; give one to 4 different sizes"),
         ([2, 3, 4, 5, 6], "give one to 4 different sizes"),
         ([5, 1], r"patch_sizes is 1; give at least 2 and at most 32\."),
         ([33], r"patch_sizes is 33; give at least 2 and at most 32\."),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ibpwf import Learner, Settings, backbones
 from ibpwf.device import choose_device
-from ibpwf.inference.router import RidgeRouter
+from ibpwf.inference.router import Router
 from ibpwf.lab.data.texts import load_reuters
 from ibpwf.models import mlp
 
@@ -129,6 +129,6 @@ def made_learner(settings: Settings, seed: int, device: str) -> Learner:
 
 def ridge_answers(texts: Texts, train: Tensor, test: Tensor) -> Tensor:
     """Of regression on the frozen features as they are, over all topics at once, with the ridge a router takes."""
-    router = RidgeRouter()
+    router = Router()
     router.learn(0, [(texts.features[train], texts.topics[train])], TOPICS)
     return router.class_scores(texts.features[test]).argmax(1)

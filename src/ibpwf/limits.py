@@ -53,9 +53,7 @@ def check_features(count: int) -> None:
 def check_patch_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Refuses no size at all, more than anybody needs, and one given twice."""
     if not 1 <= len(sizes) <= MOST_PATCH_SIZES or len({*sizes}) < len(sizes):
-        raise InputError(
-            f"patch_sizes is {list(sizes)}; give one to {MOST_PATCH_SIZES} different sizes, such as [5, 8]."
-        )
+        raise InputError(f"sizes is {list(sizes)}; give one to {MOST_PATCH_SIZES} different sizes, such as [5, 8].")
     return sizes
 
 
@@ -63,7 +61,7 @@ def check_image_sizes(sizes: Sizes) -> Sizes:
     """Of several, refuses none at all, more than anybody needs, and one given twice."""
     if isinstance(sizes, tuple) and (not 1 <= len(sizes) <= MOST_IMAGE_SIZES or len({*sizes}) < len(sizes)):
         raise InputError(
-            f"backbone_size is {list(sizes)}; give one to {MOST_IMAGE_SIZES} different sizes, such as [224, 288]."
+            f"size is {list(sizes)}; give one to {MOST_IMAGE_SIZES} different sizes, such as [224, 288]."
         )
     return sizes
 

@@ -40,7 +40,7 @@ from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference import fusion
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.fusion import Calibration, by_task
-from ibpwf.inference.kinds import make_features, make_inference
+from ibpwf.inference.kinds import Context, images_of, inference_of
 from ibpwf.inference.opinion import EXPERT, REGRESSION, Opinion
 from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
 from ibpwf.inference.uncertainty import entropy, sampled_probabilities
@@ -118,8 +118,9 @@ class IBPWF(Method):
         self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
         given = self.parts
         depends_on_default(given.features, given.inference, given.loss, given.optimizer)
-        self.features = make_features(settings, model) if given.features is None else given.features
-        self.inference = make_inference(settings) if given.inference is None else given.inference
+        self.inference = (inference_of(settings) if given.inference is None else given.inference).fork()
+        features = self.inference.features if given.features is None else given.features
+        self.features = features.bound(Context(model, images_of(settings)))
         self._take(settings)
         self.fit_loss = F.cross_entropy if given.loss is None else given.loss
         self.versions = Versions()
@@ -145,7 +146,8 @@ class IBPWF(Method):
 
     def join(self, group: Group) -> None:
         """Learn together with other processes from now on."""
-        self.group = self.inference.group = group
+        self.group = group
+        self.inference.join(group)
 
     def with_settings(self, settings: Settings) -> Self:
         """The same method with other settings from the next task on; those it was built with must be the same."""

@@ -196,6 +196,11 @@ class Part(FrozenSettings):
             _BASES[cls.group] = cls
 
     @classmethod
+    def spelled(cls, kind: str) -> Any:
+        """What a name stands for that a group reads in a way of its own: a kind, or a tree."""
+        return kind
+
+    @classmethod
     def kind_name(cls) -> str:
         """Its kind; of a class that names none, or only inherits it, where it is to be imported from."""
         return str(vars(cls).get("kind") or f"{cls.__module__}:{cls.__qualname__}")
@@ -280,6 +285,7 @@ def build(group: str, value: object, *, field: str = "") -> Part:
     base, field = _BASES[group], field or group
     if isinstance(value, base):
         return value
+    value = base.spelled(value) if isinstance(value, str) else value
     kind, settings = (value.get("kind"), value) if isinstance(value, Mapping) else (value, {})
     found = _kind(group, kind, field) if isinstance(kind, str) else kind
     if not isinstance(found, type) or not issubclass(found, base):
@@ -315,6 +321,7 @@ def _merge(settings: type[FrozenSettings], found: Tree, name: str, value: object
     if group is None or not isinstance(value, (Mapping, str, type)):
         found[name] = value
         return
+    value = _BASES[group].spelled(value) if isinstance(value, str) else value
     given = dict(value) if isinstance(value, Mapping) else {"kind": value}
     tree = _as_layer(found.get(name, settings.model_fields[name].get_default(call_default_factory=True)))
     old = _kind(group, tree["kind"], name) if isinstance(tree["kind"], str) else tree["kind"]

@@ -21,10 +21,11 @@ from ibpwf.cli.export import show
 from ibpwf.errors import InputError
 from ibpwf.exporting.graph import Expert
 from ibpwf.exporting.source import Source
-from ibpwf.inference.base import Batch, Features
+from ibpwf.images import Images
+from ibpwf.inference.base import Batch, Context, Features
 from ibpwf.inference.features import patches
-from ibpwf.inference.features.patches import PatchFeatures
-from ibpwf.inference.router import RidgeRouter
+from ibpwf.inference.features.patches import Patches
+from ibpwf.inference.router import Router
 from ibpwf.storage.network_json import build
 
 DIGITS = load_digits()
@@ -255,18 +256,18 @@ def test_a_router_of_flat_rows_is_exported_with_the_images_that_they_are() -> No
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12)], ids=str)
 @pytest.mark.parametrize("responses", [1, 2**18])
-@pytest.mark.parametrize("patch", [6, (3, 5)], ids=str)
+@pytest.mark.parametrize("patch", [(6,), (3, 5)], ids=str)
 def test_patch_features_are_the_same_in_a_graph_line_by_line_or_at_once(
     mirror: bool,
     shape: tuple[int, int, int],
     responses: int,
-    patch: int | tuple[int, ...],
+    patch: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(patches, "RESPONSES", responses)
     x = torch.rand(20, *shape, generator=torch.Generator().manual_seed(0))
     x[:5, :, :, :7] = 0.5  # with blank patches
-    features = PatchFeatures(9, patch=patch, mirror=mirror, shape=shape)
+    features = Patches(filters=9, sizes=patch, mirror=mirror).bound(Context(images=Images(shape=shape)))
     features.fit([(x, torch.zeros(20))], 20, torch.Generator().manual_seed(1))
     traced = features.export_module()
     with torch.no_grad():
@@ -283,7 +284,7 @@ def test_a_graph_answers_by_patches_of_several_sizes() -> None:
 # What cannot be
 
 
-class OwnRouter(RidgeRouter):
+class OwnRouter(Router):
     """Tells classes apart otherwise than the router of the house."""
 
     def class_log_scores(self, phi: Tensor) -> Tensor:

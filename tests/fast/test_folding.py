@@ -12,9 +12,9 @@ from ibpwf import factorize
 from ibpwf.dispatch import accelerated
 from ibpwf.fast import inferring
 from ibpwf.fast.folding import Fold, LinearFeatures, linear_features
-from ibpwf.inference.base import infer_tasks
-from ibpwf.inference.features.layer import LayerFeatures
-from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator
+from ibpwf.inference.base import Context, infer_tasks
+from ibpwf.inference.features.layer import Layer
+from ibpwf.inference.gaussian import Gaussian, MomentAccumulator
 from ibpwf.learner import Learner
 from ibpwf.models import mlp
 from ibpwf.settings import Settings
@@ -37,8 +37,8 @@ def layer_of_rank(rank: int, bias: bool = True) -> LinearFeatures:
     return LinearFeatures(weight, torch.randn(30, generator=generator) if bias else None)
 
 
-def taught(layer: LinearFeatures, apart: float = 1.0) -> GaussianTaskInference:
-    model = GaussianTaskInference(1e-4)
+def taught(layer: LinearFeatures, apart: float = 1.0) -> Gaussian:
+    model = Gaussian(ridge=1e-4)
     for task in range(TASKS):
         sums = MomentAccumulator()
         sums.add(layer(inputs(task, 300, apart=apart)))
@@ -49,7 +49,7 @@ def taught(layer: LinearFeatures, apart: float = 1.0) -> GaussianTaskInference:
     return model
 
 
-def features_of(layer: LinearFeatures) -> LayerFeatures:
+def features_of(layer: LinearFeatures) -> Layer:
     """φ of a model whose first task has that layer's weights."""
     net = nn.Sequential(nn.Linear(50, 30, bias=layer.bias is not None), nn.ReLU(), nn.Linear(30, 2))
     model = factorize(net, alpha=2.0)
@@ -57,10 +57,10 @@ def features_of(layer: LinearFeatures) -> LayerFeatures:
     if layer.bias is not None:
         state["0.bias"] = layer.bias
     model.reference_state = lambda: state  # type: ignore[method-assign]
-    return LayerFeatures(model)
+    return Layer().bound(Context(model))
 
 
-def told(model: GaussianTaskInference, layer: LinearFeatures, x: Tensor, accelerate: bool) -> Tensor:
+def told(model: Gaussian, layer: LinearFeatures, x: Tensor, accelerate: bool) -> Tensor:
     with accelerated(accelerate):
         return infer_tasks(model, features_of(layer), x)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ibpwf.dispatch import accelerated
 from ibpwf.fast.inferring import screen_of
 from ibpwf.inference.base import Features, infer_tasks
-from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator
+from ibpwf.inference.gaussian import Gaussian, MomentAccumulator
 
 TASKS, SIZE = 20, 40
 
@@ -31,8 +31,8 @@ def drawn(task: int, count: int, rank: int, seed: int = 0) -> Tensor:
     return (rows @ mixing + mean) @ room
 
 
-def taught(rank: int) -> GaussianTaskInference:
-    model = GaussianTaskInference(1e-4)
+def taught(rank: int) -> Gaussian:
+    model = Gaussian(ridge=1e-4)
     for task in range(TASKS):
         sums = MomentAccumulator()
         sums.add(drawn(task, 300, rank))
@@ -45,7 +45,7 @@ def taught(rank: int) -> GaussianTaskInference:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_groups_of_equal_rows_are_told_apart(rows: int) -> None:
-    model = GaussianTaskInference(1e-4)
+    model = Gaussian(ridge=1e-4)
     means = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3))
     for task, mean in enumerate(means):
         sums = MomentAccumulator()

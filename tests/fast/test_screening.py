@@ -16,7 +16,7 @@ from ibpwf.fast import pairs, screening
 from ibpwf.fast.inferring import screen_of
 from ibpwf.fast.screening import Screen
 from ibpwf.inference.base import Features, infer_tasks
-from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator
+from ibpwf.inference.gaussian import Gaussian, MomentAccumulator
 from ibpwf.inference.prediction import rows_by_value
 from ibpwf.models import mlp
 
@@ -28,11 +28,11 @@ class Given(Features):
         return x
 
 
-def quick(model: GaussianTaskInference, phi: Tensor) -> Tensor:
+def quick(model: Gaussian, phi: Tensor) -> Tensor:
     return infer_tasks(model, Given(), phi)
 
 
-def whole(model: GaussianTaskInference, phi: Tensor) -> Tensor:
+def whole(model: Gaussian, phi: Tensor) -> Tensor:
     with accelerated(False):
         return infer_tasks(model, Given(), phi)
 
@@ -48,8 +48,8 @@ def drawn(task: int, count: int, apart: float, seed: int = 0) -> Tensor:
     return (rows @ mixing + mean) @ room
 
 
-def taught(tasks: int, apart: float, per_task: int = 1) -> GaussianTaskInference:
-    model = GaussianTaskInference(1e-4)
+def taught(tasks: int, apart: float, per_task: int = 1) -> Gaussian:
+    model = Gaussian(ridge=1e-4)
     for task in range(tasks):
         groups = []
         for part in drawn(task, 200 * per_task, apart).chunk(per_task):
@@ -165,7 +165,7 @@ def test_a_task_whose_rounding_errors_outweigh_the_ridge_is_not_screened() -> No
 
 
 def test_identical_tasks_stay_as_probable_as_each_other() -> None:
-    model = GaussianTaskInference(1e-4)
+    model = Gaussian(ridge=1e-4)
     for task in range(8):
         sums = MomentAccumulator()
         sums.add(drawn(0, 200, 1.0))

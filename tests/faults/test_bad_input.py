@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from ibpwf import Learner, Settings, factorize, method, models
 from ibpwf.errors import IBPWFError, InputError, TrainingError
-from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.gaussian import Gaussian
 from ibpwf.lab import scenario
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.training.callbacks import Callback, EpochEnd
@@ -231,7 +231,7 @@ def test_ctrl_c_during_training_leaves_the_learner_as_it_was(
     elif moment == "growing":
         monkeypatch.setattr(method.IBPWF, "after_epoch", interrupt)
     elif moment == "statistics":
-        monkeypatch.setattr(GaussianTaskInference, "moments_of", interrupt)
+        monkeypatch.setattr(Gaussian, "moments_of", interrupt)
     task = digits[2]
     with pytest.raises(KeyboardInterrupt):
         learned.learn(task.train.x, task.train.y, task="4/5", callbacks=[Watching()])

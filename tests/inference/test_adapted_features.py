@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import router_tasks
 from ibpwf import Learner, Settings, export
 from ibpwf.errors import InputError
+from ibpwf.inference.base import Context
 from ibpwf.inference.features import adapted
-from ibpwf.inference.features.adapted import AdaptedFeatures
+from ibpwf.inference.features.adapted import Adapted
 from router_tasks import CLASSES, X, examples, network
 
 SETTINGS = Settings(
@@ -62,8 +63,8 @@ def test_many_rows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch
     features = learner.method.features
     whole, seen = features(X), []
     monkeypatch.setitem(adapted.ROWS_AT_ONCE, "cpu", 7)
-    outputs = features.outputs
-    features.outputs = lambda rows: seen.append(len(rows)) or outputs(rows)
+    outputs = features._outputs
+    features._outputs = lambda rows: seen.append(len(rows)) or outputs(rows)
     torch.testing.assert_close(features(X), whole, rtol=1e-4, atol=1e-4)
     assert max(seen) == 7
     assert sum(seen) == len(X)
@@ -91,8 +92,8 @@ def test_they_outlive_the_first_task() -> None:
 
 def test_without_a_name_they_are_of_the_last_layer_before_the_head() -> None:
     features = learned(1).method.features
-    assert isinstance(features, AdaptedFeatures)
-    assert features.outputs.layers == ("4",)
+    assert isinstance(features, Adapted)
+    assert features._outputs.layers_read == ("4",)
     assert features(X).shape == (len(X), 16)
 
 
@@ -109,7 +110,7 @@ def test_rows_that_are_no_images_have_no_mirror_image() -> None:
 
 
 def test_a_mistyped_layer_is_named() -> None:
-    with pytest.raises(InputError, match="unknown inference_layer 'nine'"):
+    with pytest.raises(InputError, match="unknown layer of the features 'nine'"):
         Learner(network(), SETTINGS.replace(inference_layers=("nine",)))
 
 
@@ -117,7 +118,7 @@ def test_a_mistyped_layer_is_named() -> None:
 def test_a_folder_that_does_not_fit_is_refused(fault: str) -> None:
     learner = learned(1)
     content, tensors = learner.method.features.state()
-    other = AdaptedFeatures(learner.model, None)
+    other = Adapted().bound(Context(learner.model))
     if fault == "mirror":
         content["mirror"] = True
     elif fault == "deviation":
@@ -131,5 +132,5 @@ def test_a_folder_that_does_not_fit_is_refused(fault: str) -> None:
 
 
 def test_one_graph_with_them_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"AdaptedFeatures.*cannot be put into one graph"):
+    with pytest.raises(InputError, match=r"Adapted.*cannot be put into one graph"):
         export(learned(2), to="onnx", path=tmp_path / "model.onnx")

@@ -17,8 +17,10 @@ from ibpwf import ContinualClassifier, Learner, Settings, export
 from ibpwf.backbones import loading
 from ibpwf.backbones.catalog import BACKBONES
 from ibpwf.errors import DataError, InputError, StoreError
+from ibpwf.images import Images
+from ibpwf.inference.base import Context
 from ibpwf.inference.features import backbone as module
-from ibpwf.inference.features.backbone import BackboneFeatures, PixelScale
+from ibpwf.inference.features.backbone import Backbone
 from ibpwf.inference.signs import random_signs
 from ibpwf.storage.tensor_checks import CorruptModelError
 from router_tasks import CLASSES, examples, network
@@ -43,8 +45,10 @@ def images(rows: int = 20, channels: int = 3, side: int = 8, seed: int = 0) -> T
     return torch.randint(256, (rows, channels, side, side), generator=torch.Generator().manual_seed(seed)).float()
 
 
-def fitted(x: Tensor, **options: Any) -> BackboneFeatures:
-    features = BackboneFeatures(NAME, **options)
+def fitted(x: Tensor, **options: Any) -> Backbone:
+    """By the settings of the features, and of images."""
+    images = Images(**{name: options.pop(name) for name in ("shape", "mean", "std") if name in options})
+    features = Backbone(name=NAME, **options).bound(Context(images=images))
     features.fit([(part, torch.zeros(len(part))) for part in torch.split(x, 7)], len(x), torch.Generator())
     return features
 
@@ -88,36 +92,36 @@ def test_a_grid_is_stored() -> None:
     x = images()
     features = fitted(x, depths=(1, 2), grid=(2, 1))
     content, tensors = features.state()
-    again = BackboneFeatures(NAME, depths=(1, 2), grid=(2, 1))
+    again = Backbone(name=NAME, depths=(1, 2), grid=(2, 1))
     again.load_state(content, tensors)
     assert torch.equal(again(x), features(x))
     with pytest.raises(CorruptModelError, match="which the settings do not say"):
-        BackboneFeatures(NAME, depths=(1, 2), grid=2).load_state(content, tensors)
+        Backbone(name=NAME, depths=(1, 2), grid=2).load_state(content, tensors)
 
 
-@pytest.mark.parametrize("wrong", [0, (2,), (2, 0), (1, 2, 3), ()])
+@pytest.mark.parametrize("wrong", [(2,), (1, 2, 3), ()])
 def test_a_grid_has_a_number_for_each_depth_or_one(wrong: Any) -> None:
     with pytest.raises(InputError, match=r"depths \[1, 2\]; give one number from 1 on, or one for each depth"):
-        BackboneFeatures(NAME, depths=(1, 2), grid=wrong)
+        Backbone(name=NAME, depths=(1, 2), grid=wrong).bound(Context())
 
 
 def test_one_depth_may_be_given_as_it_is() -> None:
     learner = learned(SETTINGS.replace(backbone_depths=2, backbone_grid=2), tasks=1)
-    assert learner.method.features.depths == (2,)
-    assert learner.method.features.grid == (2,)
+    assert learner.method.features.plan.depths == (2,)
+    assert learner.method.features.plan.grid == (2,)
 
 
 def test_more_features_than_can_be_kept_are_refused_with_the_remedy() -> None:
-    lite0 = {"backbone": "efficientnet-lite0", "depths": (7, 8)}
-    BackboneFeatures(**lite0, grid=(3, 1), projection=32_000)
-    with pytest.raises(InputError, match=r"would give 409,600 features, which is more .*, or a backbone_projection"):
-        BackboneFeatures(**lite0, grid=16)
+    lite0 = {"name": "efficientnet-lite0", "depths": (7, 8)}
+    Backbone(**lite0, grid=(3, 1), projection=32_000).bound(Context())
+    with pytest.raises(InputError, match=r"would give 409,600 features, which is more .*, or a projection"):
+        Backbone(**lite0, grid=16).bound(Context())
     with pytest.raises(InputError, match=r"409,600 features, and 2,000 random sums of them, .*, or fewer sums"):
-        BackboneFeatures(**lite0, grid=16, projection=2_000)
+        Backbone(**lite0, grid=16, projection=2_000).bound(Context())
 
 
 def test_a_network_that_does_not_tell_where_has_no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = BackboneFeatures(NAME, grid=2)
+    features = Backbone(name=NAME, grid=2)
     monkeypatch.setattr(features._network(torch.device("cpu")).net, "places", False)
     with pytest.raises(InputError, match="backbone_grid is 2, and backbone 'tiny' does not tell where"):
         features.check(images())
@@ -126,21 +130,21 @@ def test_a_network_that_does_not_tell_where_has_no_grid(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("made", "scale"),
     [
-        (lambda pixels: pixels, None),
-        (lambda pixels: pixels / 255, None),
-        (lambda pixels: (pixels / 255 - 0.4) / 0.3, PixelScale((0.4,), (0.3,))),
-        (lambda pixels: pixels / 255 * 16, PixelScale((0.0,), (1 / 16,))),
+        (lambda pixels: pixels, {}),
+        (lambda pixels: pixels / 255, {}),
+        (lambda pixels: (pixels / 255 - 0.4) / 0.3, {"mean": (0.4,), "std": (0.3,)}),
+        (lambda pixels: pixels / 255 * 16, {"mean": (0.0,), "std": (1 / 16,)}),
         (
             lambda pixels: (pixels / 255 - torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)) / 0.3,
-            PixelScale((0.4, 0.5, 0.6), (0.3, 0.3, 0.3)),
+            {"mean": (0.4, 0.5, 0.6), "std": (0.3, 0.3, 0.3)},
         ),
     ],
     ids=["bytes", "to 1", "standardized", "to 16", "by channel"],
 )
-def test_it_does_not_matter_how_pixels_came_if_it_is_known(made: Any, scale: PixelScale | None) -> None:
+def test_it_does_not_matter_how_pixels_came_if_it_is_known(made: Any, scale: dict[str, Any]) -> None:
     first, later = images(), images(5, seed=1)
     plain = fitted(first)(later)
-    assert torch.allclose(fitted(made(first), scale=scale)(made(later)), plain, atol=1e-3)
+    assert torch.allclose(fitted(made(first), **scale)(made(later)), plain, atol=1e-3)
 
 
 def test_the_first_task_decides_about_the_scale_once_and_for_all() -> None:
@@ -152,14 +156,14 @@ def test_the_first_task_decides_about_the_scale_once_and_for_all() -> None:
 
 @pytest.mark.parametrize("wrong", [images() / 100 - 1, images() / 255 * 16, images() * 4])
 def test_numbers_that_are_no_pixels_are_refused_with_the_remedy(wrong: Tensor) -> None:
-    with pytest.raises(InputError, match="neither from 0 to 1 nor from 0 to 255; say in image_mean and image_std"):
+    with pytest.raises(InputError, match=r"neither from 0 to 1 nor from 0 to 255; say in input\.mean and input.std"):
         fitted(wrong)
 
 
 def test_images_are_resized_as_the_first_task_had_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the catalog has come to know better."""
     x = images(side=5)
-    net = BackboneFeatures(NAME)._network(x.device)
+    net = Backbone(name=NAME)._network(x.device)
     with monkeypatch.context() as earlier:
         earlier.setattr(net, "input", replace(INPUT, resize="bilinear"))
         features = fitted(x)
@@ -168,7 +172,7 @@ def test_images_are_resized_as_the_first_task_had_them(monkeypatch: pytest.Monke
     assert not torch.allclose(fitted(x)(x), before, atol=1e-2)
     content, tensors = features.state()
     with pytest.raises(CorruptModelError, match="resized by 'nearest'"):
-        BackboneFeatures(NAME).load_state({**content, "resize": "nearest"}, tensors)
+        Backbone(name=NAME).load_state({**content, "resize": "nearest"}, tensors)
 
 
 def test_gray_images_of_any_size_are_read() -> None:
@@ -205,22 +209,22 @@ def test_few_rows_of_a_large_task_fix_the_scale(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_no_image_is_refused() -> None:
-    features = BackboneFeatures(NAME)
+    features = Backbone(name=NAME)
     for wrong in (torch.zeros(2, 30), torch.zeros(2, 2, 8, 8), torch.zeros(2, 3, 8)):
         with pytest.raises(InputError, match="'tiny' reads images"):
             features.check(wrong)
     with pytest.raises(InputError, match="unknown backbone 'tinny'"):
-        BackboneFeatures("tinny")
+        Backbone(name="tinny").bound(Context())
     with pytest.raises(InputError, match="give some of 1 to 2"):
-        BackboneFeatures(NAME, depths=(3,))
+        Backbone(name=NAME, depths=(3,)).bound(Context())
     with pytest.raises(InputError, match="N × length, but a row is 3 × 8 × 8"):
-        BackboneFeatures("minilm-l6").width_for((3, 8, 8))
+        Backbone(name="minilm-l6").width_for((3, 8, 8))
 
 
 def test_a_network_that_cannot_be_had_is_refused_before_anything_is_learned(tiny: Shelf) -> None:
     tiny.content.clear()
     with pytest.raises(DataError, match="could not be had"):
-        BackboneFeatures(NAME).check(images(1))
+        Backbone(name=NAME).check(images(1))
 
 
 SETTINGS = Settings(
@@ -270,7 +274,7 @@ def test_a_network_with_other_weights_is_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_a_loaded_network_may_be_given_itself(tmp_path: Path) -> None:
-    own = BackboneFeatures(loading.load(NAME), depths=(1, 2), grid=(2, 1), projection=60)
+    own = Backbone.of(loading.load(NAME), depths=(1, 2), grid=(2, 1), projection=60)
     learner = Learner(network(), SETTINGS, seed=1, features=own)
     learner.learn(*examples(CLASSES[0]))
     by_name = learned(tasks=1)
@@ -280,7 +284,7 @@ def test_a_loaded_network_may_be_given_itself(tmp_path: Path) -> None:
 
 def test_such_a_model_is_not_exported_as_one_graph(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    with pytest.raises(InputError, match=r"BackboneFeatures.*cannot be put into one graph"):
+    with pytest.raises(InputError, match=r"Backbone.*cannot be put into one graph"):
         export(learned(), None, "onnx", tmp_path / "all.onnx")
 
 
@@ -310,14 +314,14 @@ def test_a_classifier_of_flat_pixels_knows_what_they_were(levels: int) -> None:
 
 def test_several_sizes_come_side_by_side() -> None:
     first, later = images(), images(5, seed=1)
-    both = fitted(first, sizes=(8, 16))
-    alone = [fitted(first, sizes=size)(later) for size in (8, 16)]
+    both = fitted(first, size=(32, 64))
+    alone = [fitted(first, size=size)(later) for size in (32, 64)]
     torch.testing.assert_close(both(later), torch.cat(alone, 1))
     assert both.width == 2 * WIDTHS[-1]
     content, tensors = both.state()
-    assert content["size"] == [8, 16]
-    again = BackboneFeatures(NAME, sizes=(8, 16))
+    assert content["size"] == [32, 64]
+    again = Backbone(name=NAME, size=(32, 64))
     again.load_state(content, tensors)
     assert torch.equal(again(later), both(later))
-    with pytest.raises(InputError, match=r"backbone_size is \[64, 64\]; give one to 4 different sizes"):
+    with pytest.raises(InputError, match=r"size is \[64, 64\]; give one to 4 different sizes"):
         SETTINGS.replace(backbone_size=[64, 64])

@@ -169,7 +169,7 @@ def test_a_layer_that_never_runs_is_named() -> None:
 
 def test_an_unknown_layer_is_refused_with_the_nearest_name() -> None:
     check_layers(Net(), ["conv", "head"])
-    with pytest.raises(InputError, match=r"unknown inference_layer 'cnv'\. Did you mean 'conv'"):
+    with pytest.raises(InputError, match=r"unknown layer of the features 'cnv'\. Did you mean 'conv'"):
         check_layers(Net(), ["head", "cnv"])
 
 
@@ -310,7 +310,7 @@ def test_a_learner_infers_tasks_from_the_layers_that_its_settings_name() -> None
         assert float((learner.predict(x).task == 0).double().mean()) > 0.9
         assert float((learner.predict(x + 3).task == 1).double().mean()) > 0.9
     assert sizes == {"auto": 6, ("attention",): 6, ("stem", "block"): 12}
-    with pytest.raises(InputError, match=r"unknown inference_layer 'blok'\. Did you mean 'block'"):
+    with pytest.raises(InputError, match=r"unknown layer of the features 'blok'\. Did you mean 'block'"):
         Learner(Patches(), base.replace(inference_layers=("blok",)))
 
 
@@ -342,5 +342,5 @@ def test_factor_features_are_refused_where_there_are_none() -> None:
     with pytest.raises(InputError, match="features is 'factors', but '0' is no factorized"):
         learner.learn(torch.randn(8, 2, 6, 6), torch.arange(8) % 2)
     assert not learner.tasks
-    with pytest.raises(InputError, match="which reads one layer, but inference_layers names 2"):
+    with pytest.raises(InputError, match="layers is \['0', '2'\]"):
         Learner(net, Settings(features="factors", inference_layers=("0", "2")))

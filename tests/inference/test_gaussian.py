@@ -9,7 +9,7 @@ from scipy import special, stats
 from torch import Tensor
 
 from ibpwf.errors import InputError
-from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
+from ibpwf.inference.gaussian import Gaussian, MomentAccumulator, Moments
 
 DIMENSIONS = 4
 COUNTS = (300, 120, 900)
@@ -35,9 +35,9 @@ TASKS = [sample(task, count) for task, count in enumerate(COUNTS)]
 INPUTS = np.concatenate([sample(task, 20, seed=1) for task in range(3)])
 
 
-def inference(groups: list[tuple[int, np.ndarray]], absolute_ridge: float) -> GaussianTaskInference:
-    model = GaussianTaskInference()
-    model.absolute_ridge = absolute_ridge
+def inference(groups: list[tuple[int, np.ndarray]], absolute_ridge: float) -> Gaussian:
+    model = Gaussian()
+    model._absolute_ridge = absolute_ridge
     for owner, data in groups:
         model.add(owner, moments(data))
     return model
@@ -53,7 +53,7 @@ def posterior(groups: list[np.ndarray], ridge: float, x: np.ndarray) -> np.ndarr
     return special.log_softmax(np.stack([log_density(data, ridge, x) for data in groups], axis=1), axis=1)
 
 
-def log_probabilities(model: GaussianTaskInference, x: np.ndarray) -> np.ndarray:
+def log_probabilities(model: Gaussian, x: np.ndarray) -> np.ndarray:
     return model.log_scores(torch.tensor(x)).log_softmax(1).numpy()
 
 
@@ -227,13 +227,13 @@ def test_tasks_of_very_different_scale_share_one_ridge() -> None:
 def test_the_ridge_is_a_share_of_the_first_tasks_mean_variance_however_it_is_grouped() -> None:
     expected = 1e-3 * TASKS[2].var(0).mean()
     for parts in (1, 2, 5):
-        model = GaussianTaskInference(ridge=1e-3)
+        model = Gaussian(ridge=1e-3)
         model.set_scale([moments(part) for part in np.array_split(TASKS[2], parts)])
         assert model.absolute_ridge == pytest.approx(expected, rel=1e-10)
 
 
 def test_features_that_never_vary_still_get_a_positive_ridge() -> None:
-    model = GaussianTaskInference(ridge=1e-3)
+    model = Gaussian(ridge=1e-3)
     constant = moments(np.ones((5, DIMENSIONS)))
     model.set_scale([constant])
     model.add(0, constant)
@@ -243,7 +243,7 @@ def test_features_that_never_vary_still_get_a_positive_ridge() -> None:
 
 @pytest.mark.parametrize("per_class", [False, True])
 def test_learning_tasks_in_batches_is_taking_their_moments(per_class: bool) -> None:
-    model = GaussianTaskInference(1e-3, per_class=per_class)
+    model = Gaussian(ridge=1e-3, per="class" if per_class else "task")
     groups: list[tuple[int, np.ndarray]] = []
     for task, data in enumerate(TASKS):
         y = np.arange(len(data)) % 2
@@ -257,7 +257,7 @@ def test_learning_tasks_in_batches_is_taking_their_moments(per_class: bool) -> N
 
 def test_what_is_stored_of_tasks_gives_the_same_scores() -> None:
     for per_class in (False, True):
-        model, again = (GaussianTaskInference(1e-3, per_class=per_class) for _ in range(2))
+        model, again = (Gaussian(ridge=1e-3, per="class" if per_class else "task") for _ in range(2))
         for task, data in enumerate(TASKS):
             model.learn(task, [(torch.tensor(data), torch.arange(len(data)) % 3)], 3)
         again.load_state(model.state(), [model.task_state(task) for task in range(3)])
@@ -267,7 +267,7 @@ def test_what_is_stored_of_tasks_gives_the_same_scores() -> None:
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
 def test_a_ridge_that_is_not_positive_is_refused(ridge: float) -> None:
     with pytest.raises(InputError, match=f"ridge is {ridge}"):
-        GaussianTaskInference(ridge)
+        Gaussian(ridge=ridge)
 
 
 def test_float32_features_are_answered_in_float64() -> None:

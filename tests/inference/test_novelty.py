@@ -9,7 +9,7 @@ import torch
 
 from ibpwf.errors import InputError
 from ibpwf.inference.novelty import Novelty, leave_one_out, usual_limit
-from ibpwf.inference.shared import SharedGaussianInference, class_moments
+from ibpwf.inference.shared import SharedGaussian, class_moments
 
 
 def rows_of_two_classes(count: int, seed: int, features: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,7 +21,7 @@ def rows_of_two_classes(count: int, seed: int, features: int = 12) -> tuple[torc
 
 
 def learned(x: torch.Tensor, y: torch.Tensor, rate: float = 0.01) -> Novelty:
-    inference = SharedGaussianInference(ridge=0.1)
+    inference = SharedGaussian(ridge=0.1)
     groups = class_moments([(x, y)], 2)
     inference.set_scale(groups)
     for group in groups:
@@ -70,4 +70,4 @@ def test_too_few_rows_have_no_limit_and_a_rate_is_a_share() -> None:
     assert usual_limit(torch.tensor([1.0, 2.0, 4.0]), 0.01) > 4.0
     assert usual_limit(torch.arange(1.0, 100.0), 0.01) == 99.0
     with pytest.raises(InputError, match=r"false_alarm_rate is 1.5"):
-        Novelty(SharedGaussianInference(0.1), 1.5)
+        Novelty(SharedGaussian(ridge=0.1), 1.5)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.inference.outline import DIRECTIONS, FLOOR, directions, distances, whitening
-from ibpwf.inference.router import RidgeRouter
+from ibpwf.inference.router import Router
 
 
 def rows(count: int, width: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def test_directions_are_the_same_for_ever_and_all_but_keep_lengths() -> None:
 @pytest.mark.parametrize("width", [6, 300])
 def test_a_distance_is_mahalanobis_from_the_nearest_class_in_the_directions(width: int) -> None:
     tasks = [rows(400, width, 2, 0), rows(500, width, 3, 1)]
-    router = RidgeRouter()
+    router = Router()
     for number, (phi, y) in enumerate(tasks):
         router.learn(number, zip(phi.split(90), y.split(90), strict=True), int(y.max()) + 1)
     asked = torch.cat([phi[:20] for phi, _ in tasks] + [rows(20, width, 2, 9)[0]])
@@ -57,27 +57,27 @@ def test_a_distance_is_mahalanobis_from_the_nearest_class_in_the_directions(widt
 
 def test_what_is_learned_later_changes_no_distance_and_it_is_stored_to_the_bit() -> None:
     first, second = rows(100, 300, 2, 0), rows(100, 300, 2, 1)
-    router = RidgeRouter()
+    router = Router()
     router.learn(0, [first], 2)
     before = router.distances(first[0])
     router.learn(1, [second], 2)
     assert torch.equal(router.distances(first[0])[:, :1], before)
-    again = RidgeRouter()
+    again = Router()
     again.load_state(router.state(), [router.task_state(task) for task in range(2)])
     assert torch.equal(again.distances(first[0]), router.distances(first[0]))
 
 
 def test_an_outline_of_another_size_or_type_is_refused() -> None:
-    router = RidgeRouter()
+    router = Router()
     router.learn(0, [rows(50, 5, 2, 0)], 2)
     content, tensors = router.task_state(0)
     for wrong in (tensors["whitening"][:4], tensors["whitening"].double(), torch.full((5, 5), torch.nan)):
         with pytest.raises(ValueError, match=r"outline of task number 0|beyond"):
-            RidgeRouter().load_state(router.state(), [(content, {**tensors, "whitening": wrong})])
+            Router().load_state(router.state(), [(content, {**tensors, "whitening": wrong})])
 
 
 def test_rows_that_are_all_the_same_have_an_outline_too() -> None:
-    router = RidgeRouter()
+    router = Router()
     router.learn(0, [(torch.ones(9, 4), torch.zeros(9, dtype=torch.long))], 1)
     found = router.distances(torch.tensor([[1.0] * 4, [3.0, 1.0, 1.0, 1.0]]))
     assert found[0] == pytest.approx(0, abs=1e-6)

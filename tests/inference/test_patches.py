@@ -13,8 +13,10 @@ from torch import Tensor
 
 from ibpwf import Learner, Settings, factorize, load
 from ibpwf.errors import InputError
+from ibpwf.images import Images
+from ibpwf.inference.base import Context
 from ibpwf.inference.features import patches as module
-from ibpwf.inference.features.patches import PatchFeatures, pooling_matrix
+from ibpwf.inference.features.patches import Patches, pooling_matrix
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.models import mlp
 
@@ -29,8 +31,11 @@ def images(rows: int, *shape: int, seed: int = 0) -> Tensor:
     return (x * 255).round() / 255
 
 
-def fitted(x: Tensor, seed: int = 0, batch: int = 7, **options: Any) -> PatchFeatures:
-    features = PatchFeatures(**options)
+def fitted(x: Tensor, seed: int = 0, batch: int = 7, **options: Any) -> Patches:
+    """By the settings of the features, and the shape of images."""
+    images, threshold = Images(shape=options.pop("shape", "auto")), options.pop("threshold", 0.05)
+    features = Patches(**options).bound(Context(images=images))
+    features._threshold = threshold
     batches = [(part, torch.zeros(len(part))) for part in torch.split(x, batch)]
     features.fit(batches, len(x), torch.Generator().manual_seed(seed))
     return features
@@ -45,7 +50,7 @@ def patches_of(image: Any, size: int) -> Any:
 @pytest.mark.parametrize(("shape", "grid"), [((1, 12, 11), 4), ((3, 10, 12), 2)])
 def test_they_are_what_the_words_say(shape: tuple[int, ...], grid: int) -> None:
     x, patch, epsilon, threshold = images(30, *shape), 4, 0.05, 0.1
-    features = fitted(x, filters=9, patch=patch, epsilon=epsilon, threshold=threshold)
+    features = fitted(x, filters=9, sizes=(patch,), epsilon=epsilon, threshold=threshold)
     pixels = 255 * x.double().numpy() / float(x.max() - x.min())
     every = np.concatenate([patches_of(image, patch).reshape(-1, shape[0] * patch**2) for image in pixels])
     every = every - every.mean(1, keepdims=True)
@@ -131,11 +136,11 @@ def test_how_many_rows_are_seen_at_once_changes_nothing(monkeypatch: pytest.Monk
 def test_saved_and_loaded_they_are_the_same_to_the_bit_and_small() -> None:
     x = images(20, 3, 12, 12)
     features = fitted(x, filters=7, mirror=True, threshold=0.02)
-    again = PatchFeatures()
+    again = Patches(mirror=True)
     again.load_state(*features.state())
     assert torch.equal(features(x), again(x))
     assert features.bytes == 4 * (108 * 108 + 7 * 108 + 2 * 56)
-    PatchFeatures().load_state({}, {})  # of a model without a task
+    Patches().load_state({}, {})  # of a model without a task
     assert torch.equal(features.fork(factorize(mlp(2, [2], 2)))(x), features(x))
 
 
@@ -177,7 +182,7 @@ def test_what_is_no_image_or_too_small_or_of_another_size_is_refused() -> None:
     x = images(10, 1, 12, 12)
     features = fitted(x, filters=3)
     for wrong, message in (
-        (torch.rand(5, 144), "reads images .* but a row is 144; give images, say in image_shape"),
+        (torch.rand(5, 144), "reads images .* but a row is 144; give images, say in input\.shape"),
         (torch.rand(5), "a row is one number"),
         (torch.rand(5, 1, 5, 12), "of 6 × 6 pixels, but an image is 1 × 5 × 12; give larger images"),
         (torch.rand(5, 3, 12, 12), "an image is 3 × 12 × 12, but the first task's were 1 × 12 × 12"),
@@ -191,9 +196,9 @@ def test_what_is_no_image_or_too_small_or_of_another_size_is_refused() -> None:
     with pytest.raises(InputError, match="images are blank"):
         fitted(torch.ones(5, 1, 12, 12))
     with pytest.raises(InputError, match="no images"):
-        PatchFeatures().fit([], 0, torch.Generator())
-    with pytest.raises(InputError, match=r"unknown size of patch features 'smal'\. Did you mean 'small'"):
-        PatchFeatures("smal")  # type: ignore[arg-type]
+        Patches().fit([], 0, torch.Generator())
+    with pytest.raises(InputError, match=r"^filters is 'smal'; expected a whole number or 'small'"):
+        Patches(filters="smal")  # type: ignore[arg-type]
 
 
 def test_they_can_be_fitted_again_to_other_images() -> None:
@@ -206,8 +211,8 @@ def test_flat_rows_are_images_where_their_shape_is_told() -> None:
     x = images(20, 3, 12, 10)
     features, flat = fitted(x, filters=4), fitted(x.flatten(1), filters=4, shape=(3, 12, 10))
     assert torch.equal(flat(x.flatten(1)), features(x))
-    again = PatchFeatures()
     content, tensors = flat.state()
+    again = Patches(filters=4)
     again.load_state(json.loads(json.dumps(content)), tensors)
     assert torch.equal(again(x.flatten(1)), features(x))
     assert torch.equal(again(x), features(x))
@@ -244,10 +249,10 @@ def drawn_filters(x: Tensor, patch: int, count: int, whitening: Tensor, seed: in
     return directions[chosen] / length[chosen, None]
 
 
-@pytest.mark.parametrize("patch", [6, (6,), [6]])
+@pytest.mark.parametrize("patch", [(6,), [6]])
 def test_one_size_is_drawn_and_stored_as_ever(patch: Any) -> None:
     x = images(30, 1, 12, 12)
-    features = fitted(x, filters=5, patch=patch, seed=3)
+    features = fitted(x, filters=5, sizes=patch, seed=3)
     content, tensors = features.state()
     assert json.dumps(content) == (
         '{"image": [1, 12, 12], "patch": 6, "grid": "auto", "mirror": false, "threshold": 0.05, "filters": 5, '
@@ -265,8 +270,8 @@ def test_several_sizes_give_what_each_gives_alone(mirror: bool, few: bool, monke
         monkeypatch.setattr(module, "KEPT_NUMBERS", 20 * 300)
         monkeypatch.setattr(module, "PATCHES", 500)
     x = images(30, 3, 10, 10)
-    features = fitted(x, filters=11, patch=(7, 3, 5), mirror=mirror)
-    alone = [fitted(x, filters=k, patch=p, mirror=mirror) for p, k in ((7, 4), (3, 4), (5, 3))]
+    features = fitted(x, filters=11, sizes=(7, 3, 5), mirror=mirror)
+    alone = [fitted(x, filters=k, sizes=(p,), mirror=mirror) for p, k in ((7, 4), (3, 4), (5, 3))]
     assert torch.equal(features(x), torch.cat([one(x) for one in alone], 1))
     for views in zip(features.views(x), *(one.views(x) for one in alone), strict=True):
         assert torch.equal(views[0], torch.cat(views[1:], 1))
@@ -277,12 +282,12 @@ def test_several_sizes_give_what_each_gives_alone(mirror: bool, few: bool, monke
 
 def test_several_sizes_saved_and_loaded_are_the_same_to_the_bit() -> None:
     x = images(20, 1, 12, 12)
-    features = fitted(x, filters=7, patch=(3, 5))
+    features = fitted(x, filters=7, sizes=(3, 5))
     content, tensors = features.state()
     assert content["patch"] == [3, 5]
     assert content["filters"] == 7
     assert list(tensors) == [f"{size}.{name}" for size in (3, 5) for name in module.TENSORS]
-    again = PatchFeatures()
+    again = Patches(sizes=(3, 5))
     again.load_state(json.loads(json.dumps(content)), tensors)
     assert torch.equal(again(x), features(x))
     assert again.bytes == features.bytes == 4 * (81 + 4 * 9 + 25**2 + 3 * 25 + 2 * 32 * 7)
@@ -300,22 +305,22 @@ def test_a_size_is_a_number_of_features_of_all_patches(
     shape: tuple[int, ...], patch: tuple[int, ...], features: int
 ) -> None:
     x = images(100, *shape)
-    assert fitted(x, patch=patch)(x[:2]).shape == (2, features)
+    assert fitted(x, sizes=patch)(x[:2]).shape == (2, features)
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="of 9 × 9 pixels, but an image is 1 × 8 × 8"):
-        fitted(images(5, 1, 8, 8), patch=(3, 9))
-    with pytest.raises(InputError, match="patch_filters is 1, but patches have 2 sizes; give at least one to each"):
-        PatchFeatures(1, patch=(3, 5))
-    for wrong in ((), (3, 3), 0):
-        with pytest.raises(InputError, match="give one size or several different ones"):
-            PatchFeatures(patch=wrong)
+        fitted(images(5, 1, 8, 8), sizes=(3, 9))
+    with pytest.raises(InputError, match=r"^filters is 1; patches have 2 sizes"):
+        Patches(filters=1, sizes=(3, 5))
+    for wrong in ((), (3, 3)):
+        with pytest.raises(InputError, match=r"^sizes is .*give one to 4 different sizes"):
+            Patches(sizes=wrong)
 
 
 def test_features_that_are_fitted_leave_the_copy_they_were_made_of_as_it_was() -> None:
     x, other = images(20, 1, 12, 12), images(20, 1, 12, 12, seed=1)
-    features = fitted(x, filters=6, patch=(3, 5))
+    features = fitted(x, filters=6, sizes=(3, 5))
     before = features(x)
     features.fork(factorize(mlp(2, [2], 2))).fit([(other, torch.zeros(20))], 20, torch.Generator().manual_seed(1))
     assert torch.equal(features(x), before)

@@ -23,7 +23,7 @@ from ibpwf.errors import InputError
 from ibpwf.inference import ridge_sums
 from ibpwf.inference.ridge_regression import Attempt, NormalEquations, downhill
 from ibpwf.inference.ridge_sums import packed, unpacked
-from ibpwf.inference.router import SHARPNESS, RidgeRouter
+from ibpwf.inference.router import SHARPNESS, Router
 
 Rows = tuple[Tensor, Tensor]
 
@@ -51,8 +51,8 @@ def cut(rows: Rows, seed: int) -> Iterator[Rows]:
         order = order[size:]
 
 
-def learned(tasks: list[Rows], seed: int = 0, **options: Any) -> RidgeRouter:
-    made = RidgeRouter(**options)
+def learned(tasks: list[Rows], seed: int = 0, **options: Any) -> Router:
+    made = Router(**options)
     for number, rows in enumerate(tasks):
         made.learn(number, cut(rows, seed + number), int(rows[1].max()) + 1)
     return made
@@ -114,7 +114,7 @@ def test_a_task_is_as_good_as_its_best_class() -> None:
 
 def test_one_class_in_all_has_the_score_1_everywhere() -> None:
     ((phi, y),) = made_rows((1,), 5, 0)
-    router = RidgeRouter()
+    router = Router()
     router.learn(0, [(phi, y)], 1)
     torch.testing.assert_close(router.class_scores(phi), torch.ones(150, 1, dtype=torch.float64))
     assert router.log_scores(phi).softmax(1).unique().tolist() == [1.0]
@@ -135,7 +135,7 @@ def test_a_returning_class_has_a_column_in_both_tasks_whose_sum_is_the_fit_on_la
 def test_saved_and_loaded_it_answers_and_learns_on_to_the_bit(keep: bool, precision: Any) -> None:
     *tasks, later = made_rows((2, 1, 2), 9, 5)
     options: dict[str, Any] = {"precision": precision, "keep_sums_per_task": keep}
-    router, again = learned(tasks, **options), RidgeRouter(**options)
+    router, again = learned(tasks, **options), Router(**options)
     state = router.state()
     stored = [router.task_state(task) for task in range(2)]
     assert router.bytes == sum(t.nbytes for _, tensors in (state, *stored) for t in tensors.values())
@@ -190,7 +190,7 @@ def test_forgetting_is_refused_where_only_one_sum_is_kept_and_nothing_changes() 
 
 def test_a_task_learned_with_sums_of_its_own_joins_those_that_share_theirs() -> None:
     tasks = made_rows((2, 1, 2), 6, 0)
-    shared, mixed = learned(tasks[:2]), RidgeRouter(keep_sums_per_task=True)
+    shared, mixed = learned(tasks[:2]), Router(keep_sums_per_task=True)
     mixed.load_state(shared.state(), [shared.task_state(task) for task in range(2)])
     mixed.learn(2, [tasks[2]], 2)
     phi = tasks[0][0]
@@ -267,10 +267,10 @@ def test_the_error_by_random_probes_is_that_of_the_exact_trace() -> None:
 def test_a_ridge_lost_in_rounding_errors_is_solved_for_by_eigenvalues() -> None:
     ((phi, y),) = made_rows((2,), 4, 0)
     twice = torch.cat([phi, phi, phi], 1)
-    router = RidgeRouter(1e-18)
+    router = Router(ridge=1e-18)
     router.learn(0, [(twice, y)], 2)
     assert float((router.class_scores(twice).argmax(1) == y).double().mean()) > 0.8
-    constant = RidgeRouter()
+    constant = Router()
     constant.learn(0, [(torch.ones(6, 3), torch.arange(6) % 2)], 2)
     torch.testing.assert_close(constant.class_scores(torch.ones(1, 3)), torch.full((1, 2), 0.5).double())
 
@@ -324,8 +324,8 @@ def test_products_by_columns_are_those_of_the_whole(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_ridge_that_is_not_above_zero_is_refused() -> None:
-    with pytest.raises(InputError, match="ridge is 0; it must be above 0, or 'auto'"):
-        RidgeRouter(0)
+    with pytest.raises(InputError, match="ridge is 0; it must be above 0"):
+        Router(ridge=0)
 
 
 @pytest.mark.parametrize("keep", [False, True])

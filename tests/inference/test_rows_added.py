@@ -11,21 +11,21 @@ from torch import Tensor
 from ibpwf.errors import InputError
 from ibpwf.inference.base import TaskInference
 from ibpwf.inference.fusion import RATES, Calibration, Scores, recalibrated
-from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.gaussian import Gaussian
 from ibpwf.inference.novelty import Novelty
-from ibpwf.inference.router import RidgeRouter
-from ibpwf.inference.shared import SharedGaussianInference
+from ibpwf.inference.router import Router
+from ibpwf.inference.shared import SharedGaussian
 
 Rows = tuple[Tensor, Tensor]
 
 KINDS: dict[str, Callable[[], TaskInference]] = {
-    "gaussian": GaussianTaskInference,
-    "class-gaussian": lambda: GaussianTaskInference(per_class=True),
-    "shrunk": lambda: GaussianTaskInference(shrinkage=0.3),
-    "shared-gaussian": lambda: SharedGaussianInference(0.2),
-    "router": RidgeRouter,
-    "router, float32": lambda: RidgeRouter(ridge=0.01, precision="mixed"),
-    "router, sums per task": lambda: RidgeRouter(keep_sums_per_task=True),
+    "gaussian": Gaussian,
+    "class-gaussian": lambda: Gaussian(per="class"),
+    "shrunk": lambda: Gaussian(shrinkage=0.3),
+    "shared-gaussian": lambda: SharedGaussian(ridge=0.2),
+    "router": Router,
+    "router, float32": lambda: Router(ridge=0.01, precision="mixed"),
+    "router, sums per task": lambda: Router(keep_sums_per_task=True),
 }
 
 
@@ -53,7 +53,7 @@ def test_scores_are_those_of_a_joint_fit_of_old_and_new_rows(kind: str, task: in
     x = torch.cat([part[0] for part in (*old, new)])
     close = 1e-4 if "float32" in kind else 1e-6  # of products in float32
     torch.testing.assert_close(grown.log_scores(x), joint.log_scores(x), rtol=close, atol=close)
-    if isinstance(grown, RidgeRouter) and isinstance(joint, RidgeRouter):
+    if isinstance(grown, Router) and isinstance(joint, Router):
         torch.testing.assert_close(grown.class_scores(x), joint.class_scores(x), rtol=close, atol=close)
         torch.testing.assert_close(grown.distances(x), joint.distances(x), rtol=1e-4, atol=1e-4)
         assert grown.columns() == [3, 3]
@@ -87,7 +87,7 @@ def test_what_was_forked_before_knows_nothing_of_them(kind: str) -> None:
 
 
 def test_the_ridge_of_a_forgotten_first_task_stays() -> None:
-    inference = GaussianTaskInference()
+    inference = Gaussian()
     for task in range(3):
         inference.learn(task, [rows(task, task)], 3)
     inference.forget(0)
@@ -97,7 +97,7 @@ def test_the_ridge_of_a_forgotten_first_task_stays() -> None:
 
 
 def test_inference_that_cannot_take_more_rows_says_what_to_do() -> None:
-    class Own(RidgeRouter):
+    class Own(Router):
         update = TaskInference.update
 
     inference = Own()
@@ -107,7 +107,7 @@ def test_inference_that_cannot_take_more_rows_says_what_to_do() -> None:
 
 
 def test_limits_of_what_is_usual_only_move_out() -> None:
-    inference = SharedGaussianInference(0.2)
+    inference = SharedGaussian(ridge=0.2)
     inference.learn(0, [rows(0, 1)], 3)
     novelty = Novelty(inference, 0.05)
     novelty.calibrate([rows(0, 1)])

@@ -12,15 +12,15 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from ibpwf import Learner, Settings, models
 from ibpwf.errors import InputError
-from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.inference.features.random import Random
 from ibpwf.inference.gaussian import MomentAccumulator
-from ibpwf.inference.shared import SharedGaussianInference, class_moments
+from ibpwf.inference.shared import SharedGaussian, class_moments
 from ibpwf.lab.data.tasks import Scenario
 
 
 def test_each_class_as_a_task_gives_scikit_learns_posterior() -> None:
     x, y = load_iris(return_X_y=True)
-    inference = SharedGaussianInference(ridge=1e-12)
+    inference = SharedGaussian(ridge=1e-12)
     for task in range(3):
         groups = class_moments([(torch.tensor(x[y == task]), torch.zeros(50, dtype=torch.long))], 1)
         if not task:
@@ -54,7 +54,7 @@ def test_random_features_do_not_mind_the_scale_or_offset_of_the_inputs() -> None
     x = torch.randn(200, 7, generator=torch.Generator().manual_seed(0))
     found = []
     for rows in (x, 250 * x + 40):
-        features = RandomFeatures(30)
+        features = Random(width=30)
         batches = [(part, torch.zeros(len(part))) for part in rows.split(60)]
         features.fit(batches, len(rows), torch.Generator().manual_seed(1))
         found.append(features(rows))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ibpwf import Settings
 from ibpwf.errors import InputError
-from ibpwf.inference.gaussian import GaussianTaskInference, MomentAccumulator, Moments
+from ibpwf.inference.gaussian import Gaussian, MomentAccumulator, Moments
 
 
 def clouds(sizes: tuple[int, ...] = (300, 100, 200)) -> list[Tensor]:
@@ -26,8 +26,8 @@ def moments(phi: Tensor) -> Moments:
     return sums.finish()
 
 
-def inference(groups: list[Moments], shrinkage: float, ridge: float = 1e-3) -> GaussianTaskInference:
-    made = GaussianTaskInference(ridge, shrinkage)
+def inference(groups: list[Moments], shrinkage: float, ridge: float = 1e-3) -> Gaussian:
+    made = Gaussian(ridge=ridge, shrinkage=shrinkage)
     made.set_scale(groups[:1])
     for number, group in enumerate(groups):
         made.add(number, group)
@@ -40,7 +40,7 @@ def test_scores_are_those_of_mixed_covariances() -> None:
     mean = sum(group.covariance * (group.count / rows) for group in groups)
     mixed = [Moments(group.count, group.mean, 0.7 * group.covariance + 0.3 * mean) for group in groups]
     found, truth = inference(groups, 0.3), inference(mixed, 0.0)
-    truth.absolute_ridge = found.absolute_ridge
+    truth._absolute_ridge = found.absolute_ridge
     x = torch.cat(clouds((5, 5, 5)))
     torch.testing.assert_close(found.group_scores(x), truth.group_scores(x))
 
@@ -61,7 +61,7 @@ def test_other_numbers_for_the_same_moments() -> None:
     x = torch.cat(clouds((4, 4, 4)))
     again = inference(groups, 0.0)
     again.group_scores(x)
-    again.regularize(1e-2, 0.4)
+    again = again.regularized(ridge=1e-2, shrinkage=0.4)
     torch.testing.assert_close(again.group_scores(x), inference(groups, 0.4, 1e-2).group_scores(x))
 
 

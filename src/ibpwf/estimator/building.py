@@ -12,7 +12,7 @@ from torch import nn
 
 from ibpwf.errors import InputError
 from ibpwf.estimator.recipes import HELD_OUT
-from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.gaussian import GroupedInference
 from ibpwf.learner import Learner
 from ibpwf.method import BUILT_WITH
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD
@@ -113,7 +113,7 @@ def has_class_scores(learner: Learner) -> bool:
                 f"a share, such as {HELD_OUT}."
             )
         return True
-    if not isinstance(inference, GaussianTaskInference):
+    if not isinstance(inference, GroupedInference):
         raise InputError(
             f"inference is {learner.settings.inference}, which has nothing to tell novelty by; a classifier needs "
             "router, gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
@@ -121,7 +121,7 @@ def has_class_scores(learner: Learner) -> bool:
     return False
 
 
-def gaussians(learner: Learner) -> GaussianTaskInference:
+def gaussians(learner: Learner) -> GroupedInference:
     inference = learner.method.inference
-    assert isinstance(inference, GaussianTaskInference)
+    assert isinstance(inference, GroupedInference)
     return inference

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,9 +19,8 @@ from ibpwf.fast.pairs import products
 from ibpwf.fast.reduced import ReducedScores
 from ibpwf.fast.screening import Screen
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
-from ibpwf.inference.features.layer import LayerFeatures
-from ibpwf.inference.gaussian import GaussianTaskInference
-from ibpwf.inference.shared import SharedGaussianInference
+from ibpwf.inference.features.layer import Layer
+from ibpwf.inference.gaussian import Gaussian
 
 SCREEN_FROM = 4
 """With fewer groups than this, looking at a few coordinates first costs more than it saves."""
@@ -32,15 +30,14 @@ ROWS_AT_ONCE = 2048
 
 @dataclass
 class Prepared:
-    """A screen of all groups of an inference as it was at `version`, and the way to it from an input."""
+    """A screen of all groups of an inference, and the way to it from an input."""
 
-    version: int
     screen: Screen | None
     reduced: ReducedScores | None = None
     latest: tuple[LinearFeatures, Fold | None] | None = None
     whitened: Tensor | None = None
 
-    def offsets(self, inference: GaussianTaskInference) -> Tensor:
+    def offsets(self, inference: Gaussian) -> Tensor:
         """−μW of every group."""
         if self.whitened is None:
             means, whiten, _ = inference.prepared()
@@ -55,19 +52,17 @@ class Prepared:
         return found[1]
 
 
-_prepared: WeakKeyDictionary[GaussianTaskInference, Prepared] = WeakKeyDictionary()
-
-
-def screen_of(inference: GaussianTaskInference) -> Prepared:
+def screen_of(inference: Gaussian) -> Prepared:
     """The screen of an inference, made once after every change; None in it where it would not be certain."""
-    found = _prepared.get(inference)
-    if found is None or found.version != inference.version:
+    derived = inference.derived
+    found: Prepared | None = derived.get("screen")
+    if found is None:
         means, whiten, constant = inference.prepared()
         total = sum((group.covariance for group in inference.groups), torch.zeros_like(whiten[0]))
         pooled, ridge = total / len(inference.groups), inference.ridge_for(0)
         screen = Screen.of(means, whiten, constant, pooled, ridge)
         reduced = None if screen is None else ReducedScores.of(screen, means, whiten, constant, pooled, ridge)
-        found = _prepared[inference] = Prepared(inference.version, screen, reduced)
+        found = derived["screen"] = Prepared(screen, reduced)
     return found
 
 
@@ -76,8 +71,7 @@ def _many_gaussians(inference: TaskInference, features: Features, x: Tensor) -> 
     which takes all distances at once."""
     return (
         not x.is_cuda
-        and isinstance(inference, GaussianTaskInference)
-        and not isinstance(inference, SharedGaussianInference)
+        and isinstance(inference, Gaussian)
         and len(inference.groups) >= SCREEN_FROM
         and torch.get_float32_matmul_precision() == "highest"
     )
@@ -85,11 +79,11 @@ def _many_gaussians(inference: TaskInference, features: Features, x: Tensor) -> 
 
 @stands_for(infer_tasks, when=_many_gaussians)
 def screened_tasks(inference: TaskInference, features: Features, x: Tensor) -> Tensor:
-    assert isinstance(inference, GaussianTaskInference)
+    assert isinstance(inference, Gaussian)
     prepared = screen_of(inference)
     layer = None
-    if prepared.screen is not None and type(features) is LayerFeatures and x.dtype == torch.float32:
-        layer = linear_features(features.model.net, features.model.reference_state(), features.layers)
+    if prepared.screen is not None and type(features) is Layer and x.dtype == torch.float32:
+        layer = linear_features(features.model.net, features.model.reference_state(), features.layers_read)
     fold = None if layer is None else prepared.fold(layer)
 
     def scores(rows: Tensor) -> Tensor:
@@ -105,7 +99,7 @@ def screened_tasks(inference: TaskInference, features: Features, x: Tensor) -> T
     return torch.cat([inference.by_task(scores(rows)).softmax(1) for rows in torch.split(x, ROWS_AT_ONCE)])
 
 
-def likely_scores(inference: GaussianTaskInference, left: Tensor, phi_of: Callable[[Tensor], Tensor]) -> Tensor:
+def likely_scores(inference: Gaussian, left: Tensor, phi_of: Callable[[Tensor], Tensor]) -> Tensor:
     """`group_scores` of the groups that are `left` of every row up to a constant of the row, -inf for the others;
     `phi_of` gives φ of the rows it is asked for."""
     scores = torch.full(left.shape, -torch.inf, dtype=torch.float64, device=left.device).masked_fill_(left, 0.0)

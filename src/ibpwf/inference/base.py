@@ -9,17 +9,21 @@ class under a name (docs/extending.md).
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self
 
 import torch
+from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from ibpwf.dispatch import reference
 from ibpwf.distributed import ALONE, Group
 from ibpwf.errors import InputError
 from ibpwf.factors.model import FactorModel
+from ibpwf.images import Images
+from ibpwf.parts import OfGroup, Part
 
 if TYPE_CHECKING:
     from ibpwf.inference.opinion import Opinion
@@ -31,13 +35,50 @@ State = tuple[dict[str, Any], dict[str, Tensor]]
 """What is stored of a part: JSON, and tensors by name."""
 
 
-class Features(ABC):
+@dataclass(frozen=True)
+class Context:
+    """What features may look at."""
+
+    model: FactorModel | None = None
+    images: Images = field(default_factory=Images)
+
+
+class Features(Part):
     """φ: what inputs are told apart by. It is fitted once, on the first task, and never changes after that."""
 
-    rows_to_fit: int | None = None
+    group: ClassVar[str] = "features"
+    rows_to_fit: ClassVar[int | None] = None
     """How many rows `fit` looks at; None: at all."""
 
-    def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:  # noqa: B027
+    _context: Context = PrivateAttr(default_factory=Context)
+
+    @classmethod
+    def spelled(cls, kind: str) -> Any:
+        """Several kinds with + between them stand for all of them side by side."""
+        names = kind.split("+")
+        if len(names) == 1:
+            return kind
+        left = list(dict.fromkeys(name for name in names if name.strip()))
+        if len(left) < len(names):
+            twice = next((name for name in left if names.count(name) > 1), None)
+            what = "has no name beside a +" if twice is None else f"names '{twice}' twice"
+            example = "+".join(left) if len(left) > 1 else "patches+backbone"
+            raise InputError(f"features is '{kind}', which {what}; give each kind once, such as '{example}'.")
+        return {"kind": "joined", "parts": names}
+
+    def bound(self, context: Context) -> Self:
+        """A copy for a model and its inputs, which may be fitted while these stay as they are. Rejects a model that
+        these features cannot read."""
+        other = copy.copy(self)
+        other._context = context
+        return other
+
+    @property
+    def model(self) -> FactorModel:
+        assert self._context.model is not None, "features are bound before they are used"
+        return self._context.model
+
+    def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         """See the first task's (x, y), `rows` of them in all, as often as `batches` is gone through; random
         numbers come from `generator`."""
 
@@ -61,7 +102,7 @@ class Features(ABC):
             total = total + view
         return total / (1 + len(others)) if others else total
 
-    def check(self, x: Tensor) -> None:  # noqa: B027
+    def check(self, x: Tensor) -> None:
         """Refuse a network or inputs these features cannot be had of, seen by one example, before anything is
         learned."""
 
@@ -82,27 +123,41 @@ class Features(ABC):
         """The same features for a copy of the model, which may be fitted while these stay as they are. This default
         is for features that put new things in place of old ones and change none."""
         other = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, FactorModel):
-                setattr(other, name, model)
+        other._context = replace(self._context, model=model)
         return other
 
     def state(self) -> State:
         return {}, {}
 
-    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+    def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state`."""
 
 
-class TaskInference(ABC):
+def _paper_features() -> Features:
+    from ibpwf.inference.features.layer import Layer
+
+    return Layer()
+
+
+class TaskInference(Part):
     """Learns each task's φ once, and says of a new φ how likely each task is.
 
     Where processes learn together, each has all rows of a task, unless `adds_up` says that every one may take a part
-    of them, whose sums are then added up over the `group`.
+    of them, whose sums are then added up over all of them.
     """
 
+    group: ClassVar[str] = "inference"
+    fixed: ClassVar[frozenset[str]] = frozenset({"features"})
     adds_up: ClassVar[bool] = False
-    group: Group = ALONE
+
+    features: Annotated[Features, OfGroup("features")] = Field(
+        default_factory=_paper_features, description="φ(x), by which tasks are told apart"
+    )
+    _processes: Group = PrivateAttr(ALONE)
+
+    def join(self, processes: Group) -> None:
+        """Learn together with other processes from now on."""
+        self._processes = processes
 
     @abstractmethod
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
@@ -153,7 +208,7 @@ class TaskInference(ABC):
         """How many features φ has; None if that is unknown."""
         return None
 
-    def check_tasks(self, classes: Mapping[int, int]) -> None:  # noqa: B027
+    def check_tasks(self, classes: Mapping[int, int]) -> None:
         """Reject a loaded state that is not of these tasks, which are told by serial number, and their classes."""
 
     def export_module(self) -> nn.Module:
@@ -168,7 +223,7 @@ class TaskInference(ABC):
         """A copy that may learn or forget a task while this one stays as it is, and answers whoever asks it."""
         return copy.deepcopy(self)
 
-    def to(self, device: torch.device) -> None:  # noqa: B027
+    def to(self, device: torch.device) -> None:
         """Move what is kept."""
 
     def state(self) -> State:

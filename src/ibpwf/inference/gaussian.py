@@ -13,15 +13,17 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from ibpwf.distributed import Group
 from ibpwf.errors import InputError
 from ibpwf.inference.base import Batch, State, TaskInference
 from ibpwf.limits import check_features
+from ibpwf.parts import Positive, Share, register
 from ibpwf.storage.tensor_checks import CorruptModelError
 
 LARGEST = 1e150
@@ -146,58 +148,82 @@ def whitening(covariance: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     return vectors / scale, scale.log().sum()
 
 
-class GaussianTaskInference(TaskInference):
-    """P(t | φ(x)) from stored moments: one Gaussian per task (the paper's), or per class with `per_class`.
+class GroupedInference(TaskInference):
+    """P(t | φ(x)) from stored moments of groups. `ridge` becomes one absolute number for all groups; what is kept of
+    a group stays its own. `owner` says which task each group belongs to."""
 
-    `ridge` is relative to the first task's mean variance and becomes one absolute number for all groups.
-    `shrinkage` γ moves every covariance towards their mean, (1 − γ) Σ_g + γ Σ̄ (Friedman's regularized discriminant
-    analysis); what is kept of a group stays its own. `owner` says which task each group belongs to.
-    """
-
+    fixed: ClassVar[frozenset[str]] = frozenset({"features", "ridge"})
     adds_up: ClassVar[bool] = True
     reads_later: ClassVar[bool] = True
 
-    def __init__(self, ridge: float = 1e-4, shrinkage: float = 0.0, *, per_class: bool = False) -> None:
-        if not ridge > 0:
-            raise InputError(f"ridge is {ridge}; it must be above 0.")
-        self.ridge, self.shrinkage, self.per_class = ridge, shrinkage, per_class
-        self.absolute_ridge: float | None = None
-        self.groups: list[Moments] = []
-        self.owner: list[int] = []
-        self.version = 0  # counts changes, for whoever prepares something from all groups
-        self._whitening: tuple[Tensor, Tensor, Tensor] | None = None
-        self._each: dict[int, tuple[Moments, Tensor, Tensor]] = {}  # a group's whitening, by its id
-        self._by_task: tuple[int, dict[int, list[Moments]]] = (-1, {})  # groups by owner, as of a version
+    ridge: Positive = Field(
+        1e-4,
+        description="added to covariances, relative to the first task's variance and the same for all tasks; of a "
+        "shared covariance it is a prior that fades with the rows seen",
+    )
+    _absolute_ridge: float | None = PrivateAttr(None)
+    _groups: list[Moments] = PrivateAttr(default_factory=list)
+    _owner: list[int] = PrivateAttr(default_factory=list)
+    _whitening: tuple[Tensor, Tensor, Tensor] | None = PrivateAttr(None)
+    _each: dict[int, tuple[Moments, Tensor, Tensor]] = PrivateAttr(default_factory=dict)  # whitening, by id of group
+    _derived: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def groups(self) -> list[Moments]:
+        return self._groups
+
+    @property
+    def owner(self) -> list[int]:
+        return self._owner
+
+    @property
+    def absolute_ridge(self) -> float | None:
+        return self._absolute_ridge
+
+    @property
+    def derived(self) -> dict[str, Any]:
+        """What has been prepared from all groups, by name; a change of the groups empties it."""
+        return self._derived
+
+    @property
+    def per_class(self) -> bool:
+        """Whether each class has a group, with a covariance, of its own."""
+        return False
+
+    @property
+    def towards_mean(self) -> float:
+        """How far each group's covariance goes towards the mean of all."""
+        return 0.0
 
     @property
     def tasks(self) -> int:
-        return 1 + max(self.owner, default=-1)
+        return 1 + max(self._owner, default=-1)
 
     def _changed(self) -> None:
         """Other groups than before: what was prepared from all of them together is no more."""
-        self.version += 1
+        self._derived = {}
         self._whitening = None
-        there = set() if self.shrinkage else {id(group) for group in self.groups}
+        there = set() if self.towards_mean else {id(group) for group in self._groups}
         self._each = {key: value for key, value in self._each.items() if key in there}
 
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """The moments of a task's φ (eq. parameter_est)."""
         groups = self.moments_of(batches, classes)
-        if self.absolute_ridge is None:
+        if self._absolute_ridge is None:
             self.set_scale(groups)
         for group in groups:
             self.add(task, group)
 
     def update(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """The ridge is a share of the first task's variance. If it is this one's, it is so of all its rows again."""
-        places = [place for place, owner in enumerate(self.owner) if owner == task]
-        old = [self.groups[place] for place in places]
+        places = [place for place, owner in enumerate(self._owner) if owner == task]
+        old = [self._groups[place] for place in places]
         new = self.updated(old, batches, classes)
-        if task == 0 and math.isclose(self.ridge * self.scale_of(old), self.absolute_ridge or 0.0, rel_tol=1e-9):
+        if task == 0 and math.isclose(self.ridge * self.scale_of(old), self._absolute_ridge or 0.0, rel_tol=1e-9):
             self.set_scale(new)
             self._each = {}
         for place, group in zip(places, new, strict=True):
-            self.groups[place] = group
+            self._groups[place] = group
         self._changed()
 
     def updated(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
@@ -215,7 +241,7 @@ class GaussianTaskInference(TaskInference):
             for number, accumulator in enumerate(sums):
                 accumulator.add(phi[y == number] if self.per_class else phi)
         for accumulator in sums:
-            accumulator.add_up(self.group)
+            accumulator.add_up(self._processes)
         return sums
 
     def add(self, task: int, moments: Moments) -> None:
@@ -224,21 +250,21 @@ class GaussianTaskInference(TaskInference):
 
     def forget(self, task: int) -> None:
         """Drop the groups of one task; later tasks move up by one number. The ridge stays: it is every group's."""
-        kept = [(g, o - (o > task)) for g, o in zip(self.groups, self.owner, strict=True) if o != task]
-        self.groups, self.owner = [group for group, _ in kept], [owner for _, owner in kept]
+        kept = [(g, o - (o > task)) for g, o in zip(self._groups, self._owner, strict=True) if o != task]
+        self._groups, self._owner = [group for group, _ in kept], [owner for _, owner in kept]
         self._changed()
         if not kept:
-            self.absolute_ridge = None
+            self._absolute_ridge = None
 
     def fork(self) -> Self:
         """Moments are shared: they never change."""
         other = copy.copy(self)
-        other.groups, other.owner, other._each = list(self.groups), list(self.owner), dict(self._each)
+        other._groups, other._owner, other._each = list(self._groups), list(self._owner), dict(self._each)
         return other
 
     def set_scale(self, groups: list[Moments]) -> None:
         """Fix the absolute ridge from the first task's data."""
-        self.absolute_ridge = self.ridge * self.scale_of(groups)
+        self._absolute_ridge = self.ridge * self.scale_of(groups)
 
     @staticmethod
     def scale_of(groups: list[Moments]) -> float:
@@ -250,46 +276,47 @@ class GaussianTaskInference(TaskInference):
         variance = (within + between) / len(mean)
         return variance if variance > 0 else 1.0
 
-    def regularize(self, ridge: float, shrinkage: float) -> None:
-        """Another ridge and shrinkage for the same moments."""
-        assert self.absolute_ridge is not None
-        self.absolute_ridge *= ridge / self.ridge
-        self.ridge, self.shrinkage = ridge, shrinkage
-        self._each = {}
-        self._changed()
+    def regularized(self, **settings: Any) -> Self:
+        """The same moments with another ridge or shrinkage."""
+        other, new = self.fork().model_copy(update=settings), self.replace(**settings)
+        assert self._absolute_ridge is not None
+        other._absolute_ridge = self._absolute_ridge * new.ridge / self.ridge
+        other._each = {}
+        other._changed()
+        return other
 
     def ridge_for(self, rows: int) -> float:
         """What is added to the diagonal of a covariance made of `rows` rows: always the same."""
-        assert self.absolute_ridge is not None
-        return self.absolute_ridge
+        assert self._absolute_ridge is not None
+        return self._absolute_ridge
 
     def prepared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per group: mean, whitening and log N − ½ log|Σ + ρI|. Made once, used for all inputs."""
         found = self._whitening
         if found is None:
             common = self._common()
-            each = [self._whitened(group, common) for group in self.groups]
+            each = [self._whitened(group, common) for group in self._groups]
             stacked = torch.stack([matrix for _, matrix, _ in each])
             for (group, _, half_log_determinant), matrix in zip(each, stacked, strict=True):  # a view: held once
                 self._each[id(group)] = (group, matrix, half_log_determinant)
             constant = torch.stack([math.log(group.count) - half_log for group, _, half_log in each])
-            found = self._whitening = torch.stack([group.mean for group in self.groups]), stacked, constant
+            found = self._whitening = torch.stack([group.mean for group in self._groups]), stacked, constant
         return found
 
     def _common(self) -> Tensor | None:
         """γ Σ̄, the mean covariance by its share; None where none is asked for."""
-        if not self.shrinkage:
+        if not self.towards_mean:
             return None
-        rows = sum(group.count for group in self.groups)
-        weighted = (group.covariance * (self.shrinkage * group.count / rows) for group in self.groups)
-        return sum(weighted, torch.zeros_like(self.groups[0].covariance))
+        rows = sum(group.count for group in self._groups)
+        weighted = (group.covariance * (self.towards_mean * group.count / rows) for group in self._groups)
+        return sum(weighted, torch.zeros_like(self._groups[0].covariance))
 
     def _whitened(self, group: Moments, common: Tensor | None) -> tuple[Moments, Tensor, Tensor]:
         """A group's whitening and ½ log|Σ + ρI|; a new task does not have those of all others made again, unless
         they share a part."""
         found = self._each.get(id(group))
         if found is None or found[0] is not group:
-            covariance = group.covariance if common is None else (1 - self.shrinkage) * group.covariance + common
+            covariance = group.covariance if common is None else (1 - self.towards_mean) * group.covariance + common
             found = self._each[id(group)] = (group, *whitening(covariance, self.ridge_for(group.count)))
         return found
 
@@ -308,26 +335,26 @@ class GaussianTaskInference(TaskInference):
     def by_task(self, scores: Tensor) -> Tensor:
         """Scores of tasks, N×T, from those of all their groups."""
         tasks = self.tasks
-        if self.owner != list(range(tasks)):
+        if self._owner != list(range(tasks)):
             places: list[list[int]] = [[] for _ in range(tasks)]
-            for group, task in enumerate(self.owner):
+            for group, task in enumerate(self._owner):
                 places[task].append(group)
             most = max(len(groups) for groups in places)
-            none = len(self.owner)  # a column of -inf: no group
+            none = len(self._owner)  # a column of -inf: no group
             table = torch.tensor([groups + [none] * (most - len(groups)) for groups in places], device=scores.device)
             scores = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)[:, table].logsumexp(2)
         return scores
 
     def phi_width(self) -> int | None:
-        return len(self.groups[0].mean) if self.groups else None
+        return len(self._groups[0].mean) if self._groups else None
 
     def groups_for(self, classes: int) -> int:
         """How many groups a task of so many classes has."""
         return classes if self.per_class else 1
 
     def check_tasks(self, classes: Mapping[int, int]) -> None:
-        if (self.absolute_ridge is None) != (not classes):
-            raise CorruptModelError(f"absolute_ridge is {self.absolute_ridge} with {len(classes)} tasks")
+        if (self._absolute_ridge is None) != (not classes):
+            raise CorruptModelError(f"absolute_ridge is {self._absolute_ridge} with {len(classes)} tasks")
         for number, (serial, count) in enumerate(classes.items()):
             found = len(self.groups_of(number))
             if found != self.groups_for(count):
@@ -337,11 +364,11 @@ class GaussianTaskInference(TaskInference):
         return GaussianScores(self)
 
     def to(self, device: torch.device) -> None:
-        self.groups = [group.apply(lambda tensor: tensor.to(device)) for group in self.groups]
+        self._groups = [group.apply(lambda tensor: tensor.to(device)) for group in self._groups]
         self._changed()
 
     def state(self) -> State:
-        return {"absolute_ridge": self.absolute_ridge}, {}
+        return {"absolute_ridge": self._absolute_ridge}, {}
 
     def task_state(self, task: int) -> State:
         groups = self.groups_of(task)
@@ -353,12 +380,12 @@ class GaussianTaskInference(TaskInference):
         return {"groups": [group.count for group in groups]}, tensors
 
     def groups_of(self, task: int) -> list[Moments]:
-        version, found = self._by_task
-        if version != self.version:
+        found: dict[int, list[Moments]] | None = self._derived.get("by task")
+        if found is None:
             found = {}
-            for group, owner in zip(self.groups, self.owner, strict=True):
+            for group, owner in zip(self._groups, self._owner, strict=True):
                 found.setdefault(owner, []).append(group)
-            self._by_task = self.version, found
+            self._derived["by task"] = found
         return found.get(task, [])
 
     def unread(self, task: int) -> tuple[dict[str, Any], object] | None:
@@ -373,7 +400,7 @@ class GaussianTaskInference(TaskInference):
         ridge = state[0]["absolute_ridge"]
         if ridge is not None and not (type(ridge) in (int, float) and 0 < ridge < math.inf):
             raise ValueError(f"absolute_ridge is {ridge!r}; it must be above 0")
-        self.absolute_ridge = None if ridge is None else float(ridge)
+        self._absolute_ridge = None if ridge is None else float(ridge)
         size: int | None = None
         for task, (content, tensors) in enumerate(tasks):
             counts = content["groups"]
@@ -395,7 +422,7 @@ class GaussianTaskInference(TaskInference):
             if name not in tensors or name.removesuffix("/covariance") not in map(str, range(groups)):
                 raise ValueError(f"the Gaussians of task number {task} and tensor '{name}' do not fit together")
         size = len(tensors["0/mean"]) if size is None else size
-        scale = self.absolute_ridge or 0.0  # what a covariance may have been rounded at
+        scale = self._absolute_ridge or 0.0  # what a covariance may have been rounded at
         for name, tensor in sorted(tensors.items(), key=lambda item: item[1].ndim):
             check_moment(name, tensor, size, scale)
             scale = max(scale, float(tensor.square().max())) if tensor.ndim == 1 else scale
@@ -403,7 +430,7 @@ class GaussianTaskInference(TaskInference):
 
     def _add_unread(self, task: int, counts: list[int], unread: UnreadTensors) -> None:
         found: list[Mapping[str, Tensor]] = []
-        first = self.groups[0] if self.groups else None
+        first = self._groups[0] if self._groups else None
 
         def read() -> Mapping[str, Tensor]:
             if not found:
@@ -416,10 +443,33 @@ class GaussianTaskInference(TaskInference):
             self._append(task, StoredMoments(count, number, unread.part, read))
 
     def _append(self, task: int, moments: Moments) -> None:
-        if self.absolute_ridge is None:
+        if self._absolute_ridge is None:
             raise ValueError("moments without the ridge they belong to")
-        self.groups.append(moments)
-        self.owner.append(task)
+        self._groups.append(moments)
+        self._owner.append(task)
+
+
+@register
+class Gaussian(GroupedInference):
+    """P(t | φ(x)) from one Gaussian per task (the paper's), or per class.
+
+    `shrinkage` γ moves every covariance towards their mean, (1 − γ) Σ_g + γ Σ̄ (Friedman's regularized discriminant
+    analysis).
+    """
+
+    kind: ClassVar[str] = "gaussian"
+    fixed: ClassVar[frozenset[str]] = frozenset({"features", "ridge", "shrinkage", "per"})
+
+    shrinkage: Share = Field(0.0, description="how far each Gaussian's covariance goes towards the mean of all")
+    per: Literal["task", "class"] = Field("task", description="what has a Gaussian of its own")
+
+    @property
+    def per_class(self) -> bool:
+        return self.per == "class"
+
+    @property
+    def towards_mean(self) -> float:
+        return self.shrinkage
 
 
 def check_moment(name: str, tensor: Tensor, size: int, scale: float) -> None:
@@ -444,7 +494,7 @@ def check_moment(name: str, tensor: Tensor, size: int, scale: float) -> None:
 class GaussianScores(nn.Module):
     """`log_scores`, to be traced."""
 
-    def __init__(self, inference: GaussianTaskInference) -> None:
+    def __init__(self, inference: GroupedInference) -> None:
         super().__init__()
         means, matrix, constant = (tensor.cpu() for tensor in inference.prepared())
         self.register_buffer("matrix", matrix)

@@ -18,7 +18,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from ibpwf.inference.gaussian import GaussianTaskInference, Moments, whitening
+from ibpwf.inference.gaussian import GroupedInference, Moments, whitening
 from ibpwf.limits import check_rate
 
 
@@ -60,13 +60,13 @@ ENOUGH = 2
 class Novelty:
     """How far inputs are from all tasks' Gaussians, in units of each task's usual limit."""
 
-    def __init__(self, inference: GaussianTaskInference, rate: float, limits: Sequence[float] = ()) -> None:
+    def __init__(self, inference: GroupedInference, rate: float, limits: Sequence[float] = ()) -> None:
         check_rate(rate)
         self.inference, self.rate = inference, rate
         self.limits = list(limits)
         self._whitened: dict[int, list[tuple[Tensor, Tensor, list[int]]]] = {}
 
-    def fork(self, inference: GaussianTaskInference, rate: float) -> Novelty:
+    def fork(self, inference: GroupedInference, rate: float) -> Novelty:
         """The same limits beside an inference that has learned another task, which is then calibrated at `rate`."""
         other = Novelty(inference, rate, self.limits)
         other._whitened = dict(self._whitened)

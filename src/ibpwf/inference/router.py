@@ -16,9 +16,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from ibpwf.errors import InputError
@@ -37,6 +38,7 @@ from ibpwf.inference.ridge_sums import (
     together,
     unpacked,
 )
+from ibpwf.parts import Auto, NotNegative, Positive, register
 from ibpwf.storage.tensor_checks import CorruptModelError
 
 SHARPNESS = 10.0
@@ -44,7 +46,8 @@ SHARPNESS = 10.0
 for MNIST, 8 for Fashion-MNIST and 10 for CIFAR-10."""
 
 
-class RidgeRouter(TaskInference):
+@register
+class Router(TaskInference):
     """P(t | φ(x)) from ridge regression on the classes of all tasks.
 
     `ridge` is λ relative to the mean of G's diagonal; "auto" has the smallest error in generalized cross-validation
@@ -59,20 +62,42 @@ class RidgeRouter(TaskInference):
     otherwise there is one for all.
     """
 
+    kind: ClassVar[str] = "router"
+    fixed: ClassVar[frozenset[str]] = frozenset({"features", "ridge", "precision", "keep_sums_per_task"})
+    at_prediction: ClassVar[frozenset[str]] = frozenset({"experts", "expert_weight"})
     adds_up: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        ridge: float | Literal["auto"] = "auto",
-        *,
-        precision: Precision = "float64",
-        keep_sums_per_task: bool = False,
-    ) -> None:
-        if ridge != "auto" and not ridge > 0:
-            raise InputError(f"ridge is {ridge}; it must be above 0, or 'auto'.")
-        self.ridge, self.precision, self.keep_sums_per_task = ridge, precision, keep_sums_per_task
-        self._sums = RidgeSums()
-        self._solution: RidgeSolution | None = None
+    ridge: Positive | Auto = Field(
+        "auto",
+        description="of the regression, relative to the features' mean variance; 'auto': the least error in "
+        "generalized cross-validation, from the sums of all tasks",
+    )
+    precision: Precision = Field(
+        "float64",
+        description="of the sums; mixed: float32 products in float64 sums, for a GPU that is slow at float64; "
+        "float32: half the memory",
+    )
+    keep_sums_per_task: bool = Field(
+        False,
+        description="keep the sums of every task apart, so that one can be forgotten; as many times the storage as "
+        "there are tasks",
+    )
+    experts: Annotated[int, Field(ge=0)] | Literal["all", "likely"] = Field(
+        "all",
+        description="the tasks whose experts are asked about an input: all, so many of the likeliest, or those "
+        "'likely' at 1 % or more; 0: the router alone",
+    )
+    expert_weight: NotNegative | Auto = Field(
+        "auto",
+        description="of a task's own class scores beside the router's; 'auto': by the validation split, or 0.5",
+    )
+    second_opinion: bool = Field(
+        False,
+        description="with the task given, its expert is asked and beside it the router's regression on the task's "
+        "classes, as it was when the task had been learned: more accurate, and as unchanging",
+    )
+    _sums: RidgeSums = PrivateAttr(default_factory=RidgeSums)
+    _solution: RidgeSolution | None = PrivateAttr(None)
 
     @property
     def tasks(self) -> int:
@@ -91,13 +116,13 @@ class RidgeRouter(TaskInference):
 
     def learn(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         """Add a task to the sums. Until it is whole, nothing is changed."""
-        new = accumulated(batches, classes, self.precision, self.group)
+        new = accumulated(batches, classes, self.precision, self._processes)
         self._check_width(new)
         self._take((*self._sums.tasks, new), new, apart=self.keep_sums_per_task)
 
     def update(self, task: int, batches: Iterable[Batch], classes: int) -> None:
         tasks = self._sums.tasks
-        new = accumulated(batches, classes, self.precision, self.group, every_class=False)
+        new = accumulated(batches, classes, self.precision, self._processes, every_class=False)
         self._check_width(new)
         new = together(tasks[task], new)
         self._take((*tasks[:task], new, *tasks[task + 1 :]), new, apart=tasks[task].scatter is not None)
@@ -161,7 +186,7 @@ class RidgeRouter(TaskInference):
             )
 
     def export_module(self) -> nn.Module:
-        if type(self).class_log_scores is not RidgeRouter.class_log_scores:  # of a router derived from this one
+        if type(self).class_log_scores is not Router.class_log_scores:  # of a router derived from this one
             not_in_a_graph(self)
         return _Scores(self.solution())
 

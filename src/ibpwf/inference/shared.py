@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ibpwf.distributed import ALONE, Group
 from ibpwf.inference.base import Batch
-from ibpwf.inference.gaussian import GaussianScores, GaussianTaskInference, MomentAccumulator, Moments
+from ibpwf.inference.gaussian import GaussianScores, GroupedInference, MomentAccumulator, Moments
+from ibpwf.parts import register
 
 
 def class_moments(batches: Iterable[tuple[Tensor, Tensor]], classes: int, group: Group = ALONE) -> list[Moments]:
@@ -62,17 +64,20 @@ def pooled(first: list[Moments], second: list[Moments]) -> list[Moments]:
     return [Moments(int(count), mean, within) for count, mean in zip(totals, means + apart * share, strict=True)]
 
 
-class SharedGaussianInference(GaussianTaskInference):
+@register
+class SharedGaussian(GroupedInference):
     """P(t | φ(x)) from class means and the covariance that all classes share."""
+
+    kind: ClassVar[str] = "shared-gaussian"
 
     def groups_for(self, classes: int) -> int:
         return classes
 
     def moments_of(self, batches: Iterable[Batch], classes: int) -> list[Moments]:
-        return class_moments(batches, classes, self.group)
+        return class_moments(batches, classes, self._processes)
 
     def updated(self, groups: list[Moments], batches: Iterable[Batch], classes: int) -> list[Moments]:
-        return pooled(groups, class_moments(batches, classes, self.group))
+        return pooled(groups, class_moments(batches, classes, self._processes))
 
     def ridge_for(self, rows: int) -> float:
         """A prior worth as many rows as φ has dimensions."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ibpwf import registry
 from ibpwf.errors import InputError
-from ibpwf.inference.features.patches import PatchFeatures
-from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.inference.features.patches import Patches
+from ibpwf.inference.features.random import Random
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.presets import preset
 from ibpwf.lab.methods.dense import Problem
@@ -108,11 +108,11 @@ def test_flat_rows_of_a_square_number_of_pixels_are_images(digits: Scenario) -> 
 @pytest.mark.parametrize(
     ("shape", "features", "kind"),
     [
-        ((3, 32, 32), "auto", PatchFeatures),
-        ((3, 5, 5), "auto", RandomFeatures),
-        ((784,), "auto", RandomFeatures),  # a table may have that many columns
-        ((784,), "patches", PatchFeatures),
-        ((3, 32, 32), "random", RandomFeatures),
+        ((3, 32, 32), "auto", Patches),
+        ((3, 5, 5), "auto", Random),
+        ((784,), "auto", Random),  # a table may have that many columns
+        ((784,), "patches", Patches),
+        ((3, 32, 32), "random", Random),
     ],
 )
 def test_images_have_patches_and_anything_else_random_features(
@@ -123,10 +123,10 @@ def test_images_have_patches_and_anything_else_random_features(
 
 def test_patches_of_several_sizes_need_images_as_large_as_the_largest() -> None:
     settings = RouterSettings(patch_sizes=(3, 9))
-    assert type(Router(Problem((3, 8, 8), 10, "task"), settings).features) is RandomFeatures
+    assert type(Router(Problem((3, 8, 8), 10, "task"), settings).features) is Random
     features = Router(Problem((3, 9, 9), 10, "task"), settings).features
-    assert isinstance(features, PatchFeatures)
-    assert features.patches == (3, 9)
+    assert isinstance(features, Patches)
+    assert features.sizes == (3, 9)
 
 
 def test_our_scenarios_say_which_images_their_rows_are_and_which_may_be_mirrored() -> None:

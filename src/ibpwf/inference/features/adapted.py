@@ -7,19 +7,20 @@ first task's weights are locked, so no later task changes it.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
+from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from ibpwf.errors import InputError
 from ibpwf.factors.model import FactorModel
-from ibpwf.inference.base import Batch, Features, State
-from ibpwf.inference.features.images import as_images
-from ibpwf.inference.features.layer import LayerFeatures
+from ibpwf.images import as_images
+from ibpwf.inference.base import Batch, Context, Features, State
+from ibpwf.inference.features.layer import Layer
 from ibpwf.inference.features.scaled import Scale
+from ibpwf.parts import Auto, register
 from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
 
 ROWS_FITTED = 4096
@@ -29,24 +30,31 @@ ROWS_AT_ONCE = {"cpu": 256, "cuda": 512}
 """A network that makes small images large needs gigabytes for some hundred of them."""
 
 
-class AdaptedFeatures(Features):
-    """The outputs of `layers`, averaged over space; None: of the last layer that has factors before the head.
-    With `mirror` an image and its mirror image are two rows to learn from, and an answer is about both; `shape` says
-    of rows that come flat what images they are."""
+@register
+class Adapted(Features):
+    """The outputs of some layers under the first task's weights, averaged over space and on one scale."""
 
-    rows_to_fit = ROWS_FITTED
+    kind: ClassVar[str] = "adapted"
+    fixed: ClassVar[frozenset[str]] = frozenset({"layers", "mirror"})
+    rows_to_fit: ClassVar[int | None] = ROWS_FITTED
 
-    def __init__(
-        self,
-        model: FactorModel,
-        layers: Sequence[str] | None = None,
-        *,
-        mirror: bool = False,
-        shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self.outputs = LayerFeatures(model, (_last_layer(model),) if layers is None else layers)
-        self.mirror, self.shape = mirror, shape
-        self._scale: Scale | None = None
+    layers: Auto | tuple[str, ...] = Field(
+        "auto", description="which layers φ reads, by name; 'auto': the last one before the head that has factors"
+    )
+    mirror: bool = Field(
+        False,
+        description="an image and its mirror image are two rows to learn from, and an answer is about both; for "
+        "photographs, not for digits",
+    )
+    _outputs: Layer = PrivateAttr(default_factory=Layer)
+    _shape: tuple[int, ...] | None = PrivateAttr(None)
+    _scale: Scale | None = PrivateAttr(None)
+
+    def bound(self, context: Context) -> Self:
+        other = super().bound(context)
+        layers = (_last_layer(other.model),) if self.layers == "auto" else self.layers
+        other._outputs, other._shape = Layer(layers=layers).bound(context), context.images.flat_shape
+        return other
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         self._scale = Scale.of(self._raw(view) for x, _ in batches for view in self._views(x))
@@ -63,27 +71,27 @@ class AdaptedFeatures(Features):
 
     def _raw(self, rows: Tensor) -> Tensor:
         at_once = ROWS_AT_ONCE.get(rows.device.type, 256)
-        return torch.cat([self.outputs(part) for part in torch.split(rows, at_once)])
+        return torch.cat([self._outputs(part) for part in torch.split(rows, at_once)])
 
     def check(self, x: Tensor) -> None:
         self._views(x)
-        self.outputs.check(x)
+        self._outputs.check(x)
 
     def unread(self) -> tuple[str, ...]:
-        return self.outputs.unread()
+        return self._outputs.unread()
 
     def fork(self, model: FactorModel) -> Self:
-        other = copy.copy(self)
-        other.outputs = self.outputs.fork(model)
+        other = super().fork(model)
+        other._outputs = self._outputs.fork(model)
         return other
 
     def state(self) -> State:
         if self._scale is None:
             return {}, {}
         content = {
-            **self.outputs.state()[0],
+            **self._outputs.state()[0],
             "mirror": self.mirror,
-            "shape": None if self.shape is None else list(self.shape),
+            "shape": None if self._shape is None else list(self._shape),
         }
         return content, {"mean": self._scale.mean, "deviation": self._scale.deviation}
 
@@ -94,8 +102,8 @@ class AdaptedFeatures(Features):
             raise CorruptModelError(
                 f"adapted features have mirror={content['mirror']}, which the settings do not say"
             )
-        self.outputs.load_state({"layers": content["layers"]}, {})
-        self.shape = None if content["shape"] is None else tuple(content["shape"])
+        self._outputs.load_state({"layers": content["layers"]}, {})
+        self._shape = None if content["shape"] is None else tuple(content["shape"])
         width = tensors["mean"].shape if "mean" in tensors else (0,)
         check_part("features", tensors, {"mean": Expected(tuple(width)), "deviation": Expected(tuple(width))})
         if tensors["mean"].ndim != 1 or not float(tensors["deviation"].min()) >= 1e-6:
@@ -103,7 +111,7 @@ class AdaptedFeatures(Features):
         self._scale = Scale(tensors["mean"], tensors["deviation"])
 
     def width_for(self, shape: tuple[int, ...]) -> int:
-        outputs = self.outputs.width_for(shape)
+        outputs = self._outputs.width_for(shape)
         if self._scale is not None and len(self._scale.mean) != outputs:
             raise CorruptModelError(
                 f"adapted features have {len(self._scale.mean)} means, and the layers {outputs} outputs"
@@ -113,11 +121,11 @@ class AdaptedFeatures(Features):
     def _views(self, x: Tensor) -> tuple[Tensor, ...]:
         if not self.mirror:
             return (x,)
-        images = as_images(x, self.shape)
+        images = as_images(x, self._shape)
         if images.ndim != 4:
             raise InputError(
                 f"mirror is True, and a row is {' × '.join(map(str, x.shape[1:]))}, which is no image; set "
-                "mirror=False, or say in image_shape what images such rows are."
+                "mirror=False, or say in input.shape what images such rows are."
             )
         return x, images.flip(-1).reshape(x.shape)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from ibpwf.inference.base import Features
+from ibpwf.parts import register
 
 
-class InputFeatures(Features):
+@register
+class Inputs(Features):
     """The numbers of a row as they come."""
+
+    kind: ClassVar[str] = "inputs"
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.flatten(1).float()

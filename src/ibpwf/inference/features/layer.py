@@ -9,32 +9,49 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
+from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from ibpwf.errors import InputError, unknown
-from ibpwf.factors.model import FactorModel
-from ibpwf.inference.base import Features, State
+from ibpwf.inference.base import Context, Features, State
+from ibpwf.parts import Auto, register, require
 
 FIRST, LAST = 1, -1  # where the channels are: N×C×…, or N×…×C
 
 
-class LayerFeatures(Features):
+@register
+class Layer(Features):
     """The outputs of one or several layers under the first task's weights, for all tasks: the paper's φ."""
 
-    def __init__(self, model: FactorModel, layers: Sequence[str] | None = None) -> None:
-        self.model = model
-        self.layers = (first_layer(model.net),) if layers is None else tuple(layers)
-        check_layers(model.net, self.layers)
+    kind: ClassVar[str] = "layer"
+    fixed: ClassVar[frozenset[str]] = frozenset({"layers"})
+
+    layers: Auto | tuple[str, ...] = Field(
+        "auto", description="which layers φ reads, by name; 'auto': the first one with a weight"
+    )
+    _read: tuple[str, ...] = PrivateAttr(())
+
+    def bound(self, context: Context) -> Self:
+        other = super().bound(context)
+        net = other.model.net
+        other._read = (first_layer(net),) if self.layers == "auto" else self.layers
+        check_layers(net, other._read)
+        return other
+
+    @property
+    def layers_read(self) -> tuple[str, ...]:
+        """By name, also where the settings say 'auto'."""
+        return self._read
 
     def __call__(self, x: Tensor) -> Tensor:
         with self.model.shell() as net:
-            return features(net, self._weights(), self.layers, x)
+            return features(net, self._weights(), self._read, x)
 
     def _weights(self) -> Mapping[str, Tensor]:
         return self.model.reference_state()
@@ -42,15 +59,15 @@ class LayerFeatures(Features):
     def check(self, x: Tensor) -> None:
         """A layer that never runs is named now."""
         with self.model.shell() as net:
-            features(net, {}, self.layers, x)
+            features(net, {}, self._read, x)
 
     def width_for(self, shape: tuple[int, ...]) -> int:
         net, one = self.model.net, torch.zeros(1, *shape, device=self.model.device, dtype=torch.float32)
-        return features(net, dict(net.state_dict()), self.layers, one).shape[1]
+        return features(net, dict(net.state_dict()), self._read, one).shape[1]
 
     def export_module(self) -> nn.Module:
         """A copy of the network up to the layer that is read."""
-        net, layers = self.model.net, self.layers
+        net, layers = self.model.net, self._read
         names = [name for name, _ in net.named_children()]
         plain = type(net).forward is nn.Sequential.forward and len(layers) == 1 and layers[0] in names
         module = net.get_submodule(layers[0])
@@ -67,37 +84,41 @@ class LayerFeatures(Features):
         return _UpToLayer(parts, isinstance(module, _ConvNd))
 
     def unread(self) -> tuple[str, ...]:
-        return unread_by(self.model.net, self.layers)
+        return unread_by(self.model.net, self._read)
 
     def state(self) -> State:
-        return {"layers": list(self.layers)}, {}
+        return {"layers": list(self._read)}, {}
 
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         layers = content["layers"]
         if tensors or not isinstance(layers, list) or not layers or not all(isinstance(one, str) for one in layers):
             raise ValueError(f"the features read {layers!r}, which is no list of layers")
         check_layers(self.model.net, layers)
-        self.layers = tuple(layers)
+        self._read = tuple(layers)
 
 
-class FactorFeatures(LayerFeatures):
+@register
+class Factors(Layer):
     """What each selected factor of one layer makes of the input, λ ⊙ (W_aᵀ x): more than the layer's outputs tell,
     where it has more factors than outputs."""
 
-    def __init__(self, model: FactorModel, layers: Sequence[str] | None = None) -> None:
-        super().__init__(model, layers)
-        if len(self.layers) != 1:
-            raise InputError(
-                f"features is 'factors', which reads one layer, but inference_layers names {len(self.layers)}; name "
-                "one, or set features='layer'."
-            )
+    kind: ClassVar[str] = "factors"
+
+    def check_settings(self) -> None:
+        single = self.layers == "auto" or len(self.layers) == 1
+        require(
+            single,
+            "layers",
+            list(self.layers),
+            "'factors' reads one; name one, or use kind 'layer'",
+        )
 
     def _weights(self) -> Mapping[str, Tensor]:
-        return self.model.factor_state(self.layers[0])
+        return self.model.factor_state(self._read[0])
 
     def width_for(self, shape: tuple[int, ...]) -> int:
         kept = self.model.reference or self.model.tasks[0]
-        return int(kept.selected[self.layers[0]].sum())
+        return int(kept.selected[self._read[0]].sum())
 
 
 class _Enough(Exception):
@@ -111,14 +132,14 @@ def first_layer(net: nn.Module) -> str:
     for name, parameter in net.named_parameters():
         if parameter.ndim >= 2 and name.endswith(".weight") and not name.startswith(tuple(attention)):
             return name.removesuffix(".weight")
-    raise InputError("the network has no layer with a weight to infer tasks from; name one in inference_layers.")
+    raise InputError("the network has no layer with a weight to infer tasks from; name one in features.layers.")
 
 
 def check_layers(net: nn.Module, names: Sequence[str]) -> None:
     known = [name for name, _ in net.named_modules() if name]
     for name in names:
         if name not in known:
-            raise unknown("inference_layer", name, known)
+            raise unknown("layer of the features", name, known)
 
 
 def unread_by(net: nn.Module, layers: Sequence[str]) -> tuple[str, ...]:
@@ -197,7 +218,7 @@ class _Reading:
             value = _first_tensor(output)
             if value is None:
                 raise InputError(
-                    f"inference_layers: '{name}' gives a {type(output).__name__} and no tensor; name another layer."
+                    f"features.layers: '{name}' gives a {type(output).__name__} and no tensor; name another layer."
                 )
             known = _channels(module)
             layout = self.layout if known is None else _Layout(*known, value.ndim)
@@ -218,7 +239,7 @@ class _Reading:
                 value = value.transpose(0, 1)
         if value.ndim < 2 or len(value) != self.rows:
             raise InputError(
-                f"inference_layers: '{name}' gives an output of shape {tuple(value.shape)} for {self.rows} inputs, "
+                f"features.layers: '{name}' gives an output of shape {tuple(value.shape)} for {self.rows} inputs, "
                 "not one row per input; name another layer."
             )
         if value.ndim == 2:
@@ -260,7 +281,7 @@ def features(net: nn.Module, state: Mapping[str, Tensor], layers: Sequence[str],
         return torch.cat([features(net, state, layers, part) for part in (x[:1], x[1:])])
     for name in layers:
         if name not in reading.found:
-            raise InputError(f"inference_layers: '{name}' gives no output when the network runs; name another layer.")
+            raise InputError(f"features.layers: '{name}' gives no output when the network runs; name another layer.")
     return torch.cat([reading.found[name] for name in layers], dim=1)
 
 

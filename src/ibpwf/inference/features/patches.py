@@ -11,20 +11,22 @@ is all of them in a row.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import AfterValidator, Field, PrivateAttr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.errors import InputError, unknown
-from ibpwf.inference.base import Batch, Features, State
-from ibpwf.inference.features.images import as_images
+from ibpwf.errors import InputError
+from ibpwf.images import as_images
+from ibpwf.inference.base import Batch, Context, Features, State
 from ibpwf.inference.features.joined import SideBySide
+from ibpwf.limits import check_patch_sizes
+from ibpwf.parts import Auto, Count, Positive, register, require
 from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
 
 Size = Literal["small", "medium", "large", "best"]
@@ -33,6 +35,7 @@ SIZES: dict[str, int] = {"small": 1_600, "medium": 6_400, "large": 16_000, "best
 """About how many features each size has. A router on them keeps D(D + 1)/2 numbers: 10 MB, 164 MB, 1 GB, 9 GB."""
 
 LEVELS = 255.0
+THRESHOLD = 0.05
 CONTRAST = 10.0
 """Added to a patch's variance, in units of pixels from 0 to 255, before it counts for the whitening."""
 
@@ -88,49 +91,63 @@ class _Fitted:
         return phi.flatten(1).sub_(self.mean).div_(self.deviation)
 
 
-class PatchFeatures(Features):
-    """`filters` is their number K, or a size of φ. `patch` is how many pixels a patch is across; of several such
-    sizes each has its even share of the filters. `grid` is g; "auto": 4 for images of one channel (digits, clothes:
-    where a stroke is tells much), 2 for color, and never more than there are patches in a row. `epsilon` is added to
-    the patches' variances, relative to their mean, before whitening. With `mirror` an image and its mirror image are
-    two rows to learn from, and an answer is about both: for photographs, not for digits. `shape` says of rows that
-    come flat what images they are: channels, height, width."""
+PatchSizes = Annotated[tuple[Annotated[int, Field(ge=2, le=32)], ...], AfterValidator(check_patch_sizes)]
 
-    def __init__(
-        self,
-        filters: int | Size = "small",
-        *,
-        patch: int | Sequence[int] = 6,
-        grid: int | Literal["auto"] = "auto",
-        threshold: float = 0.05,
-        epsilon: float = 0.1,
-        mirror: bool = False,
-        shape: tuple[int, ...] | None = None,
-    ) -> None:
-        if isinstance(filters, str) and filters not in SIZES:
-            raise unknown("size of patch features", filters, SIZES)
-        self.patches = (patch,) if isinstance(patch, int) else tuple(patch)
-        if not self.patches or min(self.patches) < 1 or len({*self.patches}) < len(self.patches):
-            raise InputError(f"patches are {patch} pixels across; give one size or several different ones.")
-        if isinstance(filters, int) and filters < len(self.patches):
-            raise InputError(
-                f"patch_filters is {filters}, but patches have {len(self.patches)} sizes; give at least one to each."
-            )
-        self.filters, self.grid = filters, grid
-        self.threshold, self.epsilon, self.mirror = threshold, epsilon, mirror
-        self.shape = shape
-        self.image: tuple[int, ...] = ()
-        self._fitted: tuple[_Fitted, ...] = ()
+
+@register
+class Patches(Features):
+    """How much each part of an image looks like patches of the first task's images."""
+
+    kind: ClassVar[str] = "patches"
+    fixed: ClassVar[frozenset[str]] = frozenset({"filters", "sizes", "grid", "epsilon", "mirror"})
+
+    filters: Annotated[int, Field(ge=1, le=20_000)] | Size = Field(
+        "small",
+        description="how many patches images are compared with: a number, or a size by features, about 1,600, 6,400, "
+        "16,000 or 48,000 of them; a router then stores 10 MB, 164 MB, 1 GB or 9 GB, and half of it with "
+        "precision=float32",
+    )
+    sizes: PatchSizes = Field(
+        (6,),
+        description="pixels across the patches, one to four sizes such as [5, 8], each with its even share of the "
+        "filters and a whitening of its own",
+    )
+    grid: Count | Auto = Field(
+        "auto",
+        description="features are averaged over the cells of a grid of so many rows and columns, and never more than "
+        "there are patches in a row; 'auto': 4 for images of one channel, 2 for color",
+    )
+    epsilon: Positive = Field(
+        0.1, description="added to the variances of patches before they are whitened, relative to their mean"
+    )
+    mirror: bool = Field(
+        False,
+        description="an image and its mirror image are two rows to learn from, and an answer is about both; for "
+        "photographs, not for digits",
+    )
+    _shape: tuple[int, ...] | None = PrivateAttr(None)
+    _image: tuple[int, ...] = PrivateAttr(())
+    _threshold: float = PrivateAttr(THRESHOLD)
+    _fitted: tuple[_Fitted, ...] = PrivateAttr(())
+
+    def check_settings(self) -> None:
+        enough = isinstance(self.filters, str) or self.filters >= len(self.sizes)
+        require(enough, "filters", self.filters, f"patches have {len(self.sizes)} sizes; give at least one to each")
+
+    def bound(self, context: Context) -> Self:
+        other = super().bound(context)
+        other._shape = context.images.flat_shape
+        return other
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         """`generator` is one of the CPU's, so that filters do not depend on the device. A random part of the images
         is used where all would be more than 268 MB. Each size of patches has the filters it would have alone."""
-        self.image = ()
+        self._image = ()
         images = self._kept(batches, rows, generator)
-        self.image = tuple(images.shape[1:])
+        self._image = tuple(images.shape[1:])
         drawn = generator.get_state()
         fitted = []
-        for patch, count in zip(self.patches, self._counts(), strict=True):
+        for patch, count in zip(self.sizes, self._counts(), strict=True):
             generator.set_state(drawn)
             fitted.append(self._fitted_to(images, patch, count, generator))
         self._fitted = tuple(fitted)
@@ -164,7 +181,7 @@ class PatchFeatures(Features):
     def views(self, x: Tensor) -> Iterator[Tensor]:
         """φ of all rows, once for each way an image is looked at."""
         for images in self._looks(self._images(x)):
-            parts = [fitted.standardized(images, self.threshold) for fitted in self._fitted]
+            parts = [fitted.standardized(images, self._threshold) for fitted in self._fitted]
             yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def width_for(self, shape: tuple[int, ...]) -> int:
@@ -179,8 +196,8 @@ class PatchFeatures(Features):
         """The features of each size of patches by itself; φ is all of theirs in a row."""
         parts = []
         for fitted in self._fitted:
-            one = copy.copy(self)
-            one.patches, one.filters, one._fitted = (fitted.patch,), len(fitted.filters), (fitted,)
+            one = self.model_copy(update={"sizes": (fitted.patch,), "filters": len(fitted.filters)})
+            one._fitted = (fitted,)
             parts.append(one)
         return parts
 
@@ -189,20 +206,20 @@ class PatchFeatures(Features):
 
     def _images(self, x: Tensor) -> Tensor:
         """Rows as images, once it is known that they fit."""
-        x = as_images(x, self.shape)
+        x = as_images(x, self._shape)
         given = " × ".join(str(size) for size in x.shape[1:]) or "one number"
         if x.ndim != 4:
             raise InputError(
                 "features is 'patches', which reads images (rows × channels × height × width), but a row is "
-                f"{given}; give images, say in image_shape what images such rows are, or set features='random'."
+                f"{given}; give images, say in input.shape what images such rows are, or set features='random'."
             )
-        if min(x.shape[2:]) < (largest := max(self.patches)):
+        if min(x.shape[2:]) < (largest := max(self.sizes)):
             raise InputError(
                 f"features is 'patches' of {largest} × {largest} pixels, but an image is {given}; give larger images "
                 "or smaller patches, or set features='random'."
             )
-        if self.image and tuple(x.shape[1:]) != self.image:
-            learnt = " × ".join(str(size) for size in self.image)
+        if self._image and tuple(x.shape[1:]) != self._image:
+            learnt = " × ".join(str(size) for size in self._image)
             raise InputError(f"an image is {given}, but the first task's were {learnt}; give images of that size.")
         return x
 
@@ -219,13 +236,13 @@ class PatchFeatures(Features):
             return {}, {}
         several = len(self._fitted) > 1
         content: dict[str, Any] = {
-            "image": list(self.image),
-            "patch": list(self.patches) if several else self.patches[0],
+            "image": list(self._image),
+            "patch": list(self.sizes) if several else self.sizes[0],
             "grid": self.grid,
             "mirror": self.mirror,
-            "threshold": self.threshold,
+            "threshold": self._threshold,
             "filters": sum(len(fitted.filters) for fitted in self._fitted),
-            "shape": self.shape,
+            "shape": self._shape,
         }
         tensors = {
             (f"{fitted.patch}.{name}" if several else name): tensor
@@ -236,12 +253,13 @@ class PatchFeatures(Features):
 
     def load_state(self, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if content:
-            self.image = tuple(content["image"])
-            self.patches = _stored_sizes(content["patch"])
-            self.grid, self.filters = content["grid"], content["filters"]
-            self.threshold, self.mirror = content["threshold"], content["mirror"]
-            self.shape = None if content["shape"] is None else tuple(content["shape"])
-            prefixes = {patch: f"{patch}." if len(self.patches) > 1 else "" for patch in self.patches}
+            self._image = tuple(content["image"])
+            stored = (_stored_sizes(content["patch"]), content["grid"], content["mirror"])
+            if stored != (self.sizes, self.grid, self.mirror):
+                raise CorruptModelError(f"patch features were {stored}, which the settings do not say")
+            self._threshold = content["threshold"]
+            self._shape = None if content["shape"] is None else tuple(content["shape"])
+            prefixes = {patch: f"{patch}." if len(self.sizes) > 1 else "" for patch in self.sizes}
             self._check_stored(prefixes, tensors)
             self._fitted = tuple(
                 _Fitted(patch, self._cells(patch), **{name: tensors[prefix + name] for name in TENSORS})
@@ -252,7 +270,7 @@ class PatchFeatures(Features):
         """Refuse what does not have a number for each of its products, or would divide by 0."""
         expected: dict[str, Expected] = {}
         for patch, prefix in prefixes.items():
-            size, filters = self.image[0] * patch**2, len(tensors[f"{prefix}filters"])
+            size, filters = self._image[0] * patch**2, len(tensors[f"{prefix}filters"])
             width = 2 * self._cells(patch) ** 2 * filters
             shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
             expected |= {prefix + name: Expected(shape) for name, shape in shapes.items()}
@@ -260,8 +278,8 @@ class PatchFeatures(Features):
         for name in (f"{prefix}deviation" for prefix in prefixes.values()):
             if not float(tensors[name].min()) >= 1e-6:
                 raise CorruptModelError(f"tensor '{name}' of part 'features' is not above 0")
-        if type(self.mirror) is not bool or not 0 <= self.threshold < 1:
-            raise CorruptModelError(f"patch features have mirror={self.mirror!r} and threshold={self.threshold!r}")
+        if not 0 <= self._threshold < 1:
+            raise CorruptModelError(f"patch features have threshold={self._threshold!r}")
 
     def _kept(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> Tensor:
         """The first task's images, or as many of them at random as may be kept."""
@@ -282,22 +300,22 @@ class PatchFeatures(Features):
 
     def _cells(self, patch: int) -> int:
         """g for images of this size and patches of that."""
-        wanted = (4 if self.image[0] == 1 else 2) if self.grid == "auto" else self.grid
-        return min(wanted, *(size - patch + 1 for size in self.image[1:]))
+        wanted = (4 if self._image[0] == 1 else 2) if self.grid == "auto" else self.grid
+        return min(wanted, *(size - patch + 1 for size in self._image[1:]))
 
     def _counts(self) -> list[int]:
         """How many of the K filters are of each size of patches, for images of this size. The first sizes have one
         more where it does not come out even."""
-        sizes, filters = len(self.patches), self.filters
+        sizes, filters = len(self.sizes), self.filters
         if isinstance(filters, str):
-            filters = sizes * SIZES[filters] // sum(2 * self._cells(patch) ** 2 for patch in self.patches)
+            filters = sizes * SIZES[filters] // sum(2 * self._cells(patch) ** 2 for patch in self.sizes)
         return [filters // sizes + (number < filters % sizes) for number in range(sizes)]
 
     def _with_moments(self, fitted: _Fitted, images: Tensor) -> _Fitted:
         count, total, squares = 0, torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float32)
         for rows in torch.split(images, 1024):
             for look in self._looks(rows):
-                phi = fitted.standardized(look, self.threshold)
+                phi = fitted.standardized(look, self._threshold)
                 count += len(phi)
                 phi = phi.double()
                 total, squares = phi.sum(0) + total.to(phi), phi.square().sum(0) + squares.to(phi)
@@ -365,7 +383,7 @@ class _TracedPatches(nn.Module):
     """Patches of one size, to be traced. Whitened they are a convolution, their cosines with the filters a product.
     Of large images and many filters, responses are made and averaged for some lines of places after others."""
 
-    def __init__(self, features: PatchFeatures) -> None:
+    def __init__(self, features: Patches) -> None:
         super().__init__()
         content, tensors = features.state()
         fitted = {name: tensor.cpu() for name, tensor in tensors.items()}

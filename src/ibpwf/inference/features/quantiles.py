@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import PrivateAttr
 from torch import Tensor, nn
 
 from ibpwf.factors.encoding import MOST_ROWS, TableEncoding, columns_of_many
 from ibpwf.inference.base import Batch, State
-from ibpwf.inference.features.random import RandomFeatures, RandomLayer
+from ibpwf.inference.features.random import Random, RandomLayer
+from ibpwf.parts import register
 
 BINS = 16
 WEIGHT = 1.7
@@ -31,14 +33,18 @@ def weighted(encoding: TableEncoding, x: Tensor) -> Tensor:
     return torch.cat([numbers[:, : encoding.inputs], WEIGHT * numbers[:, encoding.inputs :]], 1)
 
 
-class QuantileFeatures(RandomFeatures):
-    """A random layer on encoded numbers. `width` is its number of units; None: by the first task's rows."""
+@register
+class Quantiles(Random):
+    """A random layer on encoded numbers."""
 
-    rows_to_fit = MOST_ROWS
+    kind: ClassVar[str] = "quantiles"
+    rows_to_fit: ClassVar[int | None] = MOST_ROWS
 
-    def __init__(self, width: int | None = None) -> None:
-        super().__init__(width)
-        self.encoding = TableEncoding(0, (), BINS)
+    _encoding: TableEncoding = PrivateAttr(default_factory=lambda: TableEncoding(0, (), BINS))
+
+    @property
+    def encoding(self) -> TableEncoding:
+        return self._encoding
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         kept, labels, found = [], [], 0
@@ -51,7 +57,7 @@ class QuantileFeatures(RandomFeatures):
         x = torch.cat(kept)
         encoding = TableEncoding(x.shape[1], columns_of_many(x), BINS)
         encoding.fit([x])
-        self.encoding = encoding = encoding.to(x.device)
+        self._encoding = encoding = encoding.to(x.device)
         parts = zip(kept, labels, strict=True)
         super().fit(((weighted(encoding, some.double()), y) for some, y in parts), len(x), generator)
 
@@ -91,7 +97,7 @@ class QuantileFeatures(RandomFeatures):
                 f"random features take {len(self.weight)} numbers, their encoding gives {encoding.outputs}"
             )
         encoding.load_state_dict(own)
-        self.encoding = encoding.to(mean.device)
+        self._encoding = encoding.to(mean.device)
 
 
 class _Weighted(nn.Module):

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from ibpwf.inference.base import Batch, Features, State
+from ibpwf.limits import MOST_FEATURES
+from ibpwf.parts import Auto, register
 from ibpwf.storage.tensor_checks import CorruptModelError
 
 BIAS_STD = 0.5
@@ -35,13 +38,32 @@ def automatic_width(rows: int) -> int:
     return 2000 if rows >= MANY_ROWS else 1000
 
 
-class RandomFeatures(Features):
-    """The layer, with μ and s folded into its weight and bias. `width` is its number of units; None: by the first
-    task's rows."""
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32)
 
-    def __init__(self, width: int | None = None) -> None:
-        self.width = width
-        self.weight, self.bias = torch.empty(0, 0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)
+
+@register
+class Random(Features):
+    """A fixed random layer, with μ and s folded into its weight and bias."""
+
+    kind: ClassVar[str] = "random"
+    fixed: ClassVar[frozenset[str]] = frozenset({"width"})
+
+    width: Annotated[int, Field(ge=1, le=MOST_FEATURES)] | Auto = Field(
+        "auto",
+        description="units of the random layer, at most 20,000; 'auto': 2,000 where the first task has 1,000 rows or "
+        "more, else 1,000; a task stores 8 bytes times the square",
+    )
+    _weight: Tensor = PrivateAttr(default_factory=lambda: _empty(0, 0))
+    _bias: Tensor = PrivateAttr(default_factory=lambda: _empty(0))
+
+    @property
+    def weight(self) -> Tensor:
+        return self._weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self._bias
 
     def fit(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> None:
         """Draw the layer for inputs like these; `generator` is one of the CPU's, so that it does not depend on the
@@ -52,11 +74,11 @@ class RandomFeatures(Features):
             total, squares = flat.sum(0) + total.to(flat), flat.square().sum() + squares.to(flat)
         mean, size = total / rows, len(total)
         spread = math.sqrt(max(float(squares / (rows * size) - mean.square().mean()), 0.0))
-        width = self.width or automatic_width(rows)
+        width = automatic_width(rows) if self.width == "auto" else self.width
         weight = torch.randn(size, width, generator=generator, dtype=torch.float64)
         bias = torch.randn(width, generator=generator, dtype=torch.float64) * BIAS_STD
         weight = weight.to(mean.device) / (math.sqrt(size) * (spread or 1.0))
-        self.weight, self.bias = weight.float(), (bias.to(mean.device) - mean @ weight).float()
+        self._weight, self._bias = weight.float(), (bias.to(mean.device) - mean @ weight).float()
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ in float64: the Gaussians on it magnify float32's rounding, which differs from machine to machine."""
@@ -85,7 +107,7 @@ class RandomFeatures(Features):
         whole = weight.dtype == bias.dtype == torch.float32 and bias.ndim == 1 and len(bias) > 0
         if not whole or weight.ndim != 2 or weight.shape[1] != len(bias) or len(tensors) > 2:
             raise ValueError(f"random features have a weight {list(weight.shape)} and a bias {list(bias.shape)}")
-        self.weight, self.bias = weight, bias
+        self._weight, self._bias = weight, bias
 
 
 class RandomLayer(nn.Module):

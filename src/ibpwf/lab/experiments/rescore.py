@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import InputError, run_program
-from ibpwf.inference.gaussian import GaussianTaskInference
+from ibpwf.inference.gaussian import GroupedInference
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import score
 from ibpwf.lab.experiments.result import commit, environment, make_result
@@ -49,8 +49,9 @@ def rescored_rows(
     assert isinstance(method, IBPWF)
     if len(learner.tasks) != len(rows):
         raise InputError(f"a model has {len(learner.tasks)} tasks, but its rows.json has {len(rows)} rows.")
-    assert isinstance(method.inference, GaussianTaskInference)
-    method.inference.regularize(settings.ridge, settings.shrinkage)
+    assert isinstance(method.inference, GroupedInference)
+    changes = {name: getattr(settings, name) for name in CHANGEABLE if name in type(method.inference).model_fields}
+    method.inference = method.inference.regularized(**changes)
     found = []
     for number in reversed(range(len(rows))):
         scores = [score(learner, task.index, task.test.x, task.test.y) for task in stream[: number + 1]]

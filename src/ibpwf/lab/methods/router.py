@@ -15,12 +15,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ibpwf.errors import InputError
-from ibpwf.inference.base import Features, State
-from ibpwf.inference.features.patches import PatchFeatures, Size
-from ibpwf.inference.features.random import RandomFeatures
+from ibpwf.images import Images
+from ibpwf.inference import router as ridge
+from ibpwf.inference.base import Context, Features, State
+from ibpwf.inference.features.patches import Patches, Size
+from ibpwf.inference.features.random import Random
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.ridge_sums import Precision
-from ibpwf.inference.router import RidgeRouter
 from ibpwf.lab.methods.dense import Problem, class_prediction, total_bytes
 from ibpwf.limits import MOST_FEATURES
 from ibpwf.parts import Auto, Count, FrozenSettings, Positive
@@ -77,27 +78,23 @@ class Router(Method):
         self.settings = settings or RouterSettings()
         self._device = torch.empty(0, device=device, dtype=torch.float32).device
         self.features = self._make_features()
-        self.router = RidgeRouter(self.settings.router_ridge, precision=self.settings.router_precision)
+        self.router = ridge.Router(ridge=self.settings.router_ridge, precision=self.settings.router_precision)
         self.classes: list[tuple[int, ...]] = []
 
     def _make_features(self) -> Features:
         s, given, image = self.settings, self.problem.input_shape, self.problem.image_shape
         fits = len(given) == 3 and min(given[1:]) >= max(s.patch_sizes)
         if s.features == "random" or (s.features == "auto" and not fits):
-            return RandomFeatures(None if s.random_features == "auto" else s.random_features)
+            return Random(width=s.random_features)
         if image is None:
             raise InputError(
                 "features is patches, which needs images (channels, height, width) or square gray ones in flat rows, "
                 f"but examples have shape {given}; set features=random."
             )
-        return PatchFeatures(
-            s.patch_filters,
-            patch=s.patch_sizes,
-            grid=s.patch_grid,
-            epsilon=s.patch_epsilon,
-            mirror=s.mirror,
-            shape=image,
+        patches = Patches(
+            filters=s.patch_filters, sizes=s.patch_sizes, grid=s.patch_grid, epsilon=s.patch_epsilon, mirror=s.mirror
         )
+        return patches.bound(Context(images=Images(shape=image)))
 
     @property
     def device(self) -> torch.device:
