@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ibpwf.estimator.files import LearnedTask
     from ibpwf.estimator.recipes import Recipe
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
-    from ibpwf.training.linear import HeldOut
     from ibpwf.update import Keep, Update
 
 NOT_KEPT = 1
