@@ -94,7 +94,7 @@ def error(learner: Learner, number: int, **how: Any) -> float:
 @pytest.mark.parametrize("told", [True, False])
 def test_a_regression_learns_and_predicts(taught: Learner, told: bool) -> None:
     for task in range(2):
-        assert error(taught, task, **({"task": f"t{task}"} if told else {})) < 0.1
+        assert error(taught, task, **({"task": f"t{task}"} if told else {})) < 0.15
 
 
 def test_an_earlier_task_predicts_the_same_bits_after_a_later_one(taught: Learner) -> None:
