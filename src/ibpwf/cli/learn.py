@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ibpwf.cli.screen import Screen
     from ibpwf.estimator.files import LearnedTask
     from ibpwf.estimator.recipes import Recipe
+    from ibpwf.linear import HeldOut
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
     from ibpwf.update import Keep, Update
 
