@@ -11,18 +11,8 @@ import numpy as np
 
 TASKS = 3
 FEATURES = 8
-SETTINGS = (
-    "--epochs",
-    "3",
-    "--hidden",
-    "12",
-    "--alpha",
-    "3",
-    "--set",
-    "random_features=16",
-    "--set",
-    "batch_size=16",
-)
+SETTINGS = ["--epochs", "3", "--hidden", "12", "--alpha", "3"]
+SETTINGS += ["--set", "random_features=16", "--set", "batch_size=16"]
 
 
 def write_files(folder: Path) -> None:
@@ -37,14 +27,14 @@ def write_files(folder: Path) -> None:
             table.writerows([*row, f"{number}-{kind}"] for row, kind in zip(x.tolist(), y.tolist(), strict=True))
 
 
-def learn_all(folder: str, model: str) -> None:
-    """Learn all files from wherever the last process was killed; a checkpoint every 30 ms."""
+def learn_all(model: str) -> None:
+    """Learn all files beside a model folder from wherever the last process was killed; a checkpoint every 30 ms."""
     import torch
 
     torch.set_num_threads(1)
     from ibpwf.cli import program as cli
 
-    os.chdir(folder)
+    os.chdir(Path(model).parent)
     handle = os.open(os.devnull, os.O_WRONLY)
     os.dup2(handle, 1)
     for number in range(TASKS):

@@ -19,30 +19,29 @@ from torch import Tensor, nn
 from ibpwf import ContinualClassifier, Learner, Settings, factorize, load
 from ibpwf.torch_state import pinned, tf32_products
 from tallies import Tally
+from threads import at_once
 
 SEED = 35
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def during(get: Callable[[], Any], set_: Callable[[Any], object], value: Any) -> Iterator[None]:
+    """A state of the caller's, which the calls inside must leave as it is."""
+    before = get()
+    set_(value)
     try:
         yield
     finally:
-        assert torch.get_default_dtype() == dtype  # the caller's, as before the call
-        torch.set_default_dtype(before)
+        assert get() == value
+        set_(before)
 
 
-@contextlib.contextmanager
-def products(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        assert torch.get_float32_matmul_precision() == precision
-        torch.set_float32_matmul_precision(before)
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
+    return during(torch.get_default_dtype, torch.set_default_dtype, dtype)
+
+
+def products(precision: str) -> AbstractContextManager[None]:
+    return during(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision)
 
 
 @contextlib.contextmanager
@@ -147,20 +146,12 @@ def cnn() -> nn.Module:
 
 
 SHORT = {"epochs": 2, "finetune_epochs": 1, "batch_size": 10, "alpha": 4, "heads": "per-task"}
+ROUTER = {"inference": "router", "features": "random", "random_features": 8, "held_out": 0.3}
 LEARNERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "gaussian": (mlp, {}),
     "class-gaussian": (cnn, {"inference": "class-gaussian"}),
     "random": (Attention, {"features": "random", "random_features": 8, "inference": "shared-gaussian"}),
-    "router": (
-        mlp,
-        {
-            "inference": "router",
-            "features": "random",
-            "random_features": 8,
-            "held_out": 0.3,
-            "keep_sums_per_task": True,
-        },
-    ),
+    "router": (mlp, {**ROUTER, "keep_sums_per_task": True}),
     "frozen": (mlp, {"base": "frozen", "alpha": 2}),
     "plain": (cnn, {"accelerate": False}),
 }
@@ -341,19 +332,13 @@ def test_a_callers_state_is_not_changed_by_threads_that_answer_meanwhile() -> No
     """What all threads share is set by the first inside and restored by the last."""
     learner = taught("gaussian")
     x, expected = ROWS[0][0], learner.predict(ROWS[0][0]).probabilities
-    wrong: list[object] = []
 
-    def ask() -> None:
+    def ask(number: int) -> None:
         for _ in range(50):
-            wrong.extend([1] * (not torch.equal(learner.predict(x).probabilities, expected)))
+            assert torch.equal(learner.predict(x).probabilities, expected)
 
     with default_dtype(torch.float64), products("medium"):
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
+        assert at_once(ask, 4) == []
 
 
 def test_a_precision_that_training_chose_is_not_taken_for_the_callers() -> None:
@@ -395,31 +380,17 @@ def test_threads_in_different_states_that_ask_a_loaded_model_first_get_the_same_
     raised: list[BaseException] = []
     for _ in range(times):
         model = Learner.load(tmp_path / "model", device="cpu", **base)
-        states = chance.sample(OF_A_THREAD, 3)
-        barrier, found = threading.Barrier(len(states)), list[list[Tensor]]()
+        states, found = chance.sample(OF_A_THREAD, 3), list[list[Tensor]]()
 
-        def ask(name: str, model: Learner = model, barrier: Any = barrier, found: Any = found) -> None:
-            with AMBIENT[name]():
-                barrier.wait()
-                try:
-                    found.append(answers(model))
-                except BaseException as error:
-                    raised.append(error)
+        def ask(number: int, model: Learner = model, states: list[str] = states, found: Any = found) -> None:
+            with AMBIENT[states[number]]():
+                found.append(answers(model))
 
-        threads = [threading.Thread(target=ask, args=(name,)) for name in states]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        raised += at_once(ask, len(states))
         found.append(answers(model))
         tried, wrong = tried + len(states) + 1, wrong + sum(not same(one, expected) for one in found)
-    tally(
-        "first answers of a loaded model, in threads in different states of torch",
-        tried,
-        seed=SEED,
-        wrong=wrong,
-        tracebacks=len(raised),
-    )
+    what = "first answers of a loaded model, in threads in different states of torch"
+    tally(what, tried, seed=SEED, wrong=wrong, tracebacks=len(raised))
 
 
 def test_pinning_leaves_no_state_behind_after_an_error() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import signal
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from killed_at_random import ends_as_if_undisturbed
 from killed_learner import TASKS, examples, fresh, hold, learn_all
 from torch import Tensor
 
@@ -16,18 +15,15 @@ import processes
 from ibpwf import Learner
 from ibpwf.errors import StoreError
 from ibpwf.learner import open_model
-from ibpwf.storage.folder import MANIFEST
 from ibpwf.storage.model_folder import verify_model
 from ibpwf.training.checkpoint import Checkpoint
 
 X = torch.cat([examples(number)[0][:8] for number in range(TASKS)])
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def answers(learner: Learner) -> list[Tensor]:
+def answers(folder: Path) -> list[Tensor]:
+    learner = Learner.load(folder, device="cpu")
+    assert learner.extra == ({"tasks": len(learner.tasks)} if learner.tasks else {})
     return [learner.logits(X, number) for number in range(len(learner.tasks))]
 
 
@@ -35,37 +31,11 @@ def answers(learner: Learner) -> list[Tensor]:
 def test_a_folder_killed_at_random_moments_always_loads_and_ends_as_if_nothing_had_happened(
     kills: int, tmp_path: Path
 ) -> None:
-    processes.call(learn_all, str(tmp_path / "undisturbed"))
-    started = time.monotonic()
-    processes.call(learn_all, str(tmp_path / "again"))  # now that everything has been loaded once
-    whole = time.monotonic() - started
-    expected = answers(Learner.load(tmp_path / "undisturbed", device="cpu"))
-    undisturbed = files_of(tmp_path / "undisturbed")
-    chance = random.Random(kills)
-    done = finished = inside_a_write = resumable = 0
-    folder = tmp_path / "0"
-    while done < kills:
-        process = processes.begin(learn_all, str(folder))
-        process.join(chance.uniform(0.0, 0.6 * whole))
-        process.kill()
-        process.join()
-        if process.exitcode == 0:  # it was done first
-            assert files_of(folder) == undisturbed
-            finished += 1
-            folder = tmp_path / str(finished)
-            continue
-        assert process.exitcode == -signal.SIGKILL
-        done += 1
-        inside_a_write += any(".tmp-" in path.name for path in folder.rglob("*"))
-        resumable += (folder / ".in-progress" / MANIFEST).exists()
-        if (folder / MANIFEST).exists():
-            learner = Learner.load(folder, device="cpu")
-            assert all(torch.equal(now, then) for now, then in zip(answers(learner), expected, strict=False))
-            assert learner.extra == ({"tasks": len(learner.tasks)} if learner.tasks else {})
-            assert verify_model(folder).problems == []
-    processes.call(learn_all, str(folder))
-    assert files_of(folder) == undisturbed
-    print(f"{done} kills, {inside_a_write} inside a write, {resumable} inside a task, {finished + 1} models finished")
+    def check(folder: Path) -> None:
+        expected = answers(tmp_path / "undisturbed")
+        assert all(torch.equal(now, then) for now, then in zip(answers(folder), expected, strict=False))
+
+    ends_as_if_undisturbed(learn_all, tmp_path, kills, 0.6, check)
 
 
 def test_while_one_process_learns_into_a_folder_a_second_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import pickle
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ibpwf import ContinualClassifier, Learner, Settings, load, task_learner
 from ibpwf.errors import BusyError, InputError
 from ibpwf.estimator import classifier as estimator
 from tallies import Tally
+from threads import at_once
 
 TASKS = 6
 Change = tuple[Callable[[Any], Any], Callable[[Any], bool]]
@@ -127,23 +128,14 @@ CHANGES: dict[str, Change] = {
 
 def both(model: Any, changes: tuple[Change, Change]) -> tuple[int, int, list[BaseException]]:
     """Make two changes at once; how many were made, how many of those are lost, and what else was raised."""
-    barrier, made, strange = threading.Barrier(2), [False, False], list[BaseException]()
+    made = [False, False]
 
     def make(number: int) -> None:
-        barrier.wait()
-        try:
+        with contextlib.suppress(BusyError):
             changes[number][0](model)
             made[number] = True
-        except BusyError:
-            pass
-        except BaseException as error:
-            strange.append(error)
 
-    threads = [threading.Thread(target=make, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    strange = at_once(make, 2)
     lost = sum(done and not holds(model) for done, (_, holds) in zip(made, changes, strict=True))
     return sum(made), lost, strange
 

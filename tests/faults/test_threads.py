@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ibpwf import ContinualClassifier, Learner, Settings, concurrency
 from ibpwf.concurrency import SingleWriter
 from ibpwf.errors import BusyError
+from threads import at_once
 
 Tally = Callable[..., None]
 
@@ -86,25 +87,6 @@ def bits(prediction: Any) -> list[Tensor]:
     return [prediction.labels, prediction.probabilities, prediction.task, prediction.entropy]
 
 
-def at_once(work: Callable[[int], None], threads: int = THREADS) -> list[BaseException]:
-    """Run `work` in so many threads that start together; what they raised."""
-    barrier, raised = threading.Barrier(threads), []
-
-    def run(number: int) -> None:
-        barrier.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            raised.append(error)
-
-    running = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return raised
-
-
 @pytest.mark.parametrize("calls", [30, pytest.param(10_000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("posterior_samples", [0, 4])
 def test_threads_get_the_bits_that_one_thread_gets(
@@ -132,7 +114,7 @@ def test_threads_get_the_bits_that_one_thread_gets(
             got = asks[which](learner)
             wrong[number] += not all(torch.equal(*pair) for pair in zip(got, expected[which], strict=True))
 
-    raised = at_once(work)
+    raised = at_once(work, THREADS)
     tally(
         f"answers in {THREADS} threads, {'with' if posterior_samples else 'without'} posterior samples",
         THREADS * calls,
@@ -203,7 +185,7 @@ def test_of_many_threads_that_teach_one_learner_one_does_and_the_others_are_told
     told = learned = 0
     for _ in range(10):
         learner = fresh(perceptron)
-        raised = at_once(lambda number, learner=learner: learner.learn(*examples(number)))
+        raised = at_once(lambda number, learner=learner: learner.learn(*examples(number)), THREADS)
         assert all(isinstance(error, BusyError) for error in raised), raised
         told, learned = told + len(raised), learned + len(learner.tasks)
         assert len(learner.tasks) == THREADS - len(raised) >= 1

@@ -13,14 +13,17 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+from starlette.testclient import TestClient
 
 import processes
+from ibpwf.serving.routes import make_app
+from ibpwf.serving.service import ServeOptions, Service
 
 sys.path.append(str(Path(__file__).parents[1] / "own_data"))  # whose rows are served here
 
@@ -127,6 +130,44 @@ class Server:
         return self.http.post("/v2/models/things/tasks", params={"task": task, **query}, content=file.read_bytes())
 
 
+def service_of(models: Path, **options: Any) -> Service:
+    """A server's state in this process. It looks at its folders when it is told to."""
+    return Service(ServeOptions(models, **{"poll": 3600.0, **options}))
+
+
+def client_of(
+    served: Service | Path, url: str = "http://127.0.0.1", *, redirects: bool = True, **options: Any
+) -> TestClient:
+    """A client of a server in this process, which raises what goes wrong inside instead of answering 500."""
+    service = served if isinstance(served, Service) else service_of(served, **options)
+    return TestClient(make_app(service), base_url=url, follow_redirects=redirects)
+
+
+@contextlib.asynccontextmanager
+async def inside(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    """The same, in the event loop of the test, so that requests can be sent beside each other."""
+    transport = httpx.ASGITransport(make_app(service))
+    async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        yield http
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> bool:
+    """Whether a condition holds in the end. The time only ends what hangs: machines that run tests may be slow."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def is_refused(response: Any) -> bool:
+    """Whether it is a 4xx, or 507, with one sentence."""
+    status, told = response.status_code, response.json().get("error") if response.status_code >= 400 else None
+    sentence = isinstance(told, str) and bool(told) and "\n" not in told and "Traceback" not in told
+    return sentence and (status < 500 or status == 507)
+
+
 @contextlib.contextmanager
 def serving(models: Path, *words: str) -> Iterator[Server]:
     server = Server(models, *words)
@@ -183,6 +224,13 @@ def outputs(content: dict[str, Any]) -> dict[str, Any]:
     return {one["name"]: one["data"] for one in content["outputs"]}
 
 
+def slowly(body: bytes, pause: float) -> Iterator[bytes]:
+    """A body in parts, with pauses."""
+    for start in range(0, len(body), 1024):
+        yield body[start : start + 1024]
+        time.sleep(pause)
+
+
 def png(image: np.ndarray) -> bytes:
     import PIL.Image
 
@@ -218,14 +266,31 @@ def fresh_folder(source: Path, target: Path) -> Path:
     return target / source.name
 
 
-class Watcher(threading.Thread):
+class Again(threading.Thread):
+    """Does something again and again, beside the test, until it has ended, or cannot be done any more."""
+
+    def __init__(self, work: Callable[[], object], pause: float = 0.0) -> None:
+        super().__init__(daemon=True)
+        self.work, self.pause, self.ended = work, pause, threading.Event()
+
+    def run(self) -> None:
+        with contextlib.suppress(httpx.HTTPError, ValueError):  # the server is dead
+            while not self.ended.is_set():
+                self.work()
+                time.sleep(self.pause)
+
+    def finish(self) -> None:
+        self.ended.set()
+        self.join()
+
+
+class Watcher(Again):
     """Asks old versions again and again and compares every answer with the first."""
 
     def __init__(self, server: Server, versions: tuple[int, ...], x: np.ndarray, pause: float = 0) -> None:
-        super().__init__(daemon=True)
-        self.pause = pause
+        super().__init__(self.compare, pause)
         self.http = httpx.Client(base_url=server.address, timeout=240)
-        self.versions, self.content, self.ended = versions, json.dumps(request(x)), threading.Event()
+        self.content = json.dumps(request(x))
         self.first = {number: self.ask(number) for number in versions}
         self.asked, self.other = 0, list[str]()
 
@@ -233,17 +298,14 @@ class Watcher(threading.Thread):
         answered = self.http.post(f"/v2/models/things/versions/{number}/infer", content=self.content)
         return json.dumps(answered.json()["outputs"]) if answered.status_code == 200 else answered.text
 
-    def run(self) -> None:
-        while not self.ended.is_set():
-            for number in self.versions:
-                self.asked += 1
-                found = self.ask(number)
-                if found != self.first[number]:
-                    self.other.append(found)
-                time.sleep(self.pause)
+    def compare(self) -> None:
+        for number, first in self.first.items():
+            self.asked += 1
+            found = self.ask(number)
+            if found != first:
+                self.other.append(found)
 
     def finish(self) -> None:
-        self.ended.set()
-        self.join()
+        super().finish()
         assert self.asked > 10
         assert self.other == [], (len(self.other), self.asked, self.other[0][:300])

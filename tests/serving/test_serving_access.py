@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from served import Server
+from served import Server, client_of
 from starlette.testclient import TestClient
 
 from ibpwf.errors import InputError, StoreError
@@ -20,25 +20,24 @@ from ibpwf.serving import access as access_module
 from ibpwf.serving.access import Access, Rate, Role, add_token, digest, read_tokens
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.routes import ROUTES, make_app
+from ibpwf.serving.routes import ROUTES
 from ibpwf.serving.server import Place, check_place
-from ibpwf.serving.service import ServeOptions, Service
 
 ALLOWED = {
-    "GET /v2/health/live": "anyone ask learn admin",
-    "GET /v2/health/ready": "anyone ask learn admin",
-    "GET /v2": "ask learn admin",
-    "POST /v2/repository/index": "ask learn admin",
-    "GET /v2/models/{model}": "ask learn admin",
-    "GET /v2/models/{model}/versions/{version}": "ask learn admin",
-    "GET /v2/models/{model}/ready": "ask learn admin",
-    "GET /v2/models/{model}/versions/{version}/ready": "ask learn admin",
-    "POST /v2/models/{model}/infer": "ask learn admin",
-    "POST /v2/models/{model}/versions/{version}/infer": "ask learn admin",
-    "GET /v2/models/{model}/tasks": "ask learn admin",
-    "POST /v2/models/{model}/answer": "ask learn admin",
-    "POST /v2/models/{model}/compare": "ask learn admin",
-    "GET /metrics": "ask learn admin",
+    "GET /v2/health/live": "anyone predict learn admin",
+    "GET /v2/health/ready": "anyone predict learn admin",
+    "GET /v2": "predict learn admin",
+    "POST /v2/repository/index": "predict learn admin",
+    "GET /v2/models/{model}": "predict learn admin",
+    "GET /v2/models/{model}/versions/{version}": "predict learn admin",
+    "GET /v2/models/{model}/ready": "predict learn admin",
+    "GET /v2/models/{model}/versions/{version}/ready": "predict learn admin",
+    "POST /v2/models/{model}/infer": "predict learn admin",
+    "POST /v2/models/{model}/versions/{version}/infer": "predict learn admin",
+    "GET /v2/models/{model}/tasks": "predict learn admin",
+    "POST /v2/models/{model}/predict": "predict learn admin",
+    "POST /v2/models/{model}/compare": "predict learn admin",
+    "GET /metrics": "predict learn admin",
     "POST /v2/models/{model}/tasks": "learn admin",
     "GET /v2/jobs": "learn admin",
     "GET /v2/jobs/{job}": "learn admin",
@@ -47,11 +46,11 @@ ALLOWED = {
     "POST /v2/models/{model}/forget": "admin",
     "POST /v2/models/{model}/verify": "admin",
     "POST /v2/models/{model}/export": "admin",
-    "GET /": "ask learn admin",
-    "GET /models/{model}": "ask learn admin",
+    "GET /": "predict learn admin",
+    "GET /models/{model}": "predict learn admin",
     "POST /login": "",  # without a token in its body nobody gets in
-    "POST /logout": "anyone ask learn admin",
-    "GET /static/{name}": "anyone ask learn admin",
+    "POST /logout": "anyone predict learn admin",
+    "GET /static/{name}": "anyone predict learn admin",
 }
 """By hand, not by the program's own table."""
 
@@ -59,13 +58,12 @@ ALLOWED = {
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     file = tmp_path_factory.mktemp("tokens") / "tokens.json"
-    return file, {role: add_token(file, f"{role}er", role) for role in ("ask", "learn", "admin")}
+    return file, {role: add_token(file, f"{role}er", role) for role in ("predict", "learn", "admin")}
 
 
 @pytest.fixture(scope="module")
 def guarded(made_models: Path, tokens: tuple[Path, dict[str, str]]) -> Iterator[TestClient]:
-    service = Service(ServeOptions(made_models, tokens[0], poll=3600))
-    with TestClient(make_app(service), base_url="http://127.0.0.1", follow_redirects=False) as client:
+    with client_of(made_models, tokens=tokens[0], redirects=False) as client:
         yield client
 
 
@@ -74,7 +72,7 @@ def test_the_table_has_every_route():
 
 
 @pytest.mark.parametrize("route", ALLOWED)
-@pytest.mark.parametrize("role", ["anyone", "ask", "learn", "admin", "wrong"])
+@pytest.mark.parametrize("role", ["anyone", "predict", "learn", "admin", "wrong"])
 def test_each_route_lets_in_those_roles_and_no_others(guarded, tokens, route, role):
     method, path = route.split()
     address = path.format(model="things", version="1", job="none", name="page.css")
@@ -92,8 +90,7 @@ def test_each_route_lets_in_those_roles_and_no_others(guarded, tokens, route, ro
 
 
 def test_a_read_only_server_changes_nothing_whoever_asks(made_models, tokens):
-    service = Service(ServeOptions(made_models, tokens[0], read_only=True, poll=3600))
-    with TestClient(make_app(service), base_url="http://127.0.0.1") as client:
+    with client_of(made_models, tokens=tokens[0], read_only=True) as client:
         headers = {"Authorization": f"Bearer {tokens[1]['admin']}"}
         assert client.get("/v2/models/things", headers=headers).status_code == 200
         refused = client.post("/v2/models/things/tasks?task=new", headers=headers, content=b"a")
@@ -123,7 +120,7 @@ def test_every_stored_digest_is_compared_whatever_is_given(tokens, monkeypatch):
 
 def test_a_wrong_token_takes_as_long_as_a_right_one(tokens):
     access = Access(read_tokens(tokens[0]))
-    right, wrong = tokens[1]["ask"], "x" * len(tokens[1]["ask"])
+    right, wrong = tokens[1]["predict"], "x" * len(tokens[1]["predict"])
 
     def seconds(token: str) -> float:
         began = time.thread_time()  # not that of others on the same machine
@@ -146,8 +143,7 @@ def test_without_tokens_nobody_elsewhere_can_reach_the_server():
 
 
 def test_without_tokens_pages_of_other_sites_cannot_ask(made_models):
-    service = Service(ServeOptions(made_models, poll=3600))
-    with TestClient(make_app(service), base_url="http://127.0.0.1:8000") as client:
+    with client_of(made_models, "http://127.0.0.1:8000") as client:
         assert client.get("/v2").status_code == 200
         assert client.get("/v2", headers={"Host": "evil.example:8000"}).status_code == 403
         for origin in ("http://evil.example", "null", "", "http://[", "http://[::1", "http://127.0.0.1:8000:8000"):
@@ -161,7 +157,7 @@ def test_a_page_keeps_its_token_where_no_script_reads_it(guarded, tokens):
     wrong = guarded.post("/login", data={"token": "wrong"})
     assert wrong.status_code == 401
     assert "set-cookie" not in wrong.headers
-    signed = guarded.post("/login", data={"token": tokens[1]["ask"]})
+    signed = guarded.post("/login", data={"token": tokens[1]["predict"]})
     assert signed.status_code == 303
     cookie = signed.headers["set-cookie"].lower()
     assert "httponly" in cookie
@@ -172,8 +168,7 @@ def test_a_page_keeps_its_token_where_no_script_reads_it(guarded, tokens):
 def test_more_requests_a_second_than_allowed_are_told_to_wait(made_models, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(access_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    options = ServeOptions(made_models, limits=Limits(rate=5), poll=3600)
-    with TestClient(make_app(Service(options)), base_url="http://127.0.0.1") as client:
+    with client_of(made_models, limits=Limits(rate=5)) as client:
         asked = [client.get("/v2") for _ in range(12)]
         assert [one.status_code for one in asked] == [200] * 5 + [429] * 7
         assert int(asked[-1].headers["retry-after"]) >= 1
@@ -214,7 +209,7 @@ def test_a_client_cannot_choose_the_address_that_it_is_counted_by(start):
 
 
 def test_behind_a_proxy_with_tls_the_cookie_is_secure(guarded, tokens):
-    form = {"token": tokens[1]["ask"]}
+    form = {"token": tokens[1]["predict"]}
     for headers, secure in (({}, False), ({"X-Forwarded-Proto": "https"}, True)):
         signed = guarded.post("/login", data=form, headers=headers)
         assert ("secure" in signed.headers["set-cookie"].lower()) == secure
@@ -225,17 +220,17 @@ def test_behind_a_proxy_with_tls_the_cookie_is_secure(guarded, tokens):
 def test_what_to_do_about_a_file_that_holds_no_tokens_helps(tmp_path, content):
     file = tmp_path / "tokens.json"
     file.write_text(content)
-    for asked in (read_tokens, lambda path: add_token(path, "a", "ask")):
-        with pytest.raises(InputError, match="is no file of tokens; give another, or remove it"):
+    for asked in (read_tokens, lambda path: add_token(path, "a", "predict")):
+        with pytest.raises(InputError, match=r"tokens\.json"):
             asked(file)
     assert file.read_text() == content
     file.unlink()
-    add_token(file, "a", "ask")
+    add_token(file, "a", "predict")
     assert [one.name for one in read_tokens(file)] == ["a"]
 
 
 def test_a_token_file_that_cannot_be_read_is_told_by_its_reason(tmp_path):
-    for asked in (read_tokens, lambda path: add_token(path, "a", "ask")):
+    for asked in (read_tokens, lambda path: add_token(path, "a", "predict")):
         with pytest.raises(StoreError, match="it is a folder, not a file"):
             asked(tmp_path)
     with pytest.raises(StoreError, match="no such file"):
@@ -247,9 +242,9 @@ def test_a_token_file_says_what_is_wrong_with_it(tmp_path):
     file.write_text('{"tokens": [{"name": "a", "role": "king", "sha256": "00"}]}')
     with pytest.raises(InputError, match="role"):
         read_tokens(file)
-    with pytest.raises(InputError, match="ask, learn or admin"):
+    with pytest.raises(InputError, match="predict, learn, admin"):
         add_token(tmp_path / "new.json", "a", "king")
-    add_token(tmp_path / "new.json", "a", "ask")
+    add_token(tmp_path / "new.json", "a", "predict")
     with pytest.raises(InputError, match="already"):
-        add_token(tmp_path / "new.json", "a", "ask")
+        add_token(tmp_path / "new.json", "a", "predict")
     assert Access(read_tokens(tmp_path / "new.json")).caller("?").role is Role.anyone

@@ -12,16 +12,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from served import outputs
+from served import client_of, outputs
 from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
 from ibpwf.data import ReadOptions, read_examples, texts
 from ibpwf.estimator.files import LearnOptions, layout_of, learn_file
-from ibpwf.serving.passes import Rows, answer
+from ibpwf.serving.batching import Rows, predict
 from ibpwf.serving.protocol import HEADER
-from ibpwf.serving.routes import make_app
-from ibpwf.serving.service import ServeOptions, Service
 
 KINDS = {"size": "FP64", "ripe": "BOOL", "color": "BYTES", "picked": "BYTES", "note": "BYTES"}
 
@@ -65,8 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def asked(folder: Path) -> Iterator[TestClient]:
-    service = Service(ServeOptions(folder / "models", read_only=True, poll=3600))
-    with TestClient(make_app(service), base_url="http://127.0.0.1") as client:
+    with client_of(folder / "models", read_only=True) as client:
         yield client
 
 
@@ -86,11 +83,11 @@ def test_columns_of_every_kind_are_answered_as_the_file_is(asked, folder):
     frame = pandas.read_csv(folder / "fruit.csv")
     content = asked.post("/v2/models/fruit/infer", json={"inputs": tensors(frame)}).json()
     classifier = ContinualClassifier.load(folder / "models" / "fruit")
-    x = read_examples(folder / "fruit.csv", ReadOptions(like=layout_of(classifier))).x
-    truth = answer(classifier, [Rows(x, [None] * len(x))])[0]
+    x = read_examples(folder / "fruit.csv", ReadOptions(like=layout_of(classifier))).inputs
+    truth = predict(classifier, [Rows(x, [None] * len(x))])[0]
     assert outputs(content)["label"] == truth.labels.tolist()
     assert outputs(content)["probability"] == truth.probability.tolist()
-    sent = asked.post("/v2/models/fruit/answer", content=(folder / "fruit.csv").read_bytes()).json()
+    sent = asked.post("/v2/models/fruit/predict", content=(folder / "fruit.csv").read_bytes()).json()
     assert [row["probability"] for row in sent["rows"]] == truth.probability.tolist()
 
 
@@ -105,9 +102,9 @@ def test_a_category_never_seen_is_refused_with_what_to_send_and_that_helps(asked
     wrong = {**helped, "parameters": {"unknown": "maybe"}}
     assert "give error or zeros" in asked.post("/v2/models/fruit/infer", json=wrong).json()["error"]
     file = frame.to_csv(index=False).encode()
-    refused = asked.post("/v2/models/fruit/answer", content=file)
+    refused = asked.post("/v2/models/fruit/predict", content=file)
     assert "give the parameter unknown=zeros" in refused.json()["error"]
-    assert asked.post("/v2/models/fruit/answer?unknown=zeros", content=file).status_code == 200
+    assert asked.post("/v2/models/fruit/predict?unknown=zeros", content=file).status_code == 200
 
 
 def test_a_date_that_is_none_is_refused(asked, folder):
@@ -120,7 +117,7 @@ def test_a_date_that_is_none_is_refused(asked, folder):
 
 def test_a_plain_text_is_answered_and_so_is_a_tensor_of_texts(asked):
     words = 'basket 3, from the "hill"\nand a second line'
-    plain = asked.post("/v2/models/notes/answer", content=words.encode()).json()
+    plain = asked.post("/v2/models/notes/predict", content=words.encode()).json()
     tensor = {"name": "note", "shape": [1], "datatype": "BYTES", "data": [words]}
     sent = asked.post("/v2/models/notes/infer", json={"inputs": [tensor]}).json()
     assert [row["probability"] for row in plain["rows"]] == outputs(sent)["probability"]
@@ -142,10 +139,10 @@ def test_a_number_that_is_missing_is_filled_in_where_the_request_says_so(asked, 
 @pytest.mark.parametrize(
     ("address", "word"),
     [
-        ("POST /v2/models/fruit/answer?vresion=1", "'vresion'; there are ignore, missing, task, unknown, version"),
+        ("POST /v2/models/fruit/predict?vresion=1", "'vresion'; there are ignore, missing, task, unknown, version"),
         ("GET /v2/models/fruit?Version=1", "'Version'"),
         ("GET /v2?x=1", "takes none"),
-        ("POST /v2/models/fruit/answer?missing=zeros", "give error or mean"),
+        ("POST /v2/models/fruit/predict?missing=zeros", "give error or mean"),
     ],
 )
 def test_a_parameter_that_there_is_not_is_refused(asked, address, word):

@@ -13,8 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from certificates import write_certificate
-from served import Server, blobs, request, task_table
-from test_serving_http import wait_for
+from served import Server, blobs, request, service_of, task_table, wait_for
 from test_serving_uploads import Upload, closing, left
 from wires import connect
 
@@ -116,9 +115,8 @@ def test_the_device_is_named_and_one_that_is_not_there_ends_it(models, command):
 def test_models_passes_and_jobs_are_computed_on_the_device_that_was_chosen(models, monkeypatch):
     """By what they are told: there may be no GPU where tests run."""
     from ibpwf.estimator import ContinualClassifier
-    from ibpwf.serving import passes, worker
+    from ibpwf.serving import batching, worker
     from ibpwf.serving.registry import Registry
-    from ibpwf.serving.service import ServeOptions, Service
 
     told = list[str]()
     load = ContinualClassifier.load
@@ -130,13 +128,14 @@ def test_models_passes_and_jobs_are_computed_on_the_device_that_was_chosen(model
     monkeypatch.setattr(ContinualClassifier, "load", loaded)
     Registry(models, device="cuda:1")
     assert set(told) == {"cuda:1"}
-    service = Service(ServeOptions(models, device="cpu"))
+    service = service_of(models, device="cpu")
     assert service.device == service.jobs.device == service.registry.device == "cpu"
     service.batcher.close()
 
     seen = list[object]()
     monkeypatch.setattr("ibpwf.estimator.files.learn_file", lambda *given: seen.append(given[4].device) or 1 / 0)
-    job = {"kind": "learn", "data": "data.csv", "task": "colors", "options": {}, "validate": None}
+    work = {"data": "data.csv", "options": {}, "validation_fraction": None}
+    job = {"kind": "learn", "task": "colors", "work": work}
     with pytest.raises(ZeroDivisionError):
         worker._learn(models / "things", job, threading.Event(), "cuda:1")
     assert seen == ["cuda:1"]
@@ -149,12 +148,12 @@ def test_models_passes_and_jobs_are_computed_on_the_device_that_was_chosen(model
         "answers",
         lambda self, x, *given, **named: sizes.append(len(x)) or answers(self, x, *given, **named),
     )
-    rows = passes.Rows(blobs([0], each=3)[0].astype(np.float32), ["fruit", "trees", None], novelty=False)
-    alone = passes.answer(served, [rows])[0]
+    rows = batching.Rows(blobs([0], each=3)[0].astype(np.float32), ["fruit", "trees", None], novelty=False)
+    alone = batching.predict(served, [rows])[0]
     assert max(sizes) == 32
     sizes.clear()
-    monkeypatch.setattr(passes, "_step", lambda classifier: passes.MOST)
-    padded = passes.answer(served, [rows])[0]
+    monkeypatch.setattr(batching, "_step", lambda classifier: batching.MOST)
+    padded = batching.predict(served, [rows])[0]
     assert set(sizes) == {128}
     np.testing.assert_array_equal(padded.labels, alone.labels)
 
@@ -179,7 +178,7 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_is_served(models, t
             (str(models), "--limit", "rwos=3"): "Did you mean 'rows'?",
             (str(models), "--limit", "rows=many"): "give a number",
             (str(models), "--host", "0.0.0.0"): "--tokens FILE",
-            (str(models), "--tokens", str(table)): "is no file of tokens",
+            (str(models), "--tokens", str(table)): "is not a token file",
             (str(models), "--certificate", str(table)): "needs its key",
             (str(models), "--certificate", str(table), "--key", str(table)): "not a certificate and its key",
             (str(models), "--certificate", str(certificate), "--key", str(other)): "not a certificate and its key",

@@ -19,9 +19,8 @@ import httpx
 import pytest
 import uvicorn
 from certificates import write_certificate
-from served import Server
+from served import Server, wait_for
 from starlette.responses import Response
-from test_serving_http import wait_for
 from wires import connect, exchange, receive
 
 from ibpwf.errors import InputError
@@ -283,13 +282,13 @@ def test_fewer_connections_are_accepted_than_there_are_descriptors(monkeypatch, 
 @pytest.mark.parametrize("sent", [3, 300_000])
 def test_slow_files_do_not_take_up_the_descriptors(start, sent: int):
     server: Server = start(descriptors=400)
-    slow = SLOW.replace(b"/infer", b"/answer").replace(b"1000", b"400000") + b"f" * sent
+    slow = SLOW.replace(b"/infer", b"/predict").replace(b"1000", b"400000") + b"f" * sent
     with flood(server.port, 400 - SPARE - CLOSING - FILES - 10, slow):
         for path in ("/v2/health/live", "/v2/models/things/tasks"):
             assert is_answered(server, path)
         assert len(os.listdir(f"/proc/{server.pid}/fd")) < 400 - CLOSING
         file = (server.models.parent / "test.csv").read_bytes()
-        assert server.http.post("/v2/models/things/answer?ignore=kind", content=file).status_code == 200
+        assert server.http.post("/v2/models/things/predict?ignore=kind", content=file).status_code == 200
     assert "Traceback" not in server.log
 
 

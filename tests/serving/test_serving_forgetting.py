@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from served import Server, blobs, files_under, request, task_table
-from starlette.testclient import TestClient
+from served import Again, Server, blobs, client_of, files_under, request, service_of, task_table
 
 from ibpwf import ContinualClassifier
 from ibpwf.estimator.files import LearnOptions, update_file
-from ibpwf.serving.routes import make_app
-from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import FolderVersions, Kept
 from ibpwf.storage import whole_folder
 from killed_writes import run_until
@@ -38,7 +34,7 @@ def with_kept_versions(models: Path) -> Path:
 
 def test_a_version_whose_files_go_while_they_are_read_is_503_or_404(models):
     path = with_kept_versions(models)
-    with TestClient(make_app(Service(ServeOptions(models, poll=3600))), base_url="http://127.0.0.1") as client:
+    with client_of(service_of(models)) as client:
         aside = Kept(path).path(3).rename(path / "aside")  # as while a task is taken out of it
         for address in ("/v2/models/things/versions/3/infer", "/v2/models/things/infer?version=3"):
             answered = client.post(address, json=request(X))
@@ -49,7 +45,7 @@ def test_a_version_whose_files_go_while_they_are_read_is_503_or_404(models):
         aside.rename(Kept(path).path(3))
         assert client.post("/v2/models/things/versions/3/infer", json=request(X)).status_code == 200
 
-    with TestClient(make_app(Service(ServeOptions(models, poll=3600))), base_url="http://127.0.0.1") as client:
+    with client_of(service_of(models)) as client:
         classifier = ContinualClassifier.load(path)
         classifier.forget("pets")  # which made version 3
         classifier.save(path)
@@ -111,21 +107,19 @@ def test_a_version_that_a_killed_process_has_moved_aside_is_put_back(models):
     assert not kept.needs_following(FolderVersions.read(path))
 
 
-class Asking(threading.Thread):
+class Asking(Again):
     """Asks for one version again and again."""
 
     def __init__(self, server: Server, address: str) -> None:
-        super().__init__(daemon=True)
+        super().__init__(self.ask)
         self.http, self.address = httpx.Client(base_url=server.address, timeout=240), address
-        self.seen: Counter[int] = Counter()
-        self.texts: dict[int, str] = {}
-        self.ended = threading.Event()
+        self.texts, self.seen = dict[int, str](), Counter[int]()
+        self.start()
 
-    def run(self) -> None:
-        while not self.ended.is_set():
-            answered = self.http.post(self.address, json=request(X))
-            self.seen[answered.status_code] += 1
-            self.texts[answered.status_code] = answered.text
+    def ask(self) -> None:
+        answered = self.http.post(self.address, json=request(X))
+        self.seen[answered.status_code] += 1
+        self.texts[answered.status_code] = answered.text
 
 
 @pytest.mark.faults
@@ -140,15 +134,12 @@ def test_versions_asked_while_tasks_are_forgotten_are_never_a_bad_request(start,
         assert server.wait(learned.json()["id"])["state"] == "done"
         versions = [int(one) for one in server.versions()]
         asking = [Asking(server, f"/v2/models/things/versions/{number}/infer") for number in versions]
-        for one in asking:
-            one.start()
         known: dict[str, Any] = server.http.get("/v2/models/things").json()["parameters"]
         task = chance.choice(known["tasks"][1:])
         forgotten = server.http.post("/v2/models/things/forget", json={"task": task})
         assert server.wait(forgotten.json()["id"])["state"] == "done"
         for one in asking:
-            one.ended.set()
-            one.join()
+            one.finish()
             found += one.seen
             texts |= one.texts
     other = {status: texts[status] for status in found if status not in (200, 404, 503)}

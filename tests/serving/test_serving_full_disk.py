@@ -13,14 +13,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import TASKS, Server, blobs, files_under, fresh_folder, request, task_table
+from served import (
+    TASKS,
+    Server,
+    blobs,
+    client_of,
+    files_under,
+    fresh_folder,
+    is_refused,
+    request,
+    service_of,
+    task_table,
+)
 from starlette.testclient import TestClient
 
 from disk_faults import full_disk
 from ibpwf import ContinualClassifier
 from ibpwf.serving import versions, worker
-from ibpwf.serving.routes import make_app
-from ibpwf.serving.service import ServeOptions, Service
+from ibpwf.serving.service import Service
 from ibpwf.serving.versions import Kept
 
 X = blobs(range(6), each=1, seed=2)[0]
@@ -34,17 +44,12 @@ def no_quota() -> OSError:
     return OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
 
-def is_one_sentence(response: Any) -> bool:
-    sentence = response.json()["error"]
-    return isinstance(sentence, str) and "\n" not in sentence and "Traceback" not in sentence and "/" not in sentence
-
-
 @pytest.fixture
 def client(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TestClient, Service]]:
     """A server whose jobs stay in the queue, so that requests alone touch the disk."""
-    service = Service(ServeOptions(models, poll=3600))
+    service = service_of(models)
     monkeypatch.setattr(service.jobs, "_enqueue", lambda model, job: None)
-    with TestClient(make_app(service), base_url="http://127.0.0.1") as found:
+    with client_of(service) as found:
         yield found, service
 
 
@@ -80,7 +85,7 @@ def test_a_job_that_the_disk_does_not_take_is_rejected_with_507_wherever_it_fill
             break
         rejected += 1
         assert answered.status_code == 507, (at, answered.text)
-        assert is_one_sentence(answered)
+        assert is_refused(answered)
         assert leftovers(models / "things") == [], at
         assert service.jobs.all == {}
         assert service.jobs._stored == {}
@@ -120,7 +125,7 @@ def test_a_file_that_the_disk_takes_half_of_leaves_nothing(client, models, monke
     monkeypatch.setattr(builtins, "open", half)
     answered = http.post("/v2/models/things/tasks?task=colors", content=task_table(models.parent, 3).read_bytes())
     assert answered.status_code == 507
-    assert is_one_sentence(answered)
+    assert is_refused(answered)
     assert leftovers(models / "things") == []
 
 
@@ -137,7 +142,7 @@ def test_an_export_that_cannot_be_begun_is_507_and_leaves_nothing(client, models
     with full_disk(1, no_space):
         answered = http.post("/v2/models/things/export?to=folder")
     assert answered.status_code == 507
-    assert is_one_sentence(answered)
+    assert is_refused(answered)
     assert service.exporting == 0
     assert leftovers(models / "things") == []
 
@@ -147,7 +152,7 @@ def test_a_model_whose_version_cannot_be_kept_is_served_all_the_same(models, mon
         raise no_space()
 
     monkeypatch.setattr(versions, "link_model", full)
-    with TestClient(make_app(Service(ServeOptions(models, poll=3600))), base_url="http://127.0.0.1") as http:
+    with client_of(service_of(models)) as http:
         assert http.get("/v2/models/things").json()["versions"] == ["1", "2", "3"]
     assert any("things" in record.message and "kept" in record.message for record in caplog.records)
 
@@ -274,7 +279,7 @@ def test_a_disk_that_fills_up_at_any_moment_costs_no_bit_and_no_version(made_mod
             if "colors" in server.http.get("/v2/models/things").json()["parameters"]["tasks"]:
                 forgotten = server.http.post("/v2/models/things/forget", json={"task": "colors"})
                 found["not done afterwards"] += server.wait(forgotten.json()["id"])["state"] != "done"
-        assert server.http.post("/v2/models/things/verify").json()["whole"]
+        assert server.http.post("/v2/models/things/verify").json()["intact"]
         answered = server.http.post("/v2/models/things/tasks?task=colors", content=content)
         found["not done afterwards"] += server.wait(answered.json()["id"])["state"] != "done"
         found["server faults"] += server.log.count("Traceback")

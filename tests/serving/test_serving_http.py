@@ -6,14 +6,12 @@ import json
 import os
 import random
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from served import Server
+from served import Server, client_of, wait_for
 from starlette.testclient import TestClient
 from wires import connect, exchange
 
@@ -21,14 +19,7 @@ from ibpwf.serving import access
 from ibpwf.serving.access import add_token
 from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import AccessLog, RateLimitedLog
-from ibpwf.serving.routes import ROUTES, make_app
-from ibpwf.serving.service import ServeOptions, Service
-
-
-def client_of(path: Path, **options: Any) -> TestClient:
-    options = {"poll": 3600, **options}
-    return TestClient(make_app(Service(ServeOptions(path, **options))), base_url="http://127.0.0.1:8000")
-
+from ibpwf.serving.routes import ROUTES
 
 # Framing
 
@@ -173,7 +164,7 @@ def test_a_request_has_an_id_which_comes_back_and_is_in_the_access_log(start, tm
 def test_a_client_that_leaves_before_its_request_is_there_has_no_status_in_the_access_log(start, tmp_path):
     where = tmp_path / "access.jsonl"
     server: Server = start("--access-log", str(where))
-    for path in ("infer", "answer"):
+    for path in ("infer", "predict"):
         with connect(server.port) as wire:
             wire.sendall(f"POST /v2/models/things/{path} HTTP/1.1\r\n".encode())
             wire.sendall(b"Host: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
@@ -183,7 +174,7 @@ def test_a_client_that_leaves_before_its_request_is_there_has_no_status_in_the_a
         return {line["path"].rsplit("/")[-1]: line["status"] for line in lines if line["method"] == "POST"}
 
     assert wait_for(lambda: len(statuses()) == 2)
-    assert statuses() == {"infer": None, "answer": None}
+    assert statuses() == {"infer": None, "predict": None}
     assert "Traceback" not in server.stop()
 
 
@@ -204,19 +195,9 @@ def test_the_access_log_follows_rotation_and_survives_a_full_disk(tmp_path, capl
     assert sum("/dev/full" in record.message for record in caplog.records) == 1
 
 
-def wait_for(condition: Any, seconds: float = 120.0) -> bool:
-    """Whether a condition holds in the end. The time only ends what hangs: machines that run tests may be slow."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 @pytest.fixture
 def guarded(made_models: Path, tmp_path: Path) -> Iterator[tuple[TestClient, str]]:
-    token = add_token(tmp_path / "tokens.json", "asker", "ask")
+    token = add_token(tmp_path / "tokens.json", "asker", "predict")
     with client_of(made_models, tokens=tmp_path / "tokens.json") as client:
         yield client, token
 

@@ -17,18 +17,29 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from served import TASKS, Watcher, archive, blobs, files_under, pixels, png, read_audit, request, task_table
-from starlette.testclient import TestClient
-from test_serving_http import wait_for
+from served import (
+    TASKS,
+    Watcher,
+    archive,
+    blobs,
+    client_of,
+    files_under,
+    inside,
+    pixels,
+    png,
+    read_audit,
+    request,
+    service_of,
+    task_table,
+    wait_for,
+)
 
 from ibpwf import ContinualClassifier
 from ibpwf.estimator.files import LearnOptions, update_file
+from ibpwf.serving.batching import Rows, predict
 from ibpwf.serving.jobs import Job
 from ibpwf.serving.learning_routes import EXPORTS
-from ibpwf.serving.passes import Rows, answer
 from ibpwf.serving.registry import ServedModel
-from ibpwf.serving.routes import make_app
-from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.worker import FAILED
 from ibpwf.serving.workshop import Worker
 from ibpwf.storage.files import write_json
@@ -47,7 +58,7 @@ def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, mo
     watcher.start()
     file = task_table(models.parent, 3)
     with lock_folder(models / "things"):  # as another program that writes it: the job waits
-        answered = server.learn(file, "colors", validate="0.2")
+        answered = server.learn(file, "colors", validation_fraction="0.2")
         assert answered.status_code == 202
         refused = server.learn(file, "again", queue="false")
     assert refused.status_code == 409
@@ -85,7 +96,7 @@ def test_a_task_is_learnt_while_old_versions_answer_with_the_same_bits(start, mo
     for path in files_under(models / "things"):  # nothing of it is left but who asked for what
         if path.is_file() and path.name != "audit.jsonl" and forgotten["id"] not in str(path):
             assert b"pets" not in path.read_bytes(), path
-    assert server.http.post("/v2/models/things/verify").json()["whole"]
+    assert server.http.post("/v2/models/things/verify").json()["intact"]
 
 
 def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, models):
@@ -121,7 +132,7 @@ def test_jobs_wait_for_each_other_can_be_cancelled_and_say_what_is_wrong(start, 
 )
 def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, monkeypatch, kind, saved):
     """Its process is killed once it has saved the model, before it has left a result; or before it has saved it."""
-    path, service = models / "things", Service(ServeOptions(models, poll=3600))
+    path, service = models / "things", service_of(models)
     rows = task_table(models.parent, 0, each=60)
 
     async def killed(model: ServedModel, job: Job, folder: Path) -> int:
@@ -135,7 +146,7 @@ def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, m
         return -signal.SIGKILL
 
     monkeypatch.setattr(service.jobs, "_work", killed)
-    with TestClient(make_app(service), base_url="http://127.0.0.1") as client:
+    with client_of(service) as client:
         if kind == "forget":
             asked = client.post("/v2/models/things/forget", json={"task": "trees"})
         else:
@@ -151,8 +162,8 @@ def test_a_job_that_is_cancelled_says_whether_it_has_changed_the_model(models, m
 
 def test_a_slow_disk_delays_no_other_request(models, monkeypatch):
     """What waits for the disk, and what removes large files, is not done by the thread that serves all requests."""
-    service, syncs = Service(ServeOptions(models, poll=3600)), list[str]()
-    app, serving, remove, unlink, fsync = make_app(service), threading.get_ident(), shutil.rmtree, os.unlink, os.fsync
+    service, syncs = service_of(models), list[str]()
+    serving, remove, unlink, fsync = threading.get_ident(), shutil.rmtree, os.unlink, os.fsync
 
     def noted(name: str, call: Callable[..., object]) -> Callable[..., object]:
         def called(*args: Any, **options: Any) -> object:
@@ -176,8 +187,7 @@ def test_a_slow_disk_delays_no_other_request(models, monkeypatch):
         return Written()
 
     async def ask() -> list[int]:
-        transport = httpx.ASGITransport(app)
-        async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        async with inside(service) as http:
             monkeypatch.setattr(service.jobs, "_work", failed)
             monkeypatch.setattr(service.jobs, "start_worker", started)
             for name, call in (("rmtree", remove), ("unlink", unlink), ("fsync", fsync)):
@@ -219,8 +229,8 @@ def test_images_are_learnt_from_an_archive_whose_names_lead_nowhere(start, model
 
 def test_exports_that_arrive_together_share_the_places_that_there_are(models, monkeypatch):
     """Their processes are held until every other request has its answer, however slow the machine is."""
-    service = Service(ServeOptions(models, poll=3600))
-    app, begun, start_worker = make_app(service), list[Path](), service.jobs.start_worker
+    service = service_of(models)
+    begun, start_worker = list[Path](), service.jobs.start_worker
 
     async def ask() -> tuple[list[httpx.Response], httpx.Response]:
         free = asyncio.Event()
@@ -231,8 +241,7 @@ def test_exports_that_arrive_together_share_the_places_that_there_are(models, mo
             return await start_worker(model, folder)
 
         monkeypatch.setattr(service.jobs, "start_worker", held)
-        transport = httpx.ASGITransport(app)
-        async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        async with inside(service) as http:
             export = partial(http.post, "/v2/models/pictures/export?to=folder")
             asked = [asyncio.create_task(export()) for _ in range(6)]
             async with asyncio.timeout(60):
@@ -257,7 +266,7 @@ def test_the_exit_code_of_a_process_is_its_own_while_others_start(models, monkey
     """Python asks after all processes whenever one is started; each code can be read only once."""
     from multiprocessing import forkserver
 
-    service, read = Service(ServeOptions(models, poll=3600)), forkserver.read_signed
+    service, read = service_of(models), forkserver.read_signed
 
     def slowly(handle: int) -> int:
         time.sleep(random.random() / 2)
@@ -284,11 +293,11 @@ def test_more_rows_are_a_version_and_those_before_it_stay(models, tmp_path: Path
     rows = [Rows(X.astype(np.float32), [None] * len(X))]
     path = models / "things"
     served = ServedModel("things", path)
-    before = answer(served.version(3).classifier, rows)[0]
+    before = predict(served.version(3).classifier, rows)[0]
     update_file(path, task_table(tmp_path, 0, each=60), "fruit", None, LearnOptions(device="cpu"), "always")
     assert served.refresh()
     assert served.versions == [1, 2, 3, 4]
-    after = answer(served.version(3).classifier, rows)[0]
+    after = predict(served.version(3).classifier, rows)[0]
     np.testing.assert_array_equal(after.probability, before.probability)
     np.testing.assert_array_equal(after.task_probabilities, before.task_probabilities)
     np.testing.assert_array_equal(after.novelty, before.novelty)

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import Server, blobs, request, task_table
+from served import Server, blobs, client_of, request, service_of, task_table, wait_for
 from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
+from ibpwf.estimator.answering import Answers
 from ibpwf.serving import worker
-from ibpwf.serving.passes import Answer
-from ibpwf.serving.routes import make_app
-from ibpwf.serving.service import ServeOptions, Service
+from ibpwf.serving.service import Service
 from ibpwf.storage.folder import MANIFEST
 
 X = blobs(range(6), each=1, seed=2)[0]
@@ -36,8 +35,8 @@ Fault = Callable[[Path], Callable[[], object]]
 @pytest.fixture
 def client(models: Path) -> Iterator[tuple[TestClient, Service]]:
     """A server that looks at its folders when it is told to."""
-    service = Service(ServeOptions(models, poll=3600))
-    with TestClient(make_app(service), base_url="http://127.0.0.1") as found:
+    service = service_of(models)
+    with client_of(service) as found:
         yield found, service
 
 
@@ -162,7 +161,8 @@ def test_a_job_whose_folder_goes_before_it_is_done_fails_and_makes_nothing_anew(
     path, folder = models / "things", tmp_path / "job"
     folder.mkdir()
     shutil.copyfile(task_table(models.parent, 3), folder / "data.csv")
-    job = {"kind": "learn", "task": "colors", "data": "data.csv", "options": {}, "validate": None, "keep": "better"}
+    work = {"data": "data.csv", "options": {}, "validation_fraction": None, "keep": "better"}
+    job = {"kind": "learn", "task": "colors", "work": work}
     (folder / "job.json").write_text(json.dumps(job))
     monkeypatch.chdir(folder)
     real = worker.Progress.epoch_end
@@ -206,8 +206,7 @@ def test_a_folder_that_cannot_be_written_to_is_served_and_takes_no_job(made_mode
         pytest.skip("a file system cannot be mounted here")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
-        service = Service(ServeOptions(place, poll=3600))
-        with TestClient(make_app(service), base_url="http://127.0.0.1") as http:
+        with client_of(place) as http:
             assert http.get("/v2/models/things").json()["versions"] == ["1", "2", "3"]
             assert http.get("/v2/health/ready").status_code == 200
             told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -232,7 +231,7 @@ def test_a_server_tells_that_a_folder_was_deleted_and_that_it_is_back(start, mod
         else:
             shutil.copytree(path, aside)
             shutil.rmtree(path)
-        wait_for(lambda: server.http.get("/v2/health/ready").status_code == 503)
+        assert wait_for(lambda: server.http.get("/v2/health/ready").status_code == 503)
         answered = server.http.post("/v2/models/things/infer", json=request(X))
         found["answers lost"] += answered.status_code != 200 or answered.json()["outputs"] != before
         found["metrics that say ready"] += (
@@ -243,7 +242,7 @@ def test_a_server_tells_that_a_folder_was_deleted_and_that_it_is_back(start, mod
         found["missing or repeated log lines"] += server.log.count("is not ready") != number + 1
         found["folders made in the void"] += os.path.lexists(path)
         aside.rename(path)
-        wait_for(lambda: server.http.get("/v2/health/ready").status_code == 200)
+        assert wait_for(lambda: server.http.get("/v2/health/ready").status_code == 200)
         answered = server.http.post("/v2/models/things/infer", json=request(X))
         found["answers lost"] += answered.status_code != 200 or answered.json()["outputs"] != before
     learned = server.learn(task_table(models.parent, 3), "colors")
@@ -253,23 +252,16 @@ def test_a_server_tells_that_a_folder_was_deleted_and_that_it_is_back(start, mod
     tally("deletions of a served model's folder", rounds, **found)
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def test_comparing_versions_names_each_output_that_is_not_the_same_to_the_bit(client, models, monkeypatch):
     http, service = client
     real = service.ask
 
-    async def nudged(version: Any, rows: Any) -> Answer:
+    async def nudged(version: Any, rows: Any) -> Answers:
         found = await real(version, rows)
         return replace(found, entropy=np.nextafter(found.entropy, 9)) if version.number == 2 else found
 
     monkeypatch.setattr(service, "ask", nudged)
     file = (models.parent / "test.csv").read_bytes()
     compared = http.post("/v2/models/things/compare", params={"versions": "2,3"}, content=file).json()
-    assert [one["different"] for one in compared["given"]] == [["entropy"], ["entropy"]]
-    assert not any(one["same_bits"] for one in compared["given"])
+    assert [one["different"] for one in compared["task_incremental"]] == [["entropy"], ["entropy"]]
+    assert not any(one["bit_identical"] for one in compared["task_incremental"])

@@ -127,7 +127,7 @@ def test_a_task_is_taught_and_its_curve_is_seen(start, page, models):
 
 def test_a_visitor_signs_in_and_sees_what_the_token_allows(browser, start, tmp_path):
     file = tmp_path / "tokens.json"
-    token = add_token(file, "alice", "ask")
+    token = add_token(file, "alice", "predict")
     server = start("--tokens", str(file))
     page = browser.new_context().new_page()
     page.goto(f"{server.address}/models/things")

@@ -133,12 +133,14 @@ def test_curl_is_all_it_takes(server, tmp_path):
 
 def test_a_file_is_answered_row_by_row_and_two_versions_are_compared(server):
     file = (server.models.parent / "test.csv").read_bytes()
-    found = server.http.post("/v2/models/things/answer", content=file).json()
+    found = server.http.post("/v2/models/things/predict", content=file).json()
     assert len(found["rows"]) == 30
-    assert found["right"] > 60
+    assert found["accuracy"] > 60
     compared = server.http.post("/v2/models/things/compare", params={"versions": "2,3"}, content=file).json()
-    assert compared["given"] == [{"task": task, "same_bits": True, "different": []} for task in ("fruit", "trees")]
-    assert set(compared["moved"]) <= set(range(30))
+    assert compared["task_incremental"] == [
+        {"task": task, "bit_identical": True, "different": []} for task in ("fruit", "trees")
+    ]
+    assert set(compared["changed"]) <= set(range(30))
 
 
 def test_what_a_server_does_is_counted_for_prometheus(server):
@@ -161,14 +163,15 @@ def test_a_version_is_never_read_from_a_path_of_the_clients(server, tmp_path: Pa
 
 
 def test_an_answer_that_is_written_in_pieces_says_what_it_says_as_a_whole():
-    from ibpwf.serving.passes import Answer
+    from ibpwf.estimator.answering import Answers
     from ibpwf.serving.protocol import AT_ONCE, OUTPUTS, InferRequest, Output, write_response
 
     count, tasks = AT_ONCE + 7, 3
     chance = np.random.default_rng(0)
     names = np.array(['a, "b"', "[c]"], dtype=object)[chance.integers(0, 2, count)]
     novelty = np.where(chance.random(count) < 0.1, np.inf, chance.random(count))
-    answer = Answer(names, chance.random(count), names, chance.random((count, tasks)), chance.random(count), novelty)
+    p = chance.random((count, tasks))
+    answer = Answers(names, chance.random(count), names, chance.random(count), novelty, task_probabilities=p)
     request = InferRequest({}, tuple(map(Output, OUTPUTS)), None, "mine")
     content = json.loads(write_response(request, "things", 2, answer)[0])
     found = {one["name"]: one for one in content.pop("outputs")}

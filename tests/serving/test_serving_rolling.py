@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -22,15 +21,24 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from served import Server, blobs, read_audit, request, task_table, workers
-from test_serving_http import wait_for
+from served import (
+    Again,
+    Server,
+    blobs,
+    inside,
+    read_audit,
+    request,
+    service_of,
+    slowly,
+    task_table,
+    wait_for,
+    workers,
+)
 from test_serving_uploads import Upload, closing, left
 
 from ibpwf.serving import jobs as jobs_module
 from ibpwf.serving.jobs import Job, new_job
 from ibpwf.serving.lease import Lease
-from ibpwf.serving.routes import make_app
-from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.storage.folder import lock_folder
 
 X = blobs(range(6), each=2, seed=4)[0]
@@ -181,9 +189,9 @@ def left_job(model: Path, number: int) -> str:
 
 def test_jobs_of_another_server_are_read_beside_the_thread_that_serves_and_only_those_asked_for(models, monkeypatch):
     ids = [left_job(models / "things", number) for number in range(3)]
-    lease, service = Lease(models / "things" / ".serving" / "lease"), Service(ServeOptions(models, poll=3600))
+    lease, service = Lease(models / "things" / ".serving" / "lease"), service_of(models)
     assert lease.take()
-    app, read, asked = make_app(service), jobs_module._read, list[str]()
+    read, asked = jobs_module._read, list[str]()
     serving = threading.get_ident()
 
     def noted(folder: Path) -> Job | None:
@@ -193,8 +201,7 @@ def test_jobs_of_another_server_are_read_beside_the_thread_that_serves_and_only_
     monkeypatch.setattr(jobs_module, "_read", noted)
 
     async def ask() -> list[int]:
-        transport = httpx.ASGITransport(app)
-        async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        async with inside(service) as http:
             assert [one["id"] for one in (await http.get("/v2/jobs")).json()] == ids
             assert sorted(asked) == sorted(ids)
             asked.clear()
@@ -211,7 +218,7 @@ def test_jobs_of_another_server_are_read_beside_the_thread_that_serves_and_only_
 
 def test_a_model_whose_jobs_cannot_be_looked_at_hinders_no_other_and_loses_none(models, monkeypatch, caplog):
     jobs = {name: [left_job(models / name, number) for number in range(2)] for name in ("pictures", "things")}
-    service, failing, stat = Service(ServeOptions(models, poll=3600)), [True], Path.stat
+    service, failing, stat = service_of(models), [True], Path.stat
 
     def broken(self: Path, **options: Any) -> os.stat_result:
         if failing[0] and self.name == "data.csv" and jobs["pictures"][1] in self.parts:
@@ -256,7 +263,7 @@ class HeldWorker:
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_lease_that_is_lost_while_a_job_is_started_costs_its_process_and_not_the_job(models, monkeypatch, moment):
     """It is lost before the process is given it, or after."""
-    service, begun = Service(ServeOptions(models, poll=3600)), list[HeldWorker | None]()
+    service, begun = service_of(models), list[HeldWorker | None]()
     jobs, model = service.jobs, service.registry["things"]
 
     async def start(path: Path, folder: Path, lease: Lease, device: str) -> HeldWorker:
@@ -305,13 +312,8 @@ class Client(threading.Thread):
                     time.sleep(0.1)
 
     def _send(self, server: Server, name: str, body: bytes) -> None:
-        def parts() -> Iterator[bytes]:
-            for start in range(0, len(body), 1024):
-                yield body[start : start + 1024]
-                time.sleep(0.01)
-
         address = f"{server.address}/v2/models/things/tasks?task={name}"
-        answered = httpx.post(address, content=parts(), timeout=30)
+        answered = httpx.post(address, content=slowly(body, 0.01), timeout=30)
         if answered.status_code == 202:
             self.promised[name] = answered.json()["id"]
         elif answered.status_code in (429, 503):
@@ -320,17 +322,16 @@ class Client(threading.Thread):
             self.faults.append(answered.text)
 
 
-class Together(threading.Thread):
+class Together(Again):
     """Notes processes that change the model beside each other."""
 
     def __init__(self, model: Path) -> None:
-        super().__init__(daemon=True)
-        self.model, self.seen, self.ended = model, 0, threading.Event()
+        super().__init__(self.look, 0.02)
+        self.model, self.seen = model, 0
         self.start()
 
-    def run(self) -> None:
-        while not self.ended.wait(0.02):
-            self.seen += len(workers(self.model)) > 1
+    def look(self) -> None:
+        self.seen += len(workers(self.model)) > 1
 
 
 @pytest.mark.faults
@@ -369,13 +370,12 @@ def test_rolling_updates_under_load_lose_nothing(models, tally, part):
         found["versions"] = abs(len(last.versions()) - len(tasks))
         found["other bits"] += answers(last) != before
         found["left over"] = len(left(models / "things"))
-        found["folders damaged"] = int(not last.http.post("/v2/models/things/verify").json()["whole"])
+        found["folders damaged"] = int(not last.http.post("/v2/models/things/verify").json()["intact"])
         found["server faults"] = sum(len(client.faults) for client in clients)
         print({fault for client in clients for fault in client.faults})
     finally:
         last.kill()
-        together.ended.set()
-        together.join()
+        together.finish()
     found["two writers at a time"] = together.seen
     names = ("not taken over", "not promised", "jobs not done", "tasks lost", "versions", "other bits", "left over")
     names = (*names, "two writers at a time", "folders damaged", "server faults", "tracebacks")

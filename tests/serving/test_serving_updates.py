@@ -17,9 +17,10 @@ from served import WORDS, blobs, table
 from ibpwf import ContinualClassifier
 from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
+from ibpwf.estimator.answering import Answers
 from ibpwf.estimator.files import LearnOptions, learn_file, update_file
 from ibpwf.serving import worker
-from ibpwf.serving.passes import Answer, Rows, answer
+from ibpwf.serving.batching import Rows, predict
 from ibpwf.serving.registry import NoSuchModel, ServedModel
 from ibpwf.serving.versions import Kept
 
@@ -106,7 +107,7 @@ class World:
         names: list[str | None] = [None, *version.tasks]
         found: dict[Any, Any] = {"tasks": version.tasks}
         for name in names:
-            found[name] = _bits(answer(version.classifier, [Rows(X, [name] * len(X))])[0])
+            found[name] = _bits(predict(version.classifier, [Rows(X, [name] * len(X))])[0])
             found[name, "classes"] = version.classifier.predict_proba(X, name).tobytes()
         return found
 
@@ -154,7 +155,7 @@ class World:
         return kind
 
 
-def _bits(found: Answer) -> tuple[Any, ...]:
+def _bits(found: Answers) -> tuple[Any, ...]:
     assert found.novelty is not None
     numbers = (found.probability, found.task_probabilities, found.entropy, found.novelty)
     return (found.labels.tolist(), found.tasks.tolist(), *(one.tobytes() for one in numbers))

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, files_under, task_table
-from test_serving_http import wait_for
+from served import Server, files_under, task_table, wait_for
 from wires import Received, connect
 
 from ibpwf import ContinualClassifier

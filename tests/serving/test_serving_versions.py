@@ -16,18 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served import NAMES, archive, blobs, fresh_folder, png
+from served import NAMES, archive, blobs, fresh_folder, png, service_of
 
 from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError, StoreError
 from ibpwf.serving import worker
-from ibpwf.serving.batching import Batcher
+from ibpwf.serving.batching import MOST, STEP, Batcher, Rows, _passes, predict
 from ibpwf.serving.faults import Refused
 from ibpwf.serving.inference_routes import _different
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.passes import MOST, Rows, _passes, answer
 from ibpwf.serving.registry import NoSuchModel, Registry, ServedModel
-from ibpwf.serving.service import ServeOptions, Service
 from ibpwf.serving.versions import Kept, Version, versions_of
 from ibpwf.storage.model_folder import verify_model
 
@@ -62,11 +60,11 @@ def test_a_classifier_looks_back_to_the_bit_and_shares_its_tensors(made_models):
 def test_a_row_has_the_same_bits_alone_and_among_others(made_models, task):
     classifier = ContinualClassifier.load(made_models / "things")
     torch.set_num_threads(1)
-    whole = answer(classifier, [Rows(X, [task] * len(X))])[0]
+    whole = predict(classifier, [Rows(X, [task] * len(X))])[0]
     chance = np.random.default_rng(0)
     for count in (*range(1, 40), 63, 65, 126, 127, 128, 129, 131, 300):
         start = int(chance.integers(0, len(X) - count + 1))
-        part = answer(classifier, [Rows(X[start : start + count], [task] * count)])[0]
+        part = predict(classifier, [Rows(X[start : start + count], [task] * count)])[0]
         here = slice(start, start + count)
         for name in ("probability", "entropy", "novelty", "task_probabilities"):
             np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[here])
@@ -76,13 +74,12 @@ def test_questions_in_one_pass_are_answered_as_each_alone(made_models):
     classifier = ContinualClassifier.load(made_models / "things")
     names = (None, "fruit", "pets")
     questions = [Rows(X[n : n + 1 + n % 3], [names[n % 3]] * (1 + n % 3), novelty=n % 2 == 0) for n in range(40)]
-    together = answer(classifier, questions)
+    together = predict(classifier, questions)
     for question, found in zip(questions, together, strict=True):
-        alone = answer(classifier, [question])[0]
+        alone = predict(classifier, [question])[0]
         np.testing.assert_array_equal(found.probability, alone.probability)
         np.testing.assert_array_equal(found.entropy, alone.entropy)
         assert found.labels.tolist() == alone.labels.tolist()
-        assert (found.novelty is None) == (not question.novelty)
         if question.novelty:
             np.testing.assert_array_equal(found.novelty, alone.novelty)
 
@@ -97,7 +94,7 @@ def test_rows_of_several_given_tasks_cost_one_pass(made_models, monkeypatch):
         lambda self, x, *words, **how: asked.append(len(x)) or real(self, x, *words, **how),
     )
     tasks = [("fruit", "trees", "pets")[row % 3] for row in range(30)]
-    found = answer(classifier, [Rows(X[row : row + 1], [tasks[row]]) for row in range(30)])
+    found = predict(classifier, [Rows(X[row : row + 1], [tasks[row]]) for row in range(30)])
     assert asked == [48]
     assert [one.tasks[0] for one in found] == tasks
 
@@ -108,7 +105,8 @@ def test_rows_of_several_given_tasks_cost_one_pass(made_models, monkeypatch):
 )
 def test_a_pass_has_eight_tasks_of_up_to_16_rows_or_fewer_tasks_of_more(tasks, each, passes):
     """As docs/serving.md says."""
-    assert len(_passes([f"t{number}" for number in range(tasks) for _ in range(each)])) == passes
+    rows = [f"t{number}" for number in range(tasks) for _ in range(each)]
+    assert len(_passes(rows, np.ones(len(rows), dtype=bool), STEP)) == passes
 
 
 def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_models):
@@ -136,7 +134,7 @@ def test_what_waits_together_is_answered_together_and_too_much_is_refused(made_m
 
 def test_outputs_that_are_equal_and_not_the_same_to_the_bit_are_different(made_models):
     version = ServedModel("things", made_models / "things", read_only=True).version()
-    [one] = answer(version.classifier, [Rows(X[:3], ["fruit"] * 3)])
+    [one] = predict(version.classifier, [Rows(X[:3], ["fruit"] * 3)])
     zero, negative = np.zeros(3), -np.zeros(3)
     assert _different(replace(one, entropy=zero), replace(one, entropy=zero)) == []
     assert _different(replace(one, entropy=zero), replace(one, entropy=negative)) == ["entropy"]
@@ -303,7 +301,7 @@ def test_a_model_that_is_saved_while_it_is_exported_is_exported_as_it_was_at_one
 
 
 def test_a_version_in_memory_is_asked_while_another_is_loaded(models, monkeypatch):
-    service = Service(ServeOptions(models, read_only=True))
+    service = service_of(models, read_only=True)
     model, begun, go_on = service.registry["things"], threading.Event(), threading.Event()
     first, make = model.version(1), ServedModel._make
 
@@ -335,7 +333,7 @@ def test_a_folder_without_models_is_refused(tmp_path):
 
 
 def test_a_model_that_was_not_learnt_from_files_takes_one_tensor(tmp_path):
-    from ibpwf.serving.inputs import examples_of, input_tensors
+    from ibpwf.serving.inputs import input_tensors, inputs_of
 
     classifier = ContinualClassifier(epochs=2, hidden=(8,), settings={"random_features": 16})
     classifier.learn(X[:100], np.repeat(["a", "b"], 50), task="one")
@@ -344,4 +342,4 @@ def test_a_model_that_was_not_learnt_from_files_takes_one_tensor(tmp_path):
     numbers, task = input_tensors(version)
     assert numbers == {"name": "x", "datatype": "FP32", "shape": [-1, len(NAMES)]}
     assert task == {"name": "task", "datatype": "BYTES", "shape": [-1], "parameters": {"optional": True}}
-    assert examples_of({"x": X[:3]}, version, Limits()).shape == (3, 16)
+    assert inputs_of({"x": X[:3]}, version, Limits()).shape == (3, 16)

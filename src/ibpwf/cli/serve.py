@@ -27,7 +27,7 @@ def serve_command(
         str | None,
         typer.Option("--new-token", metavar="NAME", help="Add a token to the file, print it once, and end."),
     ] = None,
-    role: Annotated[str, typer.Option("--role", help="Of the new token: ask, learn or admin.")] = "ask",
+    role: Annotated[str, typer.Option("--role", help="Of the new token: predict, learn or admin.")] = "predict",
     read_only: Annotated[bool, typer.Option("--read-only", help="Answer, and change nothing.")] = False,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="For TLS: the certificate, PEM.")

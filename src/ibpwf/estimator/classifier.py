@@ -669,8 +669,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, _, _ = checked_rows(self, X, like=self._plan.first.image)
         return torch.from_numpy(self._standardizer(rows))
 
-    def _prediction(self, X: Any, task: Any, posterior_samples: int = 0) -> Prediction:
-        inputs = self._inputs(X)
+    def _prediction(self, inputs: Tensor, task: Any, posterior_samples: int = 0) -> Prediction:
         return self.learner_.predict(
             inputs, plain_task(task), marginal=True, posterior_samples=posterior_samples, seed=self.learner_.seed
         )
@@ -699,7 +698,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         stream `tasks` are those likeliest to have the label."""
         if self._asked_of_stream(task):
             return self._answers_of_stream(X, novelty=novelty)
-        prediction = self._prediction(X, task, posterior_samples)
+        inputs = self._inputs(X)
+        prediction = self._prediction(inputs, task, posterior_samples)
         probabilities = self._class_probabilities(prediction)
         best = probabilities.argmax(1)
         spread = prediction.mutual_information
@@ -708,7 +708,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             probabilities[np.arange(len(best)), best],
             np.array(self.tasks_)[self._task_of_label(prediction, best)],
             self._entropy(prediction, probabilities, task),
-            self.novelty(X) if novelty else np.full(len(best), np.nan),
+            self._novelty_of(inputs) if novelty else np.full(len(best), np.nan),
             None if spread is None else spread.cpu().numpy(),
             prediction.task_probabilities.cpu().numpy(),
         )
@@ -719,7 +719,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         and the online part (docs/streams.md)."""
         if self._asked_of_stream(task):
             return self._mixed(X)[0]
-        return self._class_probabilities(self._prediction(X, task))
+        return self._class_probabilities(self._prediction(self._inputs(X), task))
 
     @asks
     def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
@@ -781,7 +781,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         information over so many of them, the part that comes from not knowing the weights (and the task)."""
         if not posterior_samples and self._asked_of_stream(task):
             return entropy(self._mixed(X)[0])
-        prediction = self._prediction(X, task, posterior_samples)
+        prediction = self._prediction(self._inputs(X), task, posterior_samples)
         if prediction.mutual_information is not None:
             return prediction.mutual_information.cpu().numpy()
         return self._entropy(prediction, self._class_probabilities(prediction), task)
@@ -796,7 +796,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def novelty(self, X: Any) -> NDArray[np.float64]:
         """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
         Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task; it is at most a million."""
-        inputs = self._inputs(X)
+        return self._novelty_of(self._inputs(X))
+
+    def _novelty_of(self, inputs: Tensor) -> NDArray[np.float64]:
         if self._novelty is None:
             parts = torch.split(inputs.to(self.learner_.device), ROWS_PER_PASS)
             found = [self.learner_.method.novelty(rows, self._parameters["false_alarm_rate"]) for rows in parts]
@@ -832,9 +834,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         best = p.argmax(1)
         names, new, tasks = np.full(len(p), NO_TASK, dtype=object), np.zeros(len(p)), None
         if told is not None:
-            prediction = self._prediction(X, None)
+            inputs = self._inputs(X)
+            prediction = self._prediction(inputs, None)
             names = np.array(self.tasks_)[self._task_of_label(prediction, best)]
-            new = self.novelty(X) if novelty else np.full(len(p), np.nan)
+            new = self._novelty_of(inputs) if novelty else np.full(len(p), np.nan)
             tasks = prediction.task_probabilities.cpu().numpy()
         sure = p[np.arange(len(p)), best]
         return Answers(self.classes_[best], sure, names, entropy(p), new, task_probabilities=tasks)

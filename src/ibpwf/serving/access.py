@@ -1,7 +1,8 @@
-"""Who may ask, teach and administer: tokens with roles, of which only digests are stored."""
+"""Who may predict, train and administer: tokens with roles, of which only digests are stored."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -29,9 +30,13 @@ class Role(IntEnum):
     """What a caller may do; each may do what those before it may."""
 
     anyone = 0
-    ask = 1
+    predict = 1
     learn = 2
     admin = 3
+
+
+ROLES = [role.name for role in Role if role]
+_ROLES = ", ".join(ROLES)
 
 
 @dataclass(frozen=True)
@@ -59,32 +64,24 @@ def digest(token: str) -> str:
 def read_tokens(path: Path) -> list[Token]:
     """The tokens of a file that `add_token` has written."""
     data = read_bytes(path)
-    try:
-        content = decode_json(data, path)
-    except StoreError:
-        content = None
-    entries = content.get("tokens") if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        raise InputError(
-            f"{path} is no file of tokens; give another, or remove it, and --new-token NAME makes a new one."
-        )
-    return [_token(path, entry) for entry in entries]
+    with contextlib.suppress(StoreError, KeyError, TypeError):
+        if isinstance(entries := decode_json(data, path)["tokens"], list):
+            return [_token(path, entry) for entry in entries]
+    raise InputError(f"{path} is not a token file; remove it, and --new-token NAME makes a new one.")
 
 
 def _token(path: Path, entry: Any) -> Token:
     fields = entry if isinstance(entry, dict) else {}
     name, role, found = (str(fields.get(field, "")) for field in ("name", "role", "sha256"))
-    if not _NAME.fullmatch(name) or role not in ("ask", "learn", "admin") or not _DIGEST.fullmatch(found):
-        raise InputError(
-            f"{path} has the token {quoted(str(entry))}; each needs name, role (ask, learn, admin), sha256."
-        )
+    if not _NAME.fullmatch(name) or role not in ROLES or not _DIGEST.fullmatch(found):
+        raise InputError(f"{path} has the token {quoted(str(entry))}; each needs name, role ({_ROLES}), sha256.")
     return Token(name, Role[role], found)
 
 
 def add_token(path: Path, name: str, role: str) -> str:
     """Make a token, note its digest in the file, and give it back: it is shown once."""
-    if role not in ("ask", "learn", "admin"):
-        raise InputError(f"role is '{role}'; give ask, learn or admin.")
+    if role not in ROLES:
+        raise InputError(f"role is '{role}'; give {_ROLES}.")
     if not _NAME.fullmatch(name):
         raise InputError(f"the token's name is {quoted(name)}; give letters, digits, '.', '_', '-' or '@'.")
     known = read_tokens(path) if os.path.exists(path) else []
@@ -92,7 +89,7 @@ def add_token(path: Path, name: str, role: str) -> str:
         raise InputError(f"{path} has a token named '{name}' already; choose another name, or remove its line.")
     token = secrets.token_urlsafe(32)
     known.append(Token(name, Role[role], digest(token)))
-    write_json(path, {"tokens": [{"name": one.name, "role": one.role.name, "sha256": one.sha256} for one in known]})
+    write_json(path, {"tokens": [{**vars(one), "role": one.role.name} for one in known]})
     path.chmod(0o600)
     return token
 
@@ -139,7 +136,7 @@ class Access:
 
     def __init__(self, tokens: TokenFile | list[Token] | None, *, read_only: bool = False) -> None:
         self._tokens = tokens
-        self._most = Role.ask if read_only else Role.admin
+        self._most = Role.predict if read_only else Role.admin
 
     @property
     def is_open(self) -> bool:

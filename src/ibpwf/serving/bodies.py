@@ -42,27 +42,16 @@ QUIET = {
 """Variables that keep libraries from reserving memory that they do not use."""
 
 
-@dataclass(kw_only=True)
-class Held:
-    """A body among the others. `held` is how much of it counts among the large ones."""
+@dataclass
+class Body:
+    """A body: `data` as it came, or a file alone in a folder of its own. `held` is how much of it counts among the
+    large ones."""
 
+    path: Path | None = None
+    data: bytearray = field(default_factory=bytearray)  # of a file, what has not been written yet
+    size: int = 0
     held: int = 0
     has_place: bool = False
-
-
-@dataclass
-class Received(Held):
-    """A body as it came."""
-
-    data: bytearray = field(default_factory=bytearray)
-
-
-@dataclass
-class ReceivedFile(Held):
-    """A body in a file, alone in a folder of its own."""
-
-    path: Path
-    size: int = 0
 
 
 class Bodies:
@@ -75,57 +64,42 @@ class Bodies:
         self._reader = BodyReader(limits)
 
     @contextlib.asynccontextmanager
-    async def receive(self, request: Any) -> AsyncIterator[Received]:
-        """A body as it came. If it is large, it has one of the places for those until it is done with."""
-        body = Received()
+    async def receive(self, request: Any, path: Path | None = None) -> AsyncIterator[Body]:
+        """A body as it came, in a file if there is a path for one. If it is large, it has one of the places for those
+        until it is done with."""
+        body = Body(path)
         try:
             async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
                 body.data += part
-                self._count_received(body, len(body.data))
+                body.size += len(part)
+                if body.size > LARGE:
+                    if self._held - body.held + body.size > self.limits.body:
+                        raise busy("other large requests are being received; send this one later.")
+                    self._hold(body, body.size)
+                if path is not None and len(body.data) >= LARGE:
+                    await asyncio.to_thread(_append, path, body)
+            if path is not None:
+                _append(path, body)
             if body.held:
                 await self.take_place(body)
             yield body
         finally:
-            self._release(body)
+            self._hold(body, 0)
+            if body.has_place:
+                self._places.release()
 
     @contextlib.asynccontextmanager
-    async def receive_file(self, request: Any) -> AsyncIterator[ReceivedFile]:
+    async def receive_file(self, request: Any) -> AsyncIterator[Body]:
         """A body in a file, which is removed when it is done with."""
         with tempfile.TemporaryDirectory(prefix="ibpwf-") as folder:
-            body = ReceivedFile(Path(folder) / "data")
-            try:
-                waiting = bytearray()
-                async for part in receive(request.stream(), self.limits.body, self.limits.seconds):
-                    body.size += len(part)
-                    self._count_received(body, body.size)
-                    waiting += part
-                    if len(waiting) >= LARGE:
-                        await asyncio.to_thread(_append, body.path, waiting)
-                        waiting = bytearray()
-                _append(body.path, waiting)
-                if body.held:
-                    await self.take_place(body)
+            async with self.receive(request, Path(folder) / "data") as body:
                 yield body
-            finally:
-                self._release(body)
 
-    def _count_received(self, body: Held, size: int) -> None:
-        """Count a body of so many bytes until now, if it is large, or reject it."""
-        if size > LARGE:
-            if self._held - body.held + size > self.limits.body:
-                raise busy("other large requests are being received; send this one later.")
-            self._hold(body, size)
-
-    def _hold(self, body: Held, size: int) -> None:
+    def _hold(self, body: Body, size: int) -> None:
         self._held += size - body.held
         body.held = size
 
-    def _release(self, body: Held) -> None:
-        self._hold(body, 0)
-        if body.has_place:
-            self._places.release()
-
-    async def take_place(self, body: Held) -> None:
+    async def take_place(self, body: Body) -> None:
         """Wait for one of the places for large bodies, if it has none."""
         if body.has_place:
             return
@@ -136,7 +110,7 @@ class Bodies:
             raise busy("other large requests are being answered; send this one later.") from None
         body.has_place = True
 
-    async def readable(self, body: Received, coding: str, header: str | None) -> tuple[Bytes, str | None]:
+    async def readable(self, body: Body, coding: str, header: str | None) -> tuple[Bytes, str | None]:
         """A body that can be read at once: unpacked, and its JSON small. It is taken out of what was received."""
         if coding not in ("", "identity"):
             found = None if body.held else unpack(body.data, coding, self.limits, LARGE)
@@ -148,18 +122,19 @@ class Bodies:
         data, body.data = body.data, bytearray()
         return data, header
 
-    async def _read_large(self, body: Received, coding: str, header: str | None) -> tuple[Bytes, str | None]:
+    async def _read_large(self, body: Body, coding: str, header: str | None) -> tuple[Bytes, str | None]:
         await self.take_place(body)
         found = await self._reader.read(body.data, coding, header)
         self._hold(body, len(found[0]))  # which takes the place of what was received
         return found
 
-    async def check_table(self, body: ReceivedFile, ignored: Sequence[str]) -> None:
+    async def check_table(self, body: Body, ignored: Sequence[str]) -> None:
         """Reject a table that would take too much to be read; what it takes counts as a large body's bytes do."""
         await self.take_place(body)
+        assert body.path is not None
         self.count(body, await self._reader.check_table(body.path, ignored))
 
-    def count(self, body: Held, size: int) -> None:
+    def count(self, body: Body, size: int) -> None:
         """Count what a body unpacks to, if that is more than the body, or reject it."""
         if self._held - body.held + size > self.limits.body:
             raise busy("other large requests are being answered; send this one later.")
@@ -169,10 +144,11 @@ class Bodies:
         await self._reader.end()
 
 
-def _append(path: Path, data: bytearray) -> None:
+def _append(path: Path, body: Body) -> None:
     """Write to a file that is open only meanwhile: clients that are slow must not take up the descriptors."""
     with path.open("ab") as file:
-        file.write(data)
+        file.write(body.data)
+    body.data = bytearray()
 
 
 class BodyReader:

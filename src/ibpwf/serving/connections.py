@@ -105,7 +105,7 @@ class Connections:
             self._note("busy", "new ones are rejected, except for health checks")
             self._spare.add(connection)
         else:
-            self._metrics.disconnected.labels("rejected").inc()
+            self._metrics.disconnected_total.labels("rejected").inc()
             return False
         self._idle[connection] = None
         return True
@@ -119,7 +119,7 @@ class Connections:
         if oldest is None:
             return False
         self._note("idle", "idle ones are closed")
-        self._metrics.disconnected.labels("idle").inc()
+        self._metrics.disconnected_total.labels("idle").inc()
         self.remove(oldest)
         oldest.abort()
         return True

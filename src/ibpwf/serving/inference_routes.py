@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,13 +19,14 @@ from ibpwf import __version__
 from ibpwf.data import Examples, Layout, ReadOptions, read_batches
 from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError
+from ibpwf.estimator.answering import Answers
 from ibpwf.serving.access import Caller
-from ibpwf.serving.bodies import ReceivedFile
+from ibpwf.serving.batching import Rows
+from ibpwf.serving.bodies import Body
 from ibpwf.serving.body_process import LARGE
 from ibpwf.serving.faults import Refused, bad, too_large
-from ibpwf.serving.inputs import decoding, examples_of, input_tensors, most_rows, tasks_of
+from ibpwf.serving.inputs import decoding, input_tensors, inputs_of, most_rows, tasks_of
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.passes import Answer, Rows, check_tasks
 from ibpwf.serving.protocol import (
     HEADER,
     OUTPUTS,
@@ -35,11 +35,13 @@ from ibpwf.serving.protocol import (
     InferRequest,
     in_query,
     read_request,
+    tensors_of,
     version_number,
     write_response,
 )
 from ibpwf.serving.registry import LoadedVersion
 from ibpwf.serving.service import Service
+from ibpwf.serving.tensors import to_bytes
 from ibpwf.serving.uploads import receive_bytes, suffix_of, unpacked_size
 
 SMALL = 1 << 16
@@ -48,6 +50,7 @@ SMALL = 1 << 16
 LONGEST_TEXT = 4 << 17
 """Bytes of a text without a header: a cell of a table has at most 2¹⁷ characters."""
 
+NUMBERS = [name for name, (kind, _) in OUTPUTS.items() if kind == "FP64"]
 MANY = 2_000
 """Numbers of an answer above which it is written beside, too."""
 
@@ -131,14 +134,14 @@ async def infer(service: Service, request: Request, caller: Caller) -> Response:
         del body, read  # an answer may take long
         answer = await service.ask(version, rows)
     write = partial(write_response, asked, version.model, version.number, answer)
-    content, length = await asyncio.to_thread(write) if answer.task_probabilities.size > MANY else write()
+    content, length = await asyncio.to_thread(write) if len(rows) * len(version.tasks) > MANY else write()
     if length is None:
         return Response(content, media_type="application/json")
     return Response(content, media_type="application/octet-stream", headers={HEADER: str(length)})
 
 
 def _takes_long(body: Bytes, version: LoadedVersion) -> bool:
-    """To be made rows of: much, or pictures and texts."""
+    """To be made rows of: much, or images and texts."""
     layout = version.layout
     encoded = layout is not None and (layout.kind == "images" or any(one.kind == "text" for one in layout.columns))
     return encoded or len(body) > SMALL
@@ -146,14 +149,8 @@ def _takes_long(body: Bytes, version: LoadedVersion) -> bool:
 
 def _read(body: Bytes, header: str | None, version: LoadedVersion, limits: Limits) -> tuple[InferRequest, Rows]:
     asked = read_request(body, header, limits)
-    x = examples_of(asked.inputs, version, limits, asked.reading)
-    given = tasks_of(asked.task, asked.inputs, version, len(x))
-    check_tasks(version.classifier, given)
-    return asked, Rows(_flat(x), given, asked.wants_novelty)
-
-
-def _flat(x: Any) -> Any:
-    return x.reshape(len(x), -1)
+    x = inputs_of(asked.inputs, version, limits, asked.reading)
+    return asked, Rows(x, tasks_of(asked.task, asked.inputs, version, len(x)), asked.wants_novelty)
 
 
 async def tasks(service: Service, request: Request, caller: Caller) -> Response:
@@ -176,38 +173,31 @@ def describe_tasks(version: LoadedVersion) -> list[dict[str, Any]]:
     ]
 
 
-async def answer_file(service: Service, request: Request, caller: Caller) -> Response:
-    """A table, arrays, an image or a text, answered row by row."""
-    version = await _version(service, request)
-    task = request.query_params.get("task") or None
+async def predict_file(service: Service, request: Request, caller: Caller) -> Response:
+    """A table, arrays, an image or a text, predicted row by row. `accuracy` is by the file's own labels, in per cent,
+    where it has any."""
+    version, accuracy = await _version(service, request), None
     async with _examples(service, request, version) as examples:
-        answer = await _ask(service, version, examples, task)
-    content = {
-        "model": version.model,
-        "version": version.number,
-        "tasks": version.tasks,
-        "right": _right(examples, answer),
-    }
-    return await _with_rows(content, _rows(answer))
+        answer = await _ask(service, version, examples, request.query_params.get("task") or None)
+    if examples.y is not None:  # compared one by one: as an array, each text would take as much memory as the longest
+        right = sum(label == str(found) for label, found in zip(examples.y, answer.labels, strict=True))
+        accuracy = 100.0 * right / len(examples.y)
+    about = {"model": version.model, "version": version.number, "tasks": version.tasks, "accuracy": accuracy}
+    return await _with_rows(about, _rows(answer))
 
 
-async def _ask(service: Service, version: LoadedVersion, examples: Examples, task: str | None) -> Answer:
-    given = [task] * len(examples)
-    check_tasks(version.classifier, given)
-    return await service.ask(version, Rows(_flat(examples.x), given))
+async def _ask(service: Service, version: LoadedVersion, examples: Examples, task: str | None) -> Answers:
+    x = examples.inputs.reshape(len(examples), -1)
+    return await service.ask(version, Rows(x, tasks_of(task, {}, version, len(x))))
 
 
-def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
-    novelty = np.zeros(len(answer.labels)) if answer.novelty is None else answer.novelty
+def _rows(answer: Answers) -> Iterator[dict[str, Any]]:
     for row in range(len(answer.labels)):
+        found = {name: values[row] for name, values in tensors_of(answer).items()}
         yield {
-            "label": str(answer.labels[row]),
-            "probability": float(answer.probability[row]),
-            "task": str(answer.tasks[row]),
-            "task_probabilities": answer.task_probabilities[row].tolist(),
-            "entropy": float(answer.entropy[row]),
-            "novelty": float(novelty[row]) if np.isfinite(novelty[row]) else None,
-        }
+            name: value.tolist() if name == "task_probabilities" else float(value) if name in NUMBERS else str(value)
+            for name, value in found.items()
+        } | ({} if np.isfinite(found["novelty"]) else {"novelty": None})
 
 
 async def _with_rows(content: dict[str, Any], rows: Iterable[dict[str, Any]]) -> Response:
@@ -219,51 +209,36 @@ async def _with_rows(content: dict[str, Any], rows: Iterable[dict[str, Any]]) ->
     return Response(await asyncio.to_thread(encoded), media_type="application/json")
 
 
-def _right(examples: Examples, answer: Answer) -> float | None:
-    """Per cent of the rows answered as the file's own labels say, where it has any."""
-    if examples.y is None:
-        return None
-    # As an array, each text would take as much memory as the longest.
-    right: int = sum(label == str(found) for label, found in zip(examples.y, answer.labels, strict=True))
-    return 100.0 * right / len(examples.y)
-
-
 async def compare(service: Service, request: Request, caller: Caller) -> Response:
-    """A file answered by two versions: with each old task given nothing may have moved, inferred some may."""
+    """A file predicted by two versions: task-incremental predictions of old tasks are bit-identical, and `changed`
+    has the rows whose class-incremental label is another one."""
     model = service.model(request)
     asked = [version_number(text) for text in request.query_params.get("versions", "").split(",")]
     if len(asked) != 2 or None in asked:
         raise bad("versions is missing; give two of them, such as versions=1,3.")
-    first, second = [await service.version(model, number) for number in asked]
-    given = []
-    async with _examples(service, request, second) as examples:
-        one, two = [await _ask(service, version, examples, None) for version in (first, second)]
-        for task in [task for task in first.tasks if task in second.tasks]:
-            pair = [await _ask(service, version, examples, task) for version in (first, second)]
-            different = _different(*pair)
-            given.append({"task": task, "same_bits": not different, "different": different})
-    moved = [row for row in range(len(examples)) if one.labels[row] != two.labels[row]]
-    content = {"model": model.name, "versions": [first.number, second.number], "moved": moved, "given": given}
+    pair = [await service.version(model, number) for number in asked]
+    tasks = list[dict[str, Any]]()
+    async with _examples(service, request, pair[1]) as examples:
+        one, two = [await _ask(service, version, examples, None) for version in pair]
+        for task in [task for task in pair[0].tasks if task in pair[1].tasks]:
+            different = _different(*[await _ask(service, version, examples, task) for version in pair])
+            tasks.append({"task": task, "bit_identical": not different, "different": different})
+    changed = [row for row in range(len(examples)) if one.labels[row] != two.labels[row]]
+    about = {"model": model.name, "versions": [version.number for version in pair]}
     pairs = ({"before": a, "after": b} for a, b in zip(_rows(one), _rows(two), strict=True))
-    return await _with_rows(content, pairs)
+    return await _with_rows({**about, "changed": changed, "task_incremental": tasks}, pairs)
 
 
-def _different(one: Answer, two: Answer) -> list[str]:
-    """The outputs that are not the same to the bit where two versions are asked for one task. Novelty is none of
-    them, since it is about all tasks of a version; task probabilities only say which task was given."""
-    pairs = {
-        "label": (one.labels, two.labels),
-        "probability": (one.probability, two.probability),
-        "task": (one.tasks, two.tasks),
-        "entropy": (one.entropy, two.entropy),
-    }
-    return [name for name, (before, after) in pairs.items() if not _same_bits(before, after)]
+SAME = ("label", "probability", "task", "entropy")
+"""Outputs that other tasks do not change where the task is known. Novelty is about all tasks of a version."""
 
 
-def _same_bits(before: NDArray[Any], after: NDArray[Any]) -> bool:
-    if before.dtype == object or before.dtype != after.dtype:
-        return np.array_equal(before, after)
-    return before.tobytes() == after.tobytes()  # for 0.0 equals -0.0
+def _different(one: Answers, two: Answers) -> list[str]:
+    """Those of them that are not bit-identical."""
+    pairs = {name: (tensors_of(one)[name], tensors_of(two)[name]) for name in SAME}
+    return [
+        name for name, (before, after) in pairs.items() if to_bytes(before) != to_bytes(after)
+    ]  # as 0.0 equals -0.0
 
 
 @contextlib.asynccontextmanager
@@ -275,16 +250,16 @@ async def _examples(service: Service, request: Request, version: LoadedVersion) 
         layout, reading = version.layout, _reading(request)
         if layout is None:
             raise Refused(409, "this model was not learnt from files; ask it with /infer and the tensor 'x'.")
-        file.path = await service.reading.run(_named, file.path, layout, service.limits)
-        await _check_size(service, file, [*reading.ignore, *layout.ignored])
-        yield await service.reading.run(_read_file, file.path, version, layout, service.limits, reading)
+        path = file.path = await service.reading.run(_named, file.path, layout, service.limits)
+        await _check_size(service, file, path, [*reading.ignore, *layout.ignored])
+        yield await service.reading.run(_read_file, path, version, layout, service.limits, reading)
 
 
-async def _check_size(service: Service, file: ReceivedFile, ignored: list[str]) -> None:
+async def _check_size(service: Service, file: Body, path: Path, ignored: list[str]) -> None:
     """Reject a file that is small to send and large to read, before it is read here."""
-    ending, bodies = file.path.suffix, service.bodies
+    ending, bodies = path.suffix, service.bodies
     if ending == ".npz":
-        size = await service.reading.run(unpacked_size, file.path, service.limits)
+        size = await service.reading.run(unpacked_size, path, service.limits)
         if size > LARGE:
             await bodies.take_place(file)
             bodies.count(file, size)
@@ -343,6 +318,6 @@ def _read_file(path: Path, version: LoadedVersion, layout: Layout, limits: Limit
 
 async def metrics(service: Service, request: Request, caller: Caller) -> Response:
     found = service.metrics
-    found.waiting.set(service.batcher.waiting)
+    found.waiting_rows.set(service.batcher.waiting)
     found.note_models(service.registry)
     return Response(found.text(), media_type="text/plain; version=0.0.4")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,22 +43,26 @@ Floats = NDArray[np.float32]
 
 def input_tensors(version: LoadedVersion) -> list[dict[str, Any]]:
     """What a model takes, for its metadata."""
-    layout = version.layout
-    columns = () if layout is None else layout.columns
+    layout, columns = version.layout, _columns(version)
     numbers = {"name": NUMBERS, "datatype": "FP32", "shape": [-1, version.classifier.n_features_in_]}
     found: list[dict[str, Any]] = [numbers]
     if layout is not None and layout.kind == "table":
-        found = [{"name": one.name, "datatype": KIND_OF[one.kind], "shape": [-1]} for one in columns]
-        if all(one.kind in PLAIN for one in columns) and not _is_column(NUMBERS, columns):
+        found = [{"name": name, "datatype": KIND_OF[one.kind], "shape": [-1]} for name, one in columns.items()]
+        if all(one.kind in PLAIN for one in columns.values()) and NUMBERS not in columns:
             found.append({**numbers, "parameters": {"optional": True, "instead_of": "columns"}})
     elif layout is not None and layout.kind == "images":
         found = [
             {"name": IMAGE, "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "base64"}},
             {**numbers, "shape": [-1, *layout.shape], "parameters": {"optional": True, "instead_of": IMAGE}},
         ]
-    if not _is_column(TASK, columns):
+    if TASK not in columns:
         found.append({"name": TASK, "datatype": "BYTES", "shape": [-1], "parameters": {"optional": True}})
     return found
+
+
+def _columns(version: LoadedVersion) -> dict[str, Column]:
+    """The columns that a table has, by name; of other models none."""
+    return {} if version.layout is None else {one.name: one for one in version.layout.columns}
 
 
 def parameter(name: str, value: object = None) -> str:
@@ -63,30 +70,22 @@ def parameter(name: str, value: object = None) -> str:
     return f"parameters.{name}" if value is None else f"parameters.{name}={value!r}"
 
 
-def examples_of(
+def inputs_of(
     inputs: Mapping[str, Array], version: LoadedVersion, limits: Limits, reading: Mapping[str, Any] | None = None
 ) -> Floats:
     """The rows of a request as the model's classifier takes them. `reading`: what to do about cells that are missing
     or unknown, where the request says so."""
-    layout = version.layout
-    columns = () if layout is None else layout.columns
-    given = {name: values for name, values in inputs.items() if name != TASK or _is_column(TASK, columns)}
-    rows = _rows(given, limits)
-    if rows > most_rows(version, limits):
-        raise too_large(
-            f"the request has {rows:,} rows; of this model {most_rows(version, limits):,} are taken at once."
-        )
-    if layout is not None and layout.kind == "table" and NUMBERS in given and not _is_column(NUMBERS, columns):
-        if any(column.kind not in PLAIN for column in columns):
-            raise bad("this model has columns of categories or texts; give a tensor for each column.")
-        return _numbers(given, (len(columns),), rows)
-    if layout is not None and layout.kind == "table":
+    layout, columns = version.layout, _columns(version)
+    given = {name: values for name, values in inputs.items() if name != TASK or name in columns}
+    rows = _count_rows(given, most_rows(version, limits))
+    kind = None if layout is None else layout.kind
+    if layout is not None and kind == "table" and (NUMBERS not in given or NUMBERS in columns):
         return _table_rows(given, layout, rows, reading or {})
-    if layout is not None and layout.kind == "images" and IMAGE in given:
-        _only(given, IMAGE)
-        return _images(given[IMAGE], layout, limits)
-    if layout is not None and layout.kind == "images":
-        return _numbers(given, layout.shape, rows, layout)
+    if any(column.kind not in PLAIN for column in columns.values()):
+        raise bad("this model has columns of categories or texts; give a tensor for each column.")
+    if layout is not None and kind == "images":
+        found = _images(given, layout, limits) if IMAGE in given else _numbers(given, layout.shape, rows, layout)
+        return found.reshape(rows, -1)
     return _numbers(given, (version.classifier.n_features_in_,), rows)
 
 
@@ -96,84 +95,69 @@ def most_rows(version: LoadedVersion, limits: Limits) -> int:
 
 
 def tasks_of(task: str | list[str] | None, inputs: Mapping[str, Array], version: LoadedVersion, rows: int) -> Any:
-    """The task of each row: a parameter of the request, or a tensor of names, blank where it is to be inferred."""
-    columns = () if version.layout is None else version.layout.columns
-    if TASK in inputs and not _is_column(TASK, columns):
+    """The task of each row: a parameter of the request, or a tensor of names, blank where it is to be inferred. An
+    unknown one is rejected, naming the nearest."""
+    if TASK in inputs and TASK not in _columns(version):
         if task is not None:
             raise bad("the task is given as a parameter and as an input; choose one.")
         if inputs[TASK].dtype != object:
             raise bad("input 'task' holds numbers; give names of tasks as BYTES.")
         task = texts(TASK, inputs[TASK])
-    if isinstance(task, list):
-        if len(task) != rows:
-            raise bad(f"{len(task)} tasks are given for {rows} rows; give one, or one for each row.")
-        return [one or None for one in task]
-    return [task] * rows
+    if isinstance(task, list) and len(task) != rows:
+        raise bad(f"{len(task)} tasks are given for {rows} rows; give one, or one for each row.")
+    found = [one or None for one in task] if isinstance(task, list) else [task] * rows
+    for name in {one for one in found if one is not None}:
+        version.classifier.learner_.task_number(name)
+    return found
 
 
-def _is_column(name: str, columns: Sequence[Column]) -> bool:
-    return any(column.name == name for column in columns)
-
-
-def _rows(inputs: Mapping[str, Array], limits: Limits) -> int:
+def _count_rows(inputs: Mapping[str, Array], limit: int) -> int:
     """How many rows there are, the same in every tensor."""
     counts = {name: values.shape[0] for name, values in inputs.items()}
     if not counts:
-        raise bad("the request has no inputs beside 'task'; give the rows to answer.")
+        raise bad("the request has no inputs beside 'task'; give the rows to predict.")
     most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
     if counts[most] != counts[least]:
-        raise bad(
-            f"input {quoted(most)} has {counts[most]} rows and {quoted(least)} has {counts[least]}; give as many."
-        )
-    rows = int(counts[most])
-    if not rows:
+        told = f"input {quoted(most)} has {counts[most]} rows and {quoted(least)} has {counts[least]}"
+        raise bad(f"{told}; give as many.")
+    if not counts[most]:
         raise bad("the request has no rows; give at least one.")
-    if rows > limits.rows:
-        raise too_large(f"the request has {rows:,} rows; at most {limits.rows:,} are answered at once.")
-    return rows
+    if counts[most] > limit:
+        raise too_large(f"the request has {counts[most]:,} rows; at most {limit:,} are taken of this model.")
+    return int(counts[most])
 
 
-def _only(inputs: Mapping[str, Array], name: str) -> None:
-    others = [other for other in inputs if other != name]
-    if others:
-        raise bad(f"input {quoted(others[0])} is not known; this model takes {quoted(name)} alone.")
+def _only(inputs: Mapping[str, Array], name: str) -> Array:
+    """The one input that there may be."""
+    other = next((other for other in inputs if other != name), None)
+    if other is not None:
+        raise bad(f"input {quoted(other)} is not known; this model takes {quoted(name)} alone.")
+    return inputs[name]
 
 
 def _numbers(inputs: Mapping[str, Array], shape: tuple[int, ...], rows: int, layout: Layout | None = None) -> Floats:
     """One tensor with all numbers of every row."""
-    if NUMBERS not in inputs:
-        raise bad(f"input {quoted(next(iter(inputs)))} is not known; this model takes {quoted(NUMBERS)}.")
-    _only(inputs, NUMBERS)
-    values = inputs[NUMBERS]
+    values, size, name = _only(inputs, NUMBERS), math.prod(shape), quoted(NUMBERS)
     if values.dtype == object:
-        raise bad(f"input {quoted(NUMBERS)} is BYTES; give numbers.")
-    size = int(np.prod(shape))
+        raise bad(f"input {name} is BYTES; give numbers.")
     if values.size != rows * size or (values.shape[1:] != shape and values.ndim != 2):
-        raise bad(f"input {quoted(NUMBERS)} has shape {spelled(values.shape)}; give N×{spelled(shape)} for N rows.")
-    check_numbers(f"input {quoted(NUMBERS)}", values)
-    bytes_ = layout is not None and values.dtype == np.uint8
+        raise bad(f"input {name} has shape {spelled(values.shape)}; give N×{spelled(shape)} for N rows.")
+    check_numbers(f"input {name}", values)
     with np.errstate(over="ignore"):
-        found: Floats = values.reshape(rows, *shape).astype(np.float32)
-    if bytes_:
-        found /= np.float32(255)
+        found: Floats = values.reshape(rows, size).astype(np.float32)
     if layout is not None:
-        layout.expect_pixels("bytes" if bytes_ else "floats", float(found.min()), float(found.max()), "the request")
-    _check_finite(found, NUMBERS)
-    return found
+        is_bytes = values.dtype == np.uint8
+        found /= np.float32(255 if is_bytes else 1)
+        layout.expect_pixels("bytes" if is_bytes else "floats", float(found.min()), float(found.max()), "the request")
+    return _finite(found, [NUMBERS] * size)
 
 
-def _check_finite(values: Floats, name: str) -> None:
-    flat = values.reshape(len(values), -1)
-    if not np.isfinite(flat).all():
-        row = int(np.flatnonzero(~np.isfinite(flat).all(1))[0])
-        raise bad(f"row {row} of input {quoted(name)} holds a number that is not finite; fill it in.")
-
-
-def _check_finite_columns(values: Floats, names: Sequence[str]) -> None:
+def _finite(values: Floats, names: Sequence[str]) -> Floats:
     finite = np.isfinite(values)
     if not finite.all():
         row, column = np.argwhere(~finite)[0]
         raise bad(f"row {row} of input {quoted(names[column])} holds a number that is not finite; fill it in.")
+    return values
 
 
 def _table_rows(inputs: Mapping[str, Array], layout: Layout, rows: int, reading: Mapping[str, Any]) -> Floats:
@@ -187,20 +171,16 @@ def _table_rows(inputs: Mapping[str, Array], layout: Layout, rows: int, reading:
             raise bad(f"input {quoted(name)} has shape {spelled(values.shape)}; give one value a row, as [{rows}].")
     plain = all(column.kind == "number" for column in layout.columns)
     strict = (reading.get("missing") or layout.missing) == "error"
-    if plain and strict and all(values.dtype.kind in "iufb" for values in inputs.values()):
-        for name, values in inputs.items():
-            check_numbers(f"input {quoted(name)}", values)
-        kinds = {values.dtype for values in inputs.values()}
-        with np.errstate(over="ignore"):
-            if len(kinds) == 1:  # all columns at once, which for few rows takes a fraction of the time
-                joined = np.concatenate([inputs[name] for name in names], axis=None).reshape(len(names), rows)
-                found = np.ascontiguousarray(joined.T, dtype=np.float32)
-            else:
-                found = np.stack([inputs[name].reshape(rows).astype(np.float32) for name in names], axis=1)
-        _check_finite_columns(found, names)
-        return found
-    table = RequestTable(inputs, names, rows)
-    return read_table(table, ReadOptions(like=layout, with_labels=False, naming=parameter, **reading)).inputs
+    if not (plain and strict and all(values.dtype.kind in "iufb" for values in inputs.values())):
+        table = RequestTable(inputs, names, rows)
+        return read_table(table, ReadOptions(like=layout, with_labels=False, naming=parameter, **reading)).inputs
+    for name, values in inputs.items():
+        check_numbers(f"input {quoted(name)}", values)
+    with np.errstate(over="ignore"):
+        if len({values.dtype for values in inputs.values()}) == 1:  # all at once: a fraction of the time
+            joined = np.concatenate([inputs[name] for name in names], axis=None).reshape(len(names), rows)
+            return _finite(np.ascontiguousarray(joined.T, dtype=np.float32), names)
+        return _finite(np.stack([inputs[name].reshape(rows).astype(np.float32) for name in names], axis=1), names)
 
 
 class RequestTable:
@@ -227,8 +207,9 @@ class RequestTable:
         return Origins([str(self.path)], "row", rows)
 
 
-def _images(values: Array, layout: Layout, limits: Limits) -> Floats:
+def _images(inputs: Mapping[str, Array], layout: Layout, limits: Limits) -> Floats:
     """Image files, brought to the model's size."""
+    values = _only(inputs, IMAGE)
     if values.dtype != object:
         raise bad(f"input {quoted(IMAGE)} holds numbers; give the bytes of PNG or JPEG files as BYTES.")
     x, end = np.empty((values.size, *layout.shape), dtype=np.float32), time.monotonic() + limits.seconds
@@ -256,18 +237,12 @@ def pixels_like(data: bytes, name: str, layout: Layout) -> NDArray[np.uint8]:
 @contextlib.contextmanager
 def decoding(image: bytes | Path, name: str, limits: Limits) -> Iterator[None]:
     """While an image is decoded: large ones, which may be small files, one at a time."""
-    if check_pixels(image, name, limits) <= MANY_PIXELS:
-        yield
-        return
-    with _ONE_LARGE_IMAGE:
+    with _ONE_LARGE_IMAGE if check_pixels(image, name, limits) > MANY_PIXELS else contextlib.nullcontext():
         yield
 
 
 def check_pixels(image: bytes | Path, name: str, limits: Limits) -> int:
     """The pixels of an image. One that says it is larger than allowed is rejected before a pixel is decoded."""
-    import io
-    import warnings
-
     try:
         import PIL.Image
 

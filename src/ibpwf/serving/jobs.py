@@ -32,12 +32,12 @@ from ibpwf.serving.limits import Limits
 from ibpwf.serving.records import Metrics, RateLimitedLog, audit, log
 from ibpwf.serving.registry import Registry, ServedModel
 from ibpwf.serving.uploads import receive_file, suffix_of
-from ibpwf.serving.versions import STATE, make_state_folder
+from ibpwf.serving.versions import STATE, locked, make_state_folder
 from ibpwf.serving.worker import DISK_FULL, DONE, FAILED, LOCKED
 from ibpwf.serving.workshop import Worker, Workshop
 from ibpwf.storage.checkpoint_folder import discard, task_in_progress
 from ibpwf.storage.files import read_json, read_jsonl, sync_folder, write_json
-from ibpwf.storage.folder import MANIFEST, lock_folder
+from ibpwf.storage.folder import MANIFEST
 
 _ID = re.compile("[0-9a-f]{16}")
 
@@ -72,11 +72,7 @@ class Job:
     who: str
     created: float
     state: JobState = "queued"
-    data: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    validate: float | None = None
-    keep: str = "better"
-    limits: dict[str, Any] = field(default_factory=dict)
+    work: dict[str, Any] = field(default_factory=dict)  # what its process is to know beside
     begun: int | None = None  # events of the model's history when it was begun first
     version: int | None = None
     error: str | None = None
@@ -84,8 +80,7 @@ class Job:
 
     def shown(self) -> dict[str, Any]:
         """What clients are told."""
-        hidden = ("data", "limits", "options", "keep", "validate", "begun")
-        return {name: value for name, value in asdict(self).items() if name not in hidden}
+        return {name: value for name, value in asdict(self).items() if name not in ("work", "begun")}
 
 
 def jobs_folder(model: ServedModel) -> Path:
@@ -264,7 +259,7 @@ class Jobs:
             arrived.rename(aside / f"data{ending}")
         finally:
             self._uploading -= 1
-        return replace(job, data=f"data{ending}", limits=asdict(self.limits))
+        return replace(job, work={**job.work, "data": f"data{ending}", "limits": asdict(self.limits)})
 
     def _count(self, job: Job, size: int, announced: int = 0) -> None:
         """Add to the bytes that are stored for a job, or reject them."""
@@ -340,7 +335,7 @@ class Jobs:
                 await self._cancel(model, job, folder)
         except Exception as error:
             known = isinstance(error, IBPWFError | OSError)
-            told = str(error).replace(str(model.path), model.name) if known else FAULT
+            told = model.plain(error) if known else FAULT
             told = FULL if is_disk_full(error) else told
             log.error("job %s: %s", job.id, error, exc_info=not is_disk_full(error))
             if not self.writes(model):
@@ -424,7 +419,7 @@ class Jobs:
         self._cancelled.discard(job.id)
         self._stored.pop(job.id, None)
         self._tell(model, job)
-        self.metrics.jobs.labels(model.name, job.state).inc()
+        self.metrics.jobs_total.labels(model.name, job.state).inc()
 
     async def _drop_old(self, model: ServedModel) -> None:
         ended = [job for job in self.all.values() if job.model == model.name and job.state in FINISHED]
@@ -481,22 +476,19 @@ def new_job(model: str, kind: Kind, task: str, who: str, **details: Any) -> Job:
 
 def progress_of(folder: Path) -> list[dict[str, Any]]:
     """What a job has told so far, of its last attempt."""
-    try:
+    lines = list[dict[str, Any]]()
+    with contextlib.suppress(StoreError):
         lines = read_jsonl(folder / "progress.jsonl")
-    except StoreError:
-        return []
     starts = [at for at, line in enumerate(lines) if line.get("event") == "start"]
     return lines[starts[-1] :] if starts else lines
 
 
 def _read(folder: Path) -> Job | None:
     """A job as it was stored, maybe by a server of another version."""
-    known = {one.name for one in fields(Job)}
-    try:
-        found = read_json(folder / "job.json")
+    with contextlib.suppress(StoreError, TypeError, AttributeError):
+        found, known = read_json(folder / "job.json"), {one.name for one in fields(Job)}
         return Job(**{name: value for name, value in found.items() if name in known})
-    except (StoreError, TypeError, AttributeError):
-        return None
+    return None
 
 
 def _store(folder: Path, job: Job) -> bool:
@@ -546,9 +538,7 @@ def _left_by_others(model: ServedModel) -> list[tuple[Job, int]]:
     """The jobs in a folder whose lease was just taken, the oldest first, and the bytes of their data. What was never
     promised is removed: uploads broken off, and exports that nobody waits for any more. A job that cannot be read is
     left where it is."""
-    shutil.rmtree(exports_folder(model), ignore_errors=True)
-    for path in jobs_folder(model).glob("*.new"):
-        shutil.rmtree(path, ignore_errors=True)
+    _remove(exports_folder(model), *jobs_folder(model).glob("*.new"))
     found = []
     for path in _job_folders(model):
         job = _read(path)
@@ -572,23 +562,16 @@ def _reached(model: Path, task: str) -> tuple[int, int, int] | None:
 
 
 def _result(folder: Path) -> dict[str, Any] | None:
-    try:
+    with contextlib.suppress(StoreError):
         found: dict[str, Any] = read_json(folder / "result.json")
-    except StoreError:
-        return None
-    return found
+        return found
+    return None
 
 
 def _discard(model: Path, task: str) -> None:
     """Drop what a job has left of its task in progress; another task's is not ours to drop."""
-    for _ in range(50):
-        if not os.path.lexists(model / MANIFEST):
-            return  # to lock a folder that is gone would make it again
-        try:
-            with lock_folder(model):
-                found = task_in_progress(model)
-                if found is not None and found.task.partition("@")[0] == task:
-                    discard(model)
-            return
-        except StoreError:  # its process may not be gone yet
-            time.sleep(0.1)
+    if os.path.lexists(model / MANIFEST):  # to lock a folder that is gone would make it again
+        with contextlib.suppress(StoreError), locked(model, 5):  # its process may not be gone yet
+            found = task_in_progress(model)
+            if found is not None and found.task.partition("@")[0] == task:
+                discard(model)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import math
 import re
 import secrets
 import shutil
@@ -46,9 +46,7 @@ async def learn(service: Service, request: Request, caller: Caller) -> Response:
     queue = _flag(query.get("queue"), "queue", True)
     newest = model.newest
     if newest.layout is None:
-        raise Refused(
-            409, f"model '{model.name}' was not learnt from files, so the columns it expects are not known."
-        )
+        raise Refused(409, f"model '{model.name}' was not learned from files, so its columns are not known.")
     if update and task not in newest.tasks:
         raise bad(f"there is no task {quoted(task)} to learn more rows of; there are {', '.join(newest.tasks[:8])}.")
     options: dict[str, Any] = {
@@ -58,15 +56,10 @@ async def learn(service: Service, request: Request, caller: Caller) -> Response:
         "missing": _choice(query.get("missing"), "missing", ("error", "mean")),
         "unknown": _choice(query.get("unknown"), "unknown", ("error", "zeros")),
     }
-    job = new_job(
-        model.name,
-        "update" if update else "learn",
-        task,
-        caller.name,
-        options=options,
-        validate=_share(query.get("validate")),
-        keep=_choice(query.get("keep"), "keep", ("better", "always")) or "better",
-    )
+    fraction = _fraction(query.get("validation_fraction"))
+    keep = _choice(query.get("keep"), "keep", ("better", "always")) or "better"
+    work = {"options": options, "validation_fraction": fraction, "keep": keep}
+    job = new_job(model.name, "update" if update else "learn", task, caller.name, work=work)
     announced = request.headers.get("content-length", "0")
     length = int(announced) if re.fullmatch("[0-9]{1,18}", announced) else 0
     job = await service.jobs.submit(model, job, request.stream(), length=length, queue=queue)
@@ -82,11 +75,8 @@ def _task_name(text: str | None) -> str:
 
 
 def _flag(text: str | None, name: str, default: bool) -> bool:
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false", "1", "0"):
-        raise bad(f"{name} is {quoted(text)}; give true or false.")
-    return text.lower() in ("true", "1")
+    chosen = _choice(None if text is None else text.lower(), name, ("true", "false", "1", "0"))
+    return default if chosen is None else chosen in ("true", "1")
 
 
 def _choice(text: str | None, name: str, known: tuple[str, ...]) -> str | None:
@@ -95,16 +85,11 @@ def _choice(text: str | None, name: str, known: tuple[str, ...]) -> str | None:
     return text
 
 
-def _share(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 < share < 1:
-        raise bad(f"validate is {quoted(text)}; give the share of the rows to hold out, such as 0.1.")
-    return share
+def _fraction(text: str | None) -> float | None:
+    with contextlib.suppress(ValueError):
+        if text is None or 0 < float(text) < 1:
+            return None if text is None else float(text)
+    raise bad(f"validation_fraction is {quoted(str(text))}; give a number above 0 and below 1, such as 0.1.")
 
 
 async def list_jobs(service: Service, request: Request, caller: Caller) -> Response:
@@ -158,25 +143,11 @@ async def verify(service: Service, request: Request, caller: Caller) -> Response
     try:
         checked = await asyncio.to_thread(verify_model, model.path)
     except StoreError as error:  # there is no such folder any more
-        raise Refused(
-            503,
-            f"model '{model.name}' cannot be verified: {error}".replace(str(model.path), model.name),
-            retry_after=10,
-        ) from None
-    problems = [
-        {"file": one.file, "message": one.message.replace(str(model.path), model.name)} for one in checked.problems
-    ]
-    await asyncio.to_thread(audit, model.path, caller.name, "verified", whole=not problems)
-    return JSONResponse(
-        {
-            "model": model.name,
-            "whole": not problems,
-            "problems": problems,
-            "leftovers": checked.leftovers,
-            "files": checked.files,
-            "bytes": checked.bytes,
-        }
-    )
+        raise Refused(503, f"model '{model.name}' cannot be verified: {model.plain(error)}", retry_after=10) from None
+    problems = [{"file": one.file, "message": model.plain(one.message)} for one in checked.problems]
+    await asyncio.to_thread(audit, model.path, caller.name, "verified", intact=not problems)
+    counts = {"leftovers": checked.leftovers, "files": checked.files, "bytes": checked.bytes}
+    return JSONResponse({"model": model.name, "intact": not problems, "problems": problems, **counts})
 
 
 async def export_model(service: Service, request: Request, caller: Caller) -> Response:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.serving.faults import Refused
-from ibpwf.serving.records import log
+from ibpwf.serving.records import is_file, log
 from ibpwf.storage.folder import NO_LOCKS
 
 
@@ -31,7 +31,7 @@ class Lease:
 
     def is_held(self) -> bool:
         """Whether this process has it: not one that it was forked from, and not of a folder that was replaced."""
-        return self._handle is not None and self._process == os.getpid() and _is_file(self._handle, self.path)
+        return self._handle is not None and self._process == os.getpid() and is_file(self._handle, self.path)
 
     def take(self) -> bool:
         """Take it if it is free; whether it is held now."""
@@ -47,7 +47,7 @@ class Lease:
         try:
             taken = _lock(handle, self.path)
             self.problem = f"another server{_holder(handle)} makes its changes"
-            if not taken or not _is_file(handle, self.path):
+            if not taken or not is_file(handle, self.path):
                 os.close(handle)
                 return False
         except OSError as error:
@@ -90,15 +90,6 @@ def _lock(handle: int, path: Path) -> bool:
             raise
         log.warning("%s: this disk has no locks. Run one server that can change the model", path)
     return True
-
-
-def _is_file(handle: int, path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
-    try:
-        ours, there = os.fstat(handle), os.stat(path, follow_symlinks=False)
-    except OSError:
-        return False
-    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _holder(handle: int) -> str:

@@ -58,7 +58,7 @@ def _rendered(name: str, service: Service, caller: Caller, status: int = 200, **
 
 
 async def index(service: Service, request: Request, caller: Caller) -> Response:
-    if caller.role < Role.ask:
+    if caller.role < Role.predict:
         return _rendered("login.html", service, caller, 401, wrong=False)
     models = [
         {
@@ -74,7 +74,7 @@ async def index(service: Service, request: Request, caller: Caller) -> Response:
 
 
 async def model(service: Service, request: Request, caller: Caller) -> Response:
-    if caller.role < Role.ask:
+    if caller.role < Role.predict:
         return _rendered("login.html", service, caller, 401, wrong=False)
     try:
         served = service.model(request)

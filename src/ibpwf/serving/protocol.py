@@ -30,7 +30,7 @@ from ibpwf.serving.tensors import (
 )
 
 if TYPE_CHECKING:  # bodies are also read by a process that does without torch
-    from ibpwf.serving.passes import Answer
+    from ibpwf.estimator.answering import Answers
 
 HEADER = "inference-header-content-length"
 
@@ -249,31 +249,19 @@ def _outputs(content: Mapping[str, Any], binary: bool) -> tuple[Output, ...]:
     return tuple(found.values())
 
 
-def tensors_of(answer: Answer) -> dict[str, Array]:
-    """An answer's outputs by their names."""
-    found: dict[str, Array] = {
-        "label": answer.labels,
-        "probability": answer.probability,
-        "task": answer.tasks,
-        "task_probabilities": answer.task_probabilities,
-        "entropy": answer.entropy,
-    }
-    if answer.novelty is not None:
-        found["novelty"] = answer.novelty
-    return found
+def tensors_of(answer: Answers) -> dict[str, Array]:
+    """The outputs of a prediction by their names."""
+    values = (answer.labels.astype(object), answer.probability, answer.tasks.astype(object))
+    return dict(zip(OUTPUTS, (*values, answer.task_probabilities, answer.entropy, answer.novelty), strict=True))  # type: ignore[arg-type]
 
 
-def write_response(request: InferRequest, model: str, version: int, answer: Answer) -> tuple[bytes, int | None]:
+def write_response(request: InferRequest, model: str, version: int, answer: Answers) -> tuple[bytes, int | None]:
     """The body, and where its JSON ends if bytes follow."""
     tensors = tensors_of(answer)
     outputs, parts = list[str](), list[bytes]()
     for output in request.outputs:
         values = np.asarray(tensors[output.name])
-        entry: dict[str, Any] = {
-            "name": output.name,
-            "datatype": kind_of(values),
-            "shape": list(values.shape),
-        }
+        entry: dict[str, Any] = {"name": output.name, "datatype": kind_of(values), "shape": list(values.shape)}
         if output.binary:
             parts.append(to_bytes(values))
             entry["parameters"] = {"binary_data_size": len(parts[-1])}

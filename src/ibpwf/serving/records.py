@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ibpwf.errors import StoreError
 from ibpwf.serving.versions import STATE
-from ibpwf.storage.files import append_jsonl, plain_errors
+from ibpwf.storage.files import StrPath, append_jsonl, plain_errors
 
 if TYPE_CHECKING:
     from ibpwf.serving.registry import Registry
@@ -84,17 +84,17 @@ class AccessLog:
         self.where = where
         self._lines: queue.Queue[str | None] = queue.Queue(self.WAITING)
         self._trouble = RateLimitedLog(logging.ERROR, 60.0)
-        self._file: Any = None
+        self._file: Any = sys.stdout.buffer if where == "-" else None
         if where != "-":
             with plain_errors("write", where):
-                self._file = self._open()
+                self._file = open(where, "ab", buffering=0)  # noqa: SIM115 - until it is rotated
         self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
         self._thread.start()
 
     def note(self, scope: Mapping[str, Any], id: str, status: int, size: int, seconds: float) -> None:
         client = scope.get("client")
         line = {
-            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "time": now(),
             "request": id,
             "address": client[0] if client else None,
             "caller": scope.get("ibpwf.caller"),
@@ -116,34 +116,27 @@ class AccessLog:
         self._thread.join(5)
 
     def _write_all(self) -> None:
-        while (line := self._lines.get()) is not None:
-            lines = [line]
-            ended = False
-            with contextlib.suppress(queue.Empty):  # whatever else waits goes with it
-                while len(lines) < 1000 and not ended:
-                    more = self._lines.get_nowait()
-                    ended = more is None
-                    lines += [] if more is None else [more]
+        ended = False
+        while not ended:
+            lines = [self._lines.get()]
+            while len(lines) < 1000 and not self._lines.empty():  # whatever else waits goes with it
+                lines.append(self._lines.get())
+            ended = None in lines
             try:
-                self._write("".join(f"{one}\n" for one in lines).encode("ascii"))
+                self._write("".join(f"{line}\n" for line in lines if line is not None).encode("ascii"))
             except (OSError, ValueError) as error:
                 self._trouble.note("error", f"the access log {self.where} cannot be written: {error}")
-            if ended:
-                break
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
+        if self.where != "-":
+            self._file.close()
 
     def _write(self, data: bytes) -> None:
         if self.where == "-":
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
+            self._file.write(data)
+            self._file.flush()
             return
-        if self._file is None or self._was_moved():
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-            self._file = self._open()
+        if not is_file(self._file.fileno(), self.where):
+            self._file.close()
+            self._file = open(self.where, "ab", buffering=0)  # noqa: SIM115
         size = os.fstat(self._file.fileno()).st_size
         try:
             if self._file.write(data) != len(data):
@@ -153,24 +146,26 @@ class AccessLog:
                 self._file.truncate(size)
             raise
 
-    def _open(self) -> Any:
-        return open(self.where, "ab", buffering=0)
 
-    def _was_moved(self) -> bool:
-        try:
-            here, ours = os.stat(self.where), os.fstat(self._file.fileno())
-        except FileNotFoundError:
-            return True
-        return (here.st_dev, here.st_ino) != (ours.st_dev, ours.st_ino)
+def is_file(handle: int, path: StrPath) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        ours, there = os.fstat(handle), os.stat(path)
+    except OSError:
+        return False
+    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
 _auditing = threading.Lock()
 
 
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
 def audit(model: Path, who: str, what: str, **details: Any) -> None:
     """A line of `.serving/audit.jsonl` in a model folder: who changed what, and when."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    line = {"time": now, "who": who, "what": what, **details}
+    line = {"time": now(), "who": who, "what": what, **details}
     if (request := REQUEST_ID.get()) != "-":
         line["request"] = request
     log.info("%s", line)
@@ -183,68 +178,61 @@ def audit(model: Path, who: str, what: str, **details: Any) -> None:
         log.error("the audit log could not be written: %s", error)
 
 
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+METRICS: dict[str, tuple[type[Any], str, tuple[str, ...], dict[str, Any]]] = {
+    "requests_total": (Counter, "Requests by route and status.", ("route", "status"), {}),
+    "request_seconds": (Histogram, "Time to answer, by route.", ("route",), {"buckets": SECONDS}),
+    "rows_total": (Counter, "Rows predicted.", ("model",), {}),
+    "pass_rows": (Histogram, "Rows of a pass.", (), {"buckets": (1, 2, 4, 8, 16, 32, 64, 128)}),
+    "pass_seconds": (Histogram, "Time of a pass.", (), {"buckets": SECONDS[:-2]}),
+    "waiting_rows": (Gauge, "Rows that wait or are being predicted.", (), {}),
+    "versions": (Gauge, "Versions of a model.", ("model",), {}),
+    "model_ready": (Gauge, "1 where the model's folder can be used, else 0.", ("model",), {}),
+    "writer": (Gauge, "1 if this server makes the changes of a model, 0 if another one does.", ("model",), {}),
+    "authentication_failures_total": (
+        Counter,
+        "Requests without a valid token where one is needed (missing, unknown), or without the role (role).",
+        ("reason",),
+        {},
+    ),
+    "connections": (Gauge, "Open connections.", (), {}),
+    "disconnected_total": (
+        Counter,
+        "Connections ended at the limit: idle ones that were closed, new ones that were rejected.",
+        ("reason",),
+        {},
+    ),
+    "jobs_total": (Counter, "Jobs by how they ended.", ("model", "state"), {}),
+}
+"""By name after `ibpwf_`: type, description, labels and options."""
+
+
 class Metrics:
-    """Numbers for Prometheus, of one server."""
+    """Numbers for Prometheus, of one server, as attributes by their names."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "ibpwf_requests_total", "Requests by route and status.", ["route", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "ibpwf_request_seconds",
-            "Time to answer, by route.",
-            ["route"],
-            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
-            registry=self.registry,
-        )
-        self.rows = Counter("ibpwf_rows_total", "Rows answered.", ["model"], registry=self.registry)
-        self.passes = Histogram(
-            "ibpwf_pass_rows", "Rows of a pass.", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=self.registry
-        )
-        self.pass_seconds = Histogram(
-            "ibpwf_pass_seconds",
-            "Time of a pass.",
-            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3),
-            registry=self.registry,
-        )
-        self.waiting = Gauge("ibpwf_waiting_rows", "Rows that wait or are being answered.", registry=self.registry)
-        self.versions = Gauge("ibpwf_versions", "Versions of a model.", ["model"], registry=self.registry)
-        self.ready = Gauge(
-            "ibpwf_model_ready", "1 where the model's folder can be used, else 0.", ["model"], registry=self.registry
-        )
-        self.writer = Gauge(
-            "ibpwf_writer",
-            "1 if this server makes the changes of a model, 0 if another one does.",
-            ["model"],
-            registry=self.registry,
-        )
-        self.denied = Counter(
-            "ibpwf_authentication_failures_total",
-            "Requests without a valid token where one is needed (missing, unknown), or without the role (role).",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.connections = Gauge("ibpwf_connections", "Open connections.", registry=self.registry)
-        self.disconnected = Counter(
-            "ibpwf_disconnected_total",
-            "Connections ended at the limit: idle ones that were closed, new ones that were rejected.",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.jobs = Counter("ibpwf_jobs_total", "Jobs by how they ended.", ["model", "state"], registry=self.registry)
+        self._all = {
+            name: kind(f"ibpwf_{name}", description, labels, registry=self.registry, **options)
+            for name, (kind, description, labels, options) in METRICS.items()
+        }
 
-    def told(self, questions: int, rows: int, seconds: float) -> None:
-        self.passes.observe(rows)
+    def __getattr__(self, name: str) -> Any:
+        if name not in METRICS:
+            raise AttributeError(name)
+        return self._all[name]
+
+    def note_pass(self, requests: int, rows: int, seconds: float) -> None:
+        self.pass_rows.observe(rows)
         self.pass_seconds.observe(seconds)
 
     def note_models(self, registry: Registry) -> None:
-        self.ready.clear()
+        self.model_ready.clear()
         for name in registry.faults:
-            self.ready.labels(name).set(0)
+            self.model_ready.labels(name).set(0)
         for model in registry:
             self.versions.labels(model.name).set(len(model.versions))
-            self.ready.labels(model.name).set(model.problem is None)
+            self.model_ready.labels(model.name).set(model.problem is None)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

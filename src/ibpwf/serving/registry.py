@@ -22,8 +22,8 @@ from ibpwf.data import Layout
 from ibpwf.errors import IBPWFError, InputError, StoreError, unknown
 from ibpwf.estimator import ContinualClassifier
 from ibpwf.estimator.files import layout_of
+from ibpwf.serving.batching import warm
 from ibpwf.serving.faults import Refused
-from ibpwf.serving.passes import warm
 from ibpwf.serving.records import RateLimitedLog, log
 from ibpwf.serving.versions import FolderVersions, Kept, Stamp, Way, all_versions, stamp_of
 from ibpwf.storage.files import plain_errors
@@ -70,10 +70,6 @@ class State:
     @property
     def numbers(self) -> list[int]:
         return sorted(self.ways)
-
-    def classifier_of(self, number: int) -> ContinualClassifier:
-        """From which classifier in memory a version comes, where it comes from none that was kept."""
-        return self.held.get(number, self.classifier)
 
 
 class ServedModel:
@@ -146,13 +142,21 @@ class ServedModel:
         return f"model '{self.name}' has no version {number}; {known}."
 
     def _make(self, state: State, number: int) -> LoadedVersion:
-        return self._loaded(number, state.ways[number], state.classifier_of(number))
+        return self._loaded(number, state.ways[number], state.held.get(number, state.classifier))
 
     def _loaded(self, number: int, way: Way, classifier: ContinualClassifier) -> LoadedVersion:
         if way.path is not None:
             with everything_now():
                 classifier = ContinualClassifier.load(way.path, device=self.device)
-        return _loaded(self.name, number, way.apply(classifier))
+        torch.set_num_threads(1)  # in this thread too: what is prepared must have the same bits whoever loads it
+        classifier = way.apply(classifier)
+        warm(classifier)
+        layout = layout_of(classifier) if "layout" in classifier.extra_ else None
+        return LoadedVersion(self.name, number, classifier, layout)
+
+    def plain(self, error: object) -> str:
+        """A message without where the model lies."""
+        return str(error).replace(str(self.path), self.name)
 
     def look(self) -> bool:
         """Read the folder again if it has changed; whether it was read. What hinders it becomes the `problem`, and is
@@ -166,14 +170,12 @@ class ServedModel:
         return changed
 
     def _note(self, problem: str | None) -> None:
-        told = None if problem is None else problem.replace(str(self.path), self.name)
-        if told == self.problem:
-            return
-        self.problem = told
-        if problem is None:
+        told = None if problem is None else self.plain(problem)
+        if told != self.problem and told is None:
             log.info("model %s: the folder can be read again", self.name)
-        else:
-            log.error("model %s is not ready: %s Answers go on from what was loaded before.", self.name, problem)
+        elif told != self.problem:
+            log.error("model %s is not ready: %s Versions loaded before stay in use.", self.name, problem)
+        self.problem = told
 
     def check_changeable(self) -> None:
         """Refuse a job where the folder cannot be read, or written to, at this moment."""
@@ -211,15 +213,11 @@ class ServedModel:
         stamp = stamp_of(self.path)
         folder = FolderVersions.read(self.path)
         if before is not None and not folder.continues(before.folder):
-            raise StoreError(
-                f"{self.path} holds another model than the one that is served. Put that back, or restart the server "
-                "to serve this one."
-            )
+            other = "holds another model than the one that is served"
+            raise StoreError(f"{self.path} {other}. Put that back, or restart the server to serve this one.")
         versions = folder.versions
         if not versions:
-            raise StoreError(
-                f"{self.path} has learnt no task yet; learn one first: ibpwf learn {self.path} DATA.csv."
-            )
+            raise StoreError(f"{self.path} has no task yet; learn one first: ibpwf learn {self.path} DATA.csv.")
         with everything_now():  # the folder may be written anew while this answers
             classifier = ContinualClassifier.load(self.path, device=self.device)
         if not self.read_only:
@@ -244,9 +242,7 @@ class ServedModel:
             self._kept.keep()
             if self._kept.needs_following(folder):
                 for number in self._kept.follow(wait=0):
-                    log.warning(
-                        "model %s: what was kept of version %s is damaged or another model's", self.name, number
-                    )
+                    log.warning("model %s: the kept version %s is damaged or another model's", self.name, number)
             self._is_kept = True
         except (OSError, StoreError) as error:
             if stamp_of(self.path) != stamp:  # it is being written
@@ -268,14 +264,6 @@ class ServedModel:
                 old = before.ways[number]
                 ways[number] = replace(old, gone=old.gone | gone)
                 held[number] = before.held[number]
-
-
-def _loaded(model: str, number: int, classifier: ContinualClassifier) -> LoadedVersion:
-    torch.set_num_threads(1)  # in this thread too: what is prepared must have the same bits whoever loads it
-    layout = layout_of(classifier) if "layout" in classifier.extra_ else None
-    version = LoadedVersion(model, number, classifier, layout)
-    warm(version.classifier)
-    return version
 
 
 class Registry:
@@ -307,10 +295,7 @@ class Registry:
 
     def refresh(self) -> list[ServedModel]:
         """Look at the folders again; the models that are new or have changed."""
-        changed, faults = [], dict[str, str]()
-        for model in self:
-            if model.look():
-                changed.append(model)
+        changed, faults = [model for model in self if model.look()], dict[str, str]()
         for name, path in self._folders().items():
             if name in self._models:
                 continue

@@ -51,18 +51,18 @@ MODEL, VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
 ROUTES = (
     Route("GET", "/v2/health/live", Role.anyone, ask.live, "asking whether the server lives", limited=False),
     Route("GET", "/v2/health/ready", Role.anyone, ask.ready, "asking whether the server is ready", limited=False),
-    Route("GET", "/v2", Role.ask, ask.server_metadata, "asking what the server is"),
-    Route("POST", "/v2/repository/index", Role.ask, ask.index, "listing models"),
-    Route("GET", MODEL, Role.ask, ask.model_metadata, "asking what a model is"),
-    Route("GET", VERSION, Role.ask, ask.model_metadata, "asking what a model is"),
-    Route("GET", f"{MODEL}/ready", Role.ask, ask.model_ready, "asking whether a model is ready", limited=False),
-    Route("GET", f"{VERSION}/ready", Role.ask, ask.model_ready, "asking whether a model is ready", limited=False),
-    Route("POST", f"{MODEL}/infer", Role.ask, ask.infer, "asking a model"),
-    Route("POST", f"{VERSION}/infer", Role.ask, ask.infer, "asking a model"),
-    Route("GET", f"{MODEL}/tasks", Role.ask, ask.tasks, "listing tasks"),
-    Route("POST", f"{MODEL}/answer", Role.ask, ask.answer_file, "asking a model"),
-    Route("POST", f"{MODEL}/compare", Role.ask, ask.compare, "comparing versions"),
-    Route("GET", "/metrics", Role.ask, ask.metrics, "reading metrics"),
+    Route("GET", "/v2", Role.predict, ask.server_metadata, "asking what the server is"),
+    Route("POST", "/v2/repository/index", Role.predict, ask.index, "listing models"),
+    Route("GET", MODEL, Role.predict, ask.model_metadata, "asking what a model is"),
+    Route("GET", VERSION, Role.predict, ask.model_metadata, "asking what a model is"),
+    Route("GET", f"{MODEL}/ready", Role.predict, ask.model_ready, "asking whether a model is ready", limited=False),
+    Route("GET", f"{VERSION}/ready", Role.predict, ask.model_ready, "asking whether a model is ready", limited=False),
+    Route("POST", f"{MODEL}/infer", Role.predict, ask.infer, "asking a model"),
+    Route("POST", f"{VERSION}/infer", Role.predict, ask.infer, "asking a model"),
+    Route("GET", f"{MODEL}/tasks", Role.predict, ask.tasks, "listing tasks"),
+    Route("POST", f"{MODEL}/predict", Role.predict, ask.predict_file, "asking a model"),
+    Route("POST", f"{MODEL}/compare", Role.predict, ask.compare, "comparing versions"),
+    Route("GET", "/metrics", Role.predict, ask.metrics, "reading metrics"),
     Route("POST", f"{MODEL}/tasks", Role.learn, learn.learn, "teaching a model"),
     Route("GET", "/v2/jobs", Role.learn, learn.list_jobs, "looking at jobs"),
     Route("GET", "/v2/jobs/{job}", Role.learn, learn.show_job, "looking at jobs"),
@@ -138,7 +138,7 @@ async def _told(request: Request, error: Exception) -> Response:
 
 
 def _endpoint(service: Service, route: Route) -> Callable[[Request], Awaitable[Response]]:
-    seconds = service.metrics.seconds.labels(route.path)
+    seconds = service.metrics.request_seconds.labels(route.path)
     counts: dict[int, Any] = {}  # looked up once: a label's lookup takes longer than counting
 
     async def endpoint(request: Request) -> Response:
@@ -146,7 +146,7 @@ def _endpoint(service: Service, route: Route) -> Callable[[Request], Awaitable[R
         response = await _answered(service, route, request)
         status = response.status_code
         if status not in counts:
-            counts[status] = service.metrics.requests.labels(route.path, status)
+            counts[status] = service.metrics.requests_total.labels(route.path, status)
         counts[status].inc()
         seconds.observe(time.perf_counter() - began)
         return response
@@ -198,7 +198,7 @@ def _address(request: Request) -> str:
 def _without_paths(service: Service, text: str) -> str:
     """A message without where the models lie."""
     for model in service.registry:
-        text = text.replace(str(model.path), model.name)
+        text = model.plain(text)
     return text
 
 

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from starlette.requests import Request
 
 from ibpwf.device import choose_device
 from ibpwf.errors import StoreError
+from ibpwf.estimator.answering import Answers
 from ibpwf.serving.access import Access, Caller, Rate, TokenFile
-from ibpwf.serving.batching import Batcher
+from ibpwf.serving.batching import Batcher, Rows
 from ibpwf.serving.bodies import Bodies
 from ibpwf.serving.faults import Refused, busy
 from ibpwf.serving.jobs import Jobs
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.passes import Answer, Rows
 from ibpwf.serving.records import AccessLog, Metrics, RateLimitedLog, log
 from ibpwf.serving.registry import LoadedVersion, NoSuchModel, Registry, ServedModel
-from ibpwf.serving.threads import Threads
+
+T = TypeVar("T")
 
 READ_ONLY = "The server was started read-only."
 
@@ -52,6 +55,22 @@ class ServeOptions:
     drain: float = 0.0  # seconds for which a server that is asked to stop still answers, though it is not ready
 
 
+class Threads:
+    """So many threads for one kind of slow work, so that it holds up nothing but its own kind: what waits for a lock,
+    or takes seconds, would take the event loop's own threads from everything else that is done in one."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(count, name)
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        """A function's result, as of `asyncio.to_thread`."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, function, *arguments)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Service:
     """One server's state. Its models are loaded when it is made; `running` lets it look after them."""
 
@@ -67,7 +86,7 @@ class Service:
         # It writes to a folder only once it has its lease.
         self.registry = Registry(options.path, read_only=True, device=self.device)
         most = self.limits.waiting, 2 * self.limits.numbers
-        self.batcher = Batcher(*most, together=options.batching, told=self.metrics.told)
+        self.batcher = Batcher(*most, together=options.batching, told=self.metrics.note_pass)
         self.bodies = Bodies(self.limits)
         self.reading = Threads(READERS, "reading")
         self.loading = Threads(LOADERS, "loading")
@@ -101,16 +120,15 @@ class Service:
 
     def readiness(self) -> dict[str, object]:
         """What anybody may know: whether requests should be sent here, and whether models can be changed here."""
-        if problems := len(self.registry.problems):
+        reason, problems = "", len(self.registry.problems)
+        if problems:
             reason = f"{problems} served models have a problem; see the log."
-            return {"ready": False, "learning": False, "reason": reason}
-        if self.options.read_only:
-            return {"ready": self.ready, "learning": False, "reason": READ_ONLY}
-        elsewhere = [model for model in self.registry if not self.jobs.writes(model)]
-        if not elsewhere:
-            return {"ready": self.ready, "learning": True}
-        reason = f"{len(elsewhere)} models cannot be changed here for now; another server may make their changes."
-        return {"ready": self.ready, "learning": False, "reason": reason}
+        elif self.options.read_only:
+            reason = READ_ONLY
+        elif elsewhere := sum(not self.jobs.writes(model) for model in self.registry):
+            reason = f"{elsewhere} models cannot be changed here for now; another server may make their changes."
+        found: dict[str, object] = {"ready": self.ready and not problems, "learning": not reason}
+        return {**found, "reason": reason} if reason else found
 
     async def _watch(self) -> None:
         """See changes to the folders, whoever makes them."""
@@ -128,7 +146,7 @@ class Service:
 
     def note_denied(self, request: Request, reason: Literal["missing", "unknown", "role"]) -> None:
         """Count and log a request that lacks a valid token or its role. The token itself is not logged."""
-        self.metrics.denied.labels(reason).inc()
+        self.metrics.authentication_failures_total.labels(reason).inc()
         address = "nobody" if request.client is None else request.client.host
         what = {"missing": "no token", "unknown": "an unknown token", "role": "a token without the role"}[reason]
         line = f"access denied: {what}, address {address}, {request.method} {request.url.path[:200]!r}"
@@ -152,7 +170,7 @@ class Service:
             why = "is being rewritten; try again." if model.problem is None else f"cannot be read: {model.problem}"
             raise Refused(503, f"version {number} {why}", retry_after=1) from None
 
-    async def ask(self, version: LoadedVersion, rows: Rows) -> Answer:
+    async def ask(self, version: LoadedVersion, rows: Rows) -> Answers:
         """An answer, within the time there is for it."""
         seconds = self.limits.seconds
         try:
@@ -160,7 +178,7 @@ class Service:
                 found = await self.batcher.ask(version, rows)
         except TimeoutError:
             raise busy(f"it could not be answered within {seconds:g} s; ask later, or for fewer rows.") from None
-        self.metrics.rows.labels(version.model).inc(len(rows))
+        self.metrics.rows_total.labels(version.model).inc(len(rows))
         return found
 
 

@@ -351,14 +351,21 @@ class Kept:
     def _alone(self, wait: float = WAIT) -> Iterator[None]:
         """Nobody else changes what is kept meanwhile."""
         make_state_folder(self.model, "versions")
-        end = time.monotonic() + wait
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(lock_folder(self.folder))
-                    break
-                except StoreError:
-                    if time.monotonic() >= end or not self.folder.is_dir():
-                        raise
-                    time.sleep(0.1)
+        with locked(self.folder, wait):
             yield
+
+
+@contextlib.contextmanager
+def locked(folder: Path, wait: float) -> Iterator[None]:
+    """The lock of a folder, for which this waits so many seconds. A folder that is gone is not made again."""
+    end = time.monotonic() + wait
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_folder(folder))
+                break
+            except StoreError:
+                if time.monotonic() >= end or not folder.is_dir():
+                    raise
+                time.sleep(0.1)
+        yield

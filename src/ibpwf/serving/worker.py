@@ -181,11 +181,11 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str)
     from ibpwf.estimator.files import LearnOptions, learn_file, update_file
     from ibpwf.serving.protocol import in_query
 
-    data, told = _data(model, job), list[str]()
-    asked = {name: value for name, value in job["options"].items() if value not in (None, [])}
+    work, data, told = job["work"], _data(model, job["work"]), list[str]()
+    asked = {name: value for name, value in work["options"].items() if value not in (None, [])}
     options = LearnOptions(
         read=ReadOptions(**asked, with_labels=True, naming=in_query),
-        validate=job["validate"],
+        validate=work["validation_fraction"],
         checkpoint_minutes=CHECKPOINT_MINUTES,
         resume=True,
         device=device,
@@ -195,7 +195,7 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         if job["kind"] == "update":
-            update = update_file(model, data, job["task"], None, options, job["keep"])
+            update = update_file(model, data, job["task"], None, options, work["keep"])
             found: dict[str, Any] = {"already": True} if update is None else asdict(update)
         else:
             found = asdict(learn_file(model, data, job["task"], None, options))
@@ -203,20 +203,20 @@ def _learn(model: Path, job: dict[str, Any], stop: threading.Event, device: str)
     return {**found, "warnings": told}
 
 
-def _data(model: Path, job: dict[str, Any]) -> Path:
+def _data(model: Path, work: dict[str, Any]) -> Path:
     """The file to learn from; images out of an archive as arrays."""
     from ibpwf.estimator.files import layout_of, load_classifier
     from ibpwf.serving.limits import Limits
     from ibpwf.serving.uploads import images_to_arrays
 
-    data = Path(job["data"])
+    data = Path(work["data"])
     if data.suffix != ".zip":
         return data
     arrays = Path("data.npz")
     if not arrays.exists():
         layout = layout_of(load_classifier(model, "cpu"))
         layout.expect("images", "the archive")
-        images_to_arrays(data, Path("data.part"), layout, Limits(**job["limits"]))
+        images_to_arrays(data, Path("data.part"), layout, Limits(**work["limits"]))
         with open("data.part", "rb") as part:
             os.fsync(part.fileno())  # what has the name is whole, also after a power cut
         Path("data.part").rename(arrays)

@@ -98,7 +98,7 @@ handle("ask", async (form) => {
   const task = form.elements.task.value;
   const query = new URLSearchParams({version: place.dataset.version, ...(task ? {task} : {})});
   if (form.elements.unknown?.checked) query.set("unknown", "zeros");
-  const found = await send("POST", `/v2/models/${place.dataset.model}/answer?${query}`, given(form));
+  const found = await send("POST", `/v2/models/${place.dataset.model}/predict?${query}`, given(form));
   const rows = found.rows.slice(0, SHOWN).map((row, number) => [
     String(number + 1), row.label, sure(row),
     thinks(row, found.tasks, Boolean(task)),
@@ -106,7 +106,7 @@ handle("ask", async (form) => {
   const parts = [table("Answers", ["Row", "Label", "How sure", "Task", "Entropy", "Looks"], rows)];
   const total = found.rows.length;
   const count = total > SHOWN ? `The first ${SHOWN} of ${total} rows. ` : total > 1 ? `${total} rows. ` : "";
-  const right = found.right === null ? "" : `${found.right.toFixed(1)} % are as the file's own labels say.`;
+  const right = found.accuracy === null ? "" : `${found.accuracy.toFixed(1)} % are as the file's own labels say.`;
   if (count || right) parts.push(element("p", {class: "faint"}, count + right));
   return parts;
 });
@@ -114,17 +114,17 @@ handle("ask", async (form) => {
 handle("compare", async (form) => {
   const versions = `${form.elements.one.value},${form.elements.two.value}`;
   const found = await send("POST", `/v2/models/${place.dataset.model}/compare?versions=${versions}`, given(form));
-  const same = found.given.filter((one) => one.same_bits).map((one) => one.task);
+  const same = found.task_incremental.filter((one) => one.bit_identical).map((one) => one.task);
   const [one, two] = found.versions;
   const parts = [];
   if (same.length) parts.push(element("p", {class: "good"},
     `✓ With the task given (${same.join(", ")}), label, probability and entropy of every row are the same to the bit.`));
-  for (const other of found.given.filter((task) => !task.same_bits)) parts.push(element("p", {class: "bad"},
+  for (const other of found.task_incremental.filter((task) => !task.bit_identical)) parts.push(element("p", {class: "bad"},
     `With the task given (${other.task}), ${other.different.join(", ")} of some rows differ: it was updated in between.`));
-  parts.push(element("p", {}, found.moved.length
-    ? `With the task inferred, ${found.moved.length} of ${found.rows.length} rows have another label: version ${two} knows other tasks.`
+  parts.push(element("p", {}, found.changed.length
+    ? `With the task inferred, ${found.changed.length} of ${found.rows.length} rows have another label: version ${two} knows other tasks.`
     : `With the task inferred, all ${found.rows.length} rows have the same label.`));
-  const rows = found.moved.slice(0, SHOWN).map((row) => {
+  const rows = found.changed.slice(0, SHOWN).map((row) => {
     const {before, after} = found.rows[row];
     return [String(row + 1), `${before.label} (${before.task})`, sure(before), `${after.label} (${after.task})`, sure(after)];
   });
@@ -134,7 +134,7 @@ handle("compare", async (form) => {
 
 handle("teach", async (form) => {
   const query = new URLSearchParams({task: form.elements.task.value});
-  if (form.elements.validate.checked) query.set("validate", "0.2");
+  if (form.elements.validate.checked) query.set("validation_fraction", "0.2");
   const job = await send("POST", `/v2/models/${place.dataset.model}/tasks?${query}`, given(form));
   form.reset();
   watch(card(job), job.id);
