@@ -25,7 +25,7 @@ from ibpwf.lab import scenario
 from ibpwf.lab.data import Scenario
 from ibpwf.lab.evaluation.metrics import calibration_error
 from ibpwf.lab.evaluation.uncertainty import auroc
-from ibpwf.lab.experiments.run import Run, run_together
+from ibpwf.lab.experiments.run import Run, run_all
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.parts import parse_assignment
@@ -139,7 +139,7 @@ def main() -> None:
     seeds: list[dict[str, Any]] = read_json(there)["seeds"] if asked.resume and there.exists() else []
     for seed in range(len(seeds), asked.seeds):  # a seed's network and router fill a GPU
         one = Run(first.replace(seeds=tuple(range(seed + 1))), asked.out, about["command"])
-        (result,) = run_together([one], resume=bool(seed), overwrite=not seed)
+        (result,) = run_all([one], resume=bool(seed), overwrite=not seed)
         training = one.trainings[-1]
         assert isinstance(training.learner, Learner)
         seeds.append({"seed": seed, **parts_of(training.learner, training.stream)})

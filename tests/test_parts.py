@@ -17,6 +17,7 @@ import ibpwf
 from ibpwf import Learner, Settings
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Batch, Features, State, TaskInference
+from ibpwf.likelihoods import Categorical, Likelihood
 from ibpwf.training.callbacks import Callback, EpochEnd, StepEnd, TaskEnd, TaskStart
 
 QUICK = Settings(alpha=4.0, epochs=3, finetune_epochs=2, batch_size=16, learning_rate=0.02)
@@ -30,8 +31,9 @@ def examples(task: int) -> tuple[Tensor, Tensor]:
     return torch.randn(48, 6, generator=generator) + place + 2 * torch.randn(2, 6, generator=generator)[y], y
 
 
-def new(settings: Settings = QUICK, **parts: Any) -> Learner:
+def new(settings: Settings = QUICK, likelihood: Likelihood | None = None, **parts: Any) -> Learner:
     torch.manual_seed(0)
+    settings = settings.replace(likelihood=likelihood or Categorical())
     return Learner(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), settings, device="cpu", **parts)
 
 
@@ -88,8 +90,9 @@ class Nearest(TaskInference):
         self._means = [tensors["mean"] for _, tensors in tasks]
 
 
-def smooth(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y, label_smoothing=0.1)
+class Smooth(Categorical):
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y, label_smoothing=0.1)
 
 
 def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -124,20 +127,19 @@ def test_a_forgotten_task_leaves_an_inference_of_ones_own() -> None:
 
 
 def test_parts_of_ones_own_are_asked_for_again_when_a_folder_is_read(tmp_path: Path) -> None:
-    learner = taught(new(features=Squares(), inference=Nearest(), loss=smooth, optimizer=momentum), 2)
+    learner = taught(new(features=Squares(), inference=Nearest(), likelihood=Smooth(), optimizer=momentum), 2)
     learner.save(tmp_path / "model")
-    for given, missing in (({}, "features"), ({"features": Squares()}, "inference")):
-        with pytest.raises(
-            StoreError, match=rf"taught with {missing} of your own; pass it again: .*{missing}=\.\.\."
-        ):
+    own = {"likelihood": Smooth()}
+    for given, missing in (({}, "a likelihood"), (own, "features"), ({"features": Squares(), **own}, "inference")):
+        with pytest.raises(StoreError, match=rf"taught with {missing} of your own; .*{missing.split()[-1]}=\.\.\."):
             Learner.load(tmp_path / "model", **given)
-    answering = Learner.load(tmp_path / "model", features=Squares(), inference=Nearest())
+    answering = Learner.load(tmp_path / "model", features=Squares(), inference=Nearest(), **own)
     x = torch.cat([examples(task)[0] for task in range(2)])
     assert torch.equal(answering.predict(x).probabilities, learner.predict(x).probabilities)
-    with pytest.raises(InputError, match=r"taught with your own loss and optimizer, which.*loss=\.\.\., optimizer="):
+    with pytest.raises(InputError, match=r"taught with your own optimizer, which.*optimizer="):
         answering.learn(*examples(2))
     answering.save(tmp_path / "again")  # what it needs is not forgotten on the way
-    whole = {"features": Squares(), "inference": Nearest(), "loss": smooth, "optimizer": momentum}
+    whole = {"features": Squares(), "inference": Nearest(), "likelihood": Smooth(), "optimizer": momentum}
     again = ibpwf.load(tmp_path / "again", **whole)
     for one in (learner, again):
         one.learn(*examples(2))
@@ -150,21 +152,22 @@ def test_parts_of_ones_own_are_asked_for_again_when_a_folder_is_read(tmp_path: P
 def test_a_loss_and_an_optimizer_of_ones_own_are_the_ones_that_train() -> None:
     seen: dict[str, list[Any]] = {"loss": [], "optimizer": []}
 
-    def loss(logits: Tensor, y: Tensor) -> Tensor:
-        seen["loss"].append((logits.shape, y.dtype))
-        return smooth(logits, y)
+    class Watched(Smooth):
+        def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+            seen["loss"].append((scores.shape, y.dtype))
+            return super().loss(scores, y)
 
     def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         seen["optimizer"].append(momentum(parameters))
         return seen["optimizer"][-1]
 
-    learner = taught(new(loss=loss, optimizer=optimizer), 1)
+    learner = taught(new(likelihood=Watched(), optimizer=optimizer), 1)
     assert len(seen["loss"]) == (3 + 2) * 3
     assert set(seen["loss"]) == {((16, 2), torch.int64)}
     assert len(seen["optimizer"]) >= 2, "one for each phase"
     x = examples(0)[0]
-    assert torch.equal(learner.logits(x, 0), taught(new(loss=smooth, optimizer=momentum), 1).logits(x, 0))
-    for other in (new(loss=smooth), new(optimizer=momentum), new()):
+    assert torch.equal(learner.logits(x, 0), taught(new(likelihood=Smooth(), optimizer=momentum), 1).logits(x, 0))
+    for other in (new(likelihood=Smooth()), new(optimizer=momentum), new()):
         assert not torch.equal(learner.logits(x, 0), taught(other, 1).logits(x, 0))
 
 

@@ -12,7 +12,7 @@ import torch
 from scipy import optimize, special
 from torch import Tensor, nn
 
-import ibpwf.method
+import ibpwf.likelihoods
 from ibpwf import Learner, Settings
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference import fusion
@@ -146,13 +146,13 @@ def test_both_together_are_right_more_often_than_a_network_of_few_steps() -> Non
 
 def test_what_is_said_of_rows_kept_apart_is_said_of_both_together(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
-    compare = ibpwf.method.compared
+    compare = ibpwf.likelihoods.compared
 
     def watched(train: Any, held: Any, logits: Tensor) -> Any:
         seen.append((held.tensors()[0], logits))
         return compare(train, held, logits)
 
-    monkeypatch.setattr(ibpwf.method, "compared", watched)
+    monkeypatch.setattr(ibpwf.likelihoods, "compared", watched)
     learner = Learner(network(), SETTINGS.replace(second_opinion=True, held_out=0.4), seed=5, device="cpu")
     learner.learn(*examples(CLASSES[0]))
     ((x, logits),) = seen

@@ -22,12 +22,12 @@ from ibpwf.errors import InputError
 from ibpwf.inference.kinds import make_inference
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
+from ibpwf.linear import HeldOut
 from ibpwf.method import IBPWF
 from ibpwf.storage.inspection import inspect_model
 from ibpwf.task_learner import TaskLearner
 from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
-from ibpwf.training.linear import HeldOut
 from ibpwf.update import Trial
 
 PIXELS, DIGITS = (torch.tensor(part) for part in load_digits(return_X_y=True))

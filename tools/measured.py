@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Undefined
-from scipy.stats import ttest_ind
 
-from benchmarks.avalanche.settings import Training, avalanche_arguments
 from ibpwf.lab.experiments.compare import Outcome, lengths, mark, markdown, number, rows, size
 from ibpwf.lab.experiments.paper import targets, tolerance
 from ibpwf.lab.experiments.presets import supports
@@ -273,30 +271,6 @@ def cut_short(result: Result) -> str:
     return f" ({seeds} of them done)" if wanted and seeds < int(wanted[1]) else ""
 
 
-def defaults(record: Result) -> list[dict[str, Any]]:
-    """Per data set and setting, the defaults beside the best of the tuned settings; in percent. The best is chosen on
-    validation rows. A data set that is not finished is left out."""
-    found = []
-    for name, data in record["data"].items():
-        cells = {
-            label: [record["cells"].get(f"{name} | {label} | seed {seed}") for seed in data["seeds"]]
-            for label in ("default", *record["tuned"])
-        }
-        if any(None in each for each in cells.values()):
-            continue
-        for setting in ("task given", "task inferred"):
-            scores = {
-                label: [
-                    100 * statistics.fmean(cell[part][setting] for cell in each) for part in ("validation", "test")
-                ]
-                for label, each in cells.items()
-            }
-            best = max(record["tuned"], key=lambda label: scores[label][0])
-            row = {"data": name, "setting": setting, "default": scores["default"][1], "best": best}
-            found.append({**row, "tuned": scores[best][1], "difference": scores["default"][1] - scores[best][1]})
-    return found
-
-
 SCALES = {"s": 1.0, "ms": 1e3, "MB": 1e-6, "%": 1.0, "×": 1.0}
 
 
@@ -322,43 +296,6 @@ def batching(result: Result, outputs: str) -> float:
     return float(together / alone)
 
 
-# Beside Avalanche
-
-
-def select(result: Result, who: str, method: str, way: str = "") -> list[Result]:
-    found = [run for run in result["runs"] if (run["who"], run["method"], run["way"]) == (who, method, way)]
-    return sorted(found, key=lambda run: run["seed"])
-
-
-def accuracies(result: Result, *which: str) -> list[float]:
-    """Over all tasks after the last, by seed."""
-    return [statistics.fmean(run["accuracy"]) for run in select(result, *which)]
-
-
-def speeds(result: Result, *which: str) -> list[float]:
-    return of(select(result, *which), "samples_per_second")
-
-
-def chance(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """How likely means so far apart are if both do the same (Welch's t-test); None for too few seeds."""
-    if min(len(ours), len(theirs)) < 2 or statistics.pstdev([*ours, *theirs]) == 0:
-        return None
-    return float(ttest_ind(ours, theirs, equal_var=False).pvalue)
-
-
-def middle(values: Sequence[float], shape: str, wanted: float | None = None) -> str:
-    """Median (lowest–highest), and whether the median is as high as wanted."""
-    median = statistics.median(values)
-    shown = f"{median:{shape}} ({min(values):{shape}}–{max(values):{shape}})"
-    return shown if wanted is None else f"{shown} {mark(median >= wanted)}"
-
-
-def theirs(result: Result, method: str) -> dict[str, float]:
-    """The settings of a method as arguments of Avalanche's plugin."""
-    training = result["training"]
-    return avalanche_arguments(method, Training(**{**training, "hidden": tuple(training["hidden"])}))
-
-
 CONSTANTS: dict[str, Any] = {
     "settings": {"task": "task given", "class": "task inferred", "task-inference": "task inference"},
     "limits": {"tasks": MOST_ENTRIES, "manifest": LARGEST_MANIFEST >> 20},
@@ -372,14 +309,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "comparison": comparison,
     "choices": choices,
-    "defaults": defaults,
-    "chance": chance,
     "number": number,
     "size": size,
     "plural": plural,
     "short_commit": short_commit,
     "tolerance": tolerance,
-    "correlation": statistics.correlation,
 }
 FILTERS: dict[str, Callable[..., Any]] = {
     "f": form,
@@ -402,12 +336,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "scaled": scaled,
     "exponent": exponent,
     "batching": batching,
-    "accuracies": accuracies,
-    "speeds": speeds,
-    "middle": middle,
-    "theirs": theirs,
-    "ratios": lambda ours, others: [a / b for a, b in zip(ours, others, strict=True)],
-    "named": lambda settings: ", ".join(f"{name} {value:g}" for name, value in settings.items()),
     "all": lambda value: [value] if isinstance(value, str) else value,
     "pick": lambda name, found: found.get(name),
     "columns": lambda rows: list(zip(*rows, strict=True)),

@@ -53,10 +53,7 @@ PAGES = {
     "serving-load": Page("docs/results/serving/README.md"),
     "serving-faults": Page("docs/serving.md", "tally", "faults", "serving/faults.json"),
     "faults": Page("docs/reliability.md", "tally", record="reliability/faults.json"),
-    "defaults": Page("docs/results/defaults/README.md"),
-    "folder-growth": Page("docs/results/folder-growth/README.md"),
     "stand-ins": Page("docs/results/stand-ins-gpu/README.md"),
-    "avalanche": Page("docs/results/avalanche/README.md"),
 }
 
 

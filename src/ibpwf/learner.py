@@ -30,6 +30,7 @@ from ibpwf.inputs import named_tensors
 from ibpwf.learner_state import Data, Learned, TaskInfo
 from ibpwf.method import IBPWF, Parts
 from ibpwf.method_state import check_inputs
+from ibpwf.parts import part_fields
 from ibpwf.settings import FAST, Factorization, Settings
 from ibpwf.storage.checkpoint_folder import digest_of, discard_finished
 from ibpwf.storage.folder import MANIFEST, OpenedFolder, lock_folder, open_folder
@@ -64,9 +65,9 @@ class Learner(TaskLearner):
     """Learns task after task, forgets nothing, and infers the task of an input by itself.
 
     Given a plain network, it is factorized with the settings' `alpha`, `max_factors`, `heads`, `strength_std` and
-    `init`; what `factorize` gives has its own, and settings that say otherwise are refused. `features`, `inference`,
-    `loss` and `optimizer` take the place of what the settings name (docs/extending.md): a `Features`, a
-    `TaskInference`, a function of logits and labels, a function that makes an optimizer of parameters. The same seed
+    `init`; what `factorize` gives has its own, and settings that say otherwise are refused. `features`, `inference`
+    and `optimizer` take the place of what the settings name (docs/extending.md): a `Features`, a `TaskInference`, a
+    function that makes an optimizer of parameters. The same seed
     on the same machine gives the same bits, whether or not the learner was stored and loaded between tasks.
     """
 
@@ -80,7 +81,6 @@ class Learner(TaskLearner):
         device: str | torch.device = "auto",
         features: Features | None = None,
         inference: TaskInference | None = None,
-        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
         distributed: Distributed = "off",
     ) -> None:
@@ -103,7 +103,7 @@ class Learner(TaskLearner):
             base=model.base,
             length=model.options["length"],
         )
-        parts = Parts(features, inference, loss, optimizer)
+        parts = Parts(features, inference, optimizer)
         self._needs: list[str] = []  # parts of its own that a loaded learner was taught with and has not been given
         self._base_digest: str | None = None
         group = join(distributed, str(device))
@@ -358,8 +358,7 @@ class Learner(TaskLearner):
     ) -> Learner:
         """Read a model folder. A network of your own class must be given again as `net` (its weights do not
         matter); networks from `ibpwf.models` and `nn.Sequential` ones are rebuilt from the folder. So must features
-        and task inference of your own (`features=`, `inference=`), to answer, and a `loss` and `optimizer` to
-        learn."""
+        and task inference of your own (`features=`, `inference=`), to answer, and an `optimizer` to learn."""
         return cls._of(open_folder(path, kind=KIND), net, device, **parts)
 
     @classmethod
@@ -406,7 +405,14 @@ class Learner(TaskLearner):
             buffers = {name for name, _ in plain.named_buffers()}
             for name, tensor in template.items():
                 check_numbers("template", name, tensor, NOT_NAN if name in buffers else BOUNDED)
-            settings = Settings.from_json(configuration.settings)
+            own_parts = {name: parts.pop(name) for name in part_fields(Settings) if name in parts}
+            for name in part_fields(Settings):
+                if name not in own_parts and ":" in configuration.settings.get(name, {}).get("kind", ""):
+                    raise NeedsParts(
+                        f"{path} was taught with a {name} of your own; register it (ibpwf.parts.register), or pass "
+                        f"it again: Learner.load(path, {name}=...)."
+                    )
+            settings = Settings.from_json({**configuration.settings, **own_parts})
             check_base(path, plain, configuration, settings, {*template})
             load_tensors(plain, template)
             wanted = [name for name in configuration.parts if parts.get(name) is None]

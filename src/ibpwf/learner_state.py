@@ -17,9 +17,9 @@ from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.errors import InputError, unknown
 from ibpwf.factors.packing import packing_of
 from ibpwf.inputs import check_inputs
+from ibpwf.linear import HeldOut
 from ibpwf.plain_arrays import plain
 from ibpwf.storage.tensor_checks import CorruptModelError
-from ibpwf.training.linear import HeldOut
 from ibpwf.training.method import Method
 
 Data = Tensor | np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any]

@@ -45,17 +45,16 @@ from ibpwf.inference.opinion import EXPERT, REGRESSION, Opinion
 from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
 from ibpwf.inference.uncertainty import entropy, sampled_probabilities
 from ibpwf.inference.versions import Version, Versions
+from ibpwf.likelihoods import RowScores
 from ibpwf.limits import check_posterior_samples, check_rate
+from ibpwf.linear import FEWEST_ROWS
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.network_json import build, describe
 from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.torch_state import depends_on_default
-from ibpwf.training.linear import FEWEST_ROWS, compared
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
-from ibpwf.training.objective import batch_accuracy
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
-from ibpwf.training.stopping import tempered_loss
 from ibpwf.views import Shape, Views, check_square, class_logits, turned, turned_labels
 
 T = TypeVar("T")
@@ -72,7 +71,7 @@ BUILT_WITH = (
     *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon"),
     *("backbone", "backbone_depths", "backbone_grid", "backbone_size", "backbone_projection"),
     *("image_mean", "image_std", "image_shape"),
-    *("router_ridge", "router_precision", "keep_sums_per_task"),
+    *("router_ridge", "router_precision", "keep_sums_per_task", "likelihood"),
 )
 """Settings that all tasks have in common; any other may change from task to task."""
 
@@ -89,12 +88,11 @@ PATIENCE = 500
 
 @dataclass(frozen=True)
 class Parts:
-    """What a user may put in the place of ours: features φ, task inference, the loss of logits and labels, and how an
-    optimizer is made from parameters. None stands for what the settings say."""
+    """What a user may put in the place of ours: features φ, task inference, and how an optimizer is made from
+    parameters. None stands for what the settings say."""
 
     features: Features | None = None
     inference: TaskInference | None = None
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None
 
     def names(self) -> list[str]:
@@ -115,14 +113,14 @@ class IBPWF(Method):
     def __init__(self, model: FactorModel, settings: Settings, parts: Parts | None = None) -> None:
         self.model, self.parts = model, parts or Parts()
         self.sets_rate = self.parts.optimizer is None  # one of the user's own has its own rate
-        self.capturable = self.parts.optimizer is None  # nobody knows whether a stranger's step can be recorded
+        # Nobody knows whether a stranger's step can be recorded.
+        self.capturable = self.parts.optimizer is None and settings.likelihood.capturable
         given = self.parts
-        depends_on_default(given.features, given.inference, given.loss, given.optimizer)
+        depends_on_default(given.features, given.inference, given.optimizer, settings.likelihood)
         self.inference = (inference_of(settings) if given.inference is None else given.inference).fork()
         features = self.inference.features if given.features is None else given.features
         self.features = features.bound(Context(model, images_of(settings)))
         self._take(settings)
-        self.fit_loss = F.cross_entropy if given.loss is None else given.loss
         self.versions = Versions()
         self.network: TaskNetwork | None = None
         self._held_out: tuple[Rows, Rows] | None = None  # while a task is learned: what it learns from, and the rest
@@ -137,9 +135,18 @@ class IBPWF(Method):
                 f"second_opinion is True, and {type(self.inference).__name__} has no regression on classes to keep; "
                 "set inference='router', or second_opinion=False."
             )
+        needing = {"inference": self.inference.needs_classes, "turns": settings.turns > 1}
+        for name, needs_classes in needing.items():
+            if needs_classes and not settings.likelihood.has_classes:
+                raise InputError(
+                    f"{name} is {getattr(settings, name)}, which needs class labels, and the targets of "
+                    f"{type(settings.likelihood).__name__} are none; "
+                    + ("set inference='gaussian'." if name == "inference" else "set turns=1.")
+                )
         prior = self.model.prior
         changed = {*type(prior).model_fields} & {*Settings.model_fields} - prior.fixed
         self.model.prior = prior.replace(**{name: getattr(settings, name) for name in changed})
+        self.likelihood = settings.likelihood
         self.settings = settings
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
@@ -182,7 +189,7 @@ class IBPWF(Method):
         before = self.model.tasks[self.place(data.index)] if data.is_update else None
         turns = s.turns if before is None else before.turns
         check_square(next(data.rows.in_order(1))[0], turns, self.image_shape)
-        outputs = turns * len(data.classes)
+        outputs = turns * self.likelihood.outputs(data.classes, next(data.rows.in_order(1))[1])
         network = self.model.start_task(outputs, data.generator("init"), before)
         network.turns = turns
         network.noise = data.generator("noise", self.device)
@@ -196,7 +203,7 @@ class IBPWF(Method):
         rows = len(self.rows_to_train(data))
         self.network, self._phase, self._examples = network, ELBO, turns * rows
         plan = self._plan(rows)
-        if outputs == 1:
+        if self.likelihood.is_constant(outputs):
             return []  # there is nothing to tell apart: the answer is that class
         elbo = self._phase_of(ELBO, plan.epochs, plan.batch_size, plan.learning_rate)
         finetune = self._phase_of(FINETUNE, plan.finetune_epochs, plan.batch_size, plan.learning_rate)
@@ -226,12 +233,12 @@ class IBPWF(Method):
         network, classes = self._training, self._training.outputs // self._training.turns
         parts = [network.answers(x)[:, :classes] for x, _ in self._held_out[1].in_order()]
         held = self._held_out[1]
-        return tempered_loss(torch.cat(parts), held.tensors()[1], getattr(held, "weights", None))
+        return self.likelihood.validation_loss(torch.cat(parts), held.tensors()[1], held.weights)
 
     @property
     def least_classes(self) -> int:
         """One: task inference tells it from the classes of other tasks."""
-        return 1
+        return 1 if self.likelihood.has_classes else 0
 
     def rows_to_train(self, data: TaskData) -> Rows:
         return data.rows if self._held_out is None else self._held_out[0]
@@ -256,15 +263,19 @@ class IBPWF(Method):
         """Keep the factors with π̄ ≥ κ, and further ones where the accuracy on some of the task's rows needs them."""
         s, network = self.settings, self._training
         classes = network.outputs // network.turns
-        if network.selected or classes == 1 or s.selection_loss == 100:
+        if network.selected or self.likelihood.is_constant(classes) or s.selection_loss == 100:
             network.fix_selection()
             return
         x, y = self._rows_to_select_by()
         pieces = list(zip(*(one.tensor_split(math.ceil(len(y) / SELECTION_BATCH)) for one in (x, y)), strict=True))
 
         def accuracy(selection: Mapping[str, Tensor] | None) -> float:
-            right = [network.answers_with(some, selection)[:, :classes].argmax(1) == known for some, known in pieces]
-            return 100 * float(torch.cat(right).double().mean())
+            right = [
+                self.likelihood.right(network.answers_with(some, selection)[:, :classes], known)
+                for some, known in pieces
+            ]
+            found = [one for one in right if one is not None]
+            return 100 * float(torch.cat(found).double().mean()) if found else 0.0
 
         chosen = sufficient_selection(network, accuracy, s.selection_loss)
         for name, mask in chosen.items():
@@ -311,13 +322,16 @@ class IBPWF(Method):
         kl = None if self._phase == FINETUNE else network.kl()
         given = turned(x, turns, self.image_shape)
         logits = network(given)
-        fit = self.fit_loss(logits, turned_labels(y, turns, classes))
+        fit = self.likelihood.loss(logits, turned_labels(y, turns, classes))
         if self._old_version is not None:
-            fit = fit + DISTILLATION * distillation(logits, self._old_version(given)[:, : network.outputs])
-        right = batch_accuracy(logits[: len(y), :classes], y)
+            fit = fit + DISTILLATION * self.likelihood.divergence(
+                logits, self._old_version(given)[:, : network.outputs]
+            )
+        right = self.likelihood.right(logits[: len(y), :classes], y)
+        accuracy = None if right is None else right.float().mean()
         if kl is None:
-            return Loss(fit, accuracy=right)
-        return Loss(negative_elbo(fit, kl, self._examples), kl, right)
+            return Loss(fit, accuracy=accuracy)
+        return Loss(negative_elbo(fit, kl, self._examples), kl, accuracy)
 
     def after_backward(self) -> None:
         self._training.release()
@@ -435,6 +449,9 @@ class IBPWF(Method):
         train, rows = apart
         x, y = rows.tensors()
         own = self.logits(x, task)
+        if not self.likelihood.has_classes:
+            self.outcome = self.likelihood.compared(train, rows, own) if len(y) >= FEWEST_ROWS else None
+            return Calibration(self.likelihood.temperature(own, y))
         scores = self.class_scores(x, "all", distances=True) if self.inference.has_class_scores else None
         kept = self.versions[task].opinion
         opinion = None if kept is None else kept.scores(self.phi(x))
@@ -445,7 +462,7 @@ class IBPWF(Method):
         if opinion is not None and found.opinion is not None:
             expert, regression = found.opinion
             own = expert * own.double() + regression * opinion
-        self.outcome = compared(train, rows, own) if len(y) >= FEWEST_ROWS else None
+        self.outcome = self.likelihood.compared(train, rows, own) if len(y) >= FEWEST_ROWS else None
         return found
 
     # Answering
@@ -469,6 +486,10 @@ class IBPWF(Method):
 
     def version(self, task: int) -> tuple[int, int]:
         return self.versions.owners[task], self.versions[task].number
+
+    def width(self, task: int) -> int:
+        """How many scores a task, or older version, gives for a row."""
+        return self.model.tasks[self.place(task)].classes
 
     def place(self, task: int) -> int:
         """Where the model has the task, or older version, of this number."""
@@ -568,6 +589,12 @@ class IBPWF(Method):
     ) -> Prediction:
         """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
         entropy (eqs. predictive_marginal, entropy_incr_class)."""
+        for name, asked in (("posterior_samples", posterior_samples), ("marginal", marginal)):
+            if asked and not self.likelihood.has_classes:
+                raise InputError(
+                    f"{name} is {asked}, which averages class probabilities, and {type(self.likelihood).__name__} "
+                    "has none; leave it out."
+                )
         joint = self.class_log_scores(x) if task is None and not posterior_samples else None
         if joint is not None:
             return self._joint_prediction(joint, marginal)
@@ -578,36 +605,41 @@ class IBPWF(Method):
             if marginal:
                 return self._mixed_prediction(x, task, inferred, posterior_samples, seed)
         of = RowTasks.of(task)
-        together = None if posterior_samples else self._logits_of_all(x, of)
-        if together is None:
-            own, total, single = self._asked_by_task(x, of, posterior_samples, seed)
-        else:
-            (own, total), single = self._given_to_all(x, together, of), None
-        information = None if single is None else (total - single).clamp(min=0)
         owners = of.called(self.versions.owners)
-        return OwnTaskPrediction(own, self.versions.newest, owners, total, information, inferred)
+        if posterior_samples:
+            own, total, single = self._sampled_by_task(x, of, posterior_samples, seed)
+            information = (total - single).clamp(min=0)
+            return OwnTaskPrediction(own, self.versions.newest, owners, total, information, inferred)
+        widths = [self.width(t) for t in of.numbers]
+        scores = self._scores_of_rows(x, of, widths)
+        return self.likelihood.predict(RowScores(scores, of, widths, self.versions.newest, owners, inferred))
 
-    def _asked_by_task(
+    def _sampled_by_task(
         self, x: Tensor, of: RowTasks, posterior_samples: int, seed: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """p(y|x,t) of every row, each through the network of its own task, N×C, and its entropy; with draws also the
-        mean entropy of one. Sums run over a task's own classes only: further columns, though 0, would change the
-        order of the sum and so its last bit."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """p(y|x,t) of every row over posterior samples of its task's network, N×C, its entropy, and the mean entropy
+        of one sample."""
         if len(of.numbers) == 1:
             p, spread = self.class_probabilities(x, of.numbers[0], posterior_samples, seed)
-            return (p, entropy(p), spread) if posterior_samples else (p, spread, None)
-        width = max((len(self.versions[t].classes) for t in of.numbers), default=0)
-        own = torch.zeros(len(x), width, dtype=torch.float64, device=x.device)
+            return p, entropy(p), spread
+        own = torch.zeros(len(x), max(map(self.width, of.numbers), default=0), dtype=torch.float64, device=x.device)
         total, single = own.new_zeros(len(x)), own.new_zeros(len(x))
         for place, rows in rows_by_value(of.place):
-            p, spread = self.class_probabilities(x[rows], of.numbers[place], posterior_samples, seed)
-            own[rows, : p.shape[1]], single[rows] = p, spread
-            total[rows] = entropy(p) if posterior_samples else spread
-        return own, total, single if posterior_samples else None
+            p, single[rows] = self.class_probabilities(x[rows], of.numbers[place], posterior_samples, seed)
+            own[rows, : p.shape[1]], total[rows] = p, entropy(p)
+        return own, total, single
 
-    def _given_to_all(self, x: Tensor, together: Tensor, of: RowTasks) -> tuple[Tensor, Tensor]:
-        """p(y|x,t) of every row from the class scores of one pass, N×C, and its entropy."""
-        widths = [len(self.versions[t].classes) for t in of.numbers]
+    def _scores_of_rows(self, x: Tensor, of: RowTasks, widths: Sequence[int]) -> Tensor:
+        """Calibrated scores of every row under its own task, N×C: in one pass where that can be had and is worth it,
+        else each through the network of its task."""
+        together = self._logits_of_all(x, of)
+        if together is None and len(of.numbers) == 1:
+            return self._calibrated_scores(x, of.numbers[0])
+        if together is None:
+            scores = torch.zeros(len(x), max(widths, default=0), dtype=torch.float64, device=x.device)
+            for place, rows in rows_by_value(of.place):
+                scores[rows, : widths[place]] = self._calibrated_scores(x[rows], of.numbers[place])
+            return scores
         phi = self._phi_of(x, of.numbers)
         scores = together.double()
         temperatures = [self.temperature(t) for t in of.numbers]
@@ -617,14 +649,7 @@ class IBPWF(Method):
             for place, rows in rows_by_value(of.place):
                 own = scores[rows, : widths[place]]
                 scores[rows, : widths[place]] = self._given(own, of.numbers[place], phi[rows])
-        if min(widths) == max(widths):
-            own = scores[:, : widths[0]].softmax(1)
-            return own, entropy(own)
-        own, total = torch.zeros_like(scores), scores.new_zeros(len(x))
-        for width, rows in rows_by_value(torch.tensor(widths)[of.place]):  # see `_asked_by_task`
-            p = scores[rows, :width].softmax(1)
-            own[rows, :width], total[rows] = p, entropy(p)
-        return own, total
+        return scores
 
     def _mixed_prediction(
         self, x: Tensor, task: Tensor, likely: Tensor, posterior_samples: int, seed: int
@@ -718,7 +743,10 @@ class IBPWF(Method):
 
     def _given_task(self, x: Tensor, task: int) -> Tensor:
         """p(y|x,t) from the locked selection."""
-        return self._given(self.logits(x, task), task, self._phi_of(x, [task])).softmax(1)
+        return self._calibrated_scores(x, task).softmax(1)
+
+    def _calibrated_scores(self, x: Tensor, task: int) -> Tensor:
+        return self._given(self.logits(x, task), task, self._phi_of(x, [task]))
 
     def phi(self, x: Tensor) -> Tensor:
         """φ of all rows."""
@@ -796,12 +824,6 @@ class IBPWF(Method):
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
         method_state.take_state(self, content, files)
-
-
-def distillation(logits: Tensor, old: Tensor) -> Tensor:
-    """KL(old ‖ new): how much a network answers otherwise than an old one (Li and Hoiem, "Learning without
-    forgetting", 2016)."""
-    return F.kl_div(logits.log_softmax(1), old.detach().softmax(1), reduction="batchmean")
 
 
 def _of_rows(values: Sequence[float], of: RowTasks, x: Tensor) -> Tensor:

@@ -160,6 +160,11 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         _take_reference(method, tensors)
     learned: list[tuple[dict[str, Any], Any]] = []
     for entry in state.tasks:
+        whole, rest = divmod(entry.outputs, entry.turns)
+        problem = f"its {entry.outputs} outputs are not {entry.turns} times as many" if rest else None
+        problem = problem or method.likelihood.check_task(entry.classes, whole)
+        if problem is not None:
+            raise CorruptModelError(f"task {entry.serial} does not fit the likelihood: {problem}")
         place, opinion = f"task-{entry.serial:04d}", None
         if isinstance(files[place], StoredPart) and method.inference.reads_later:
             learned.append((entry.inference or {}, _add_on_demand(method, entry, files)))

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
+from ibpwf.likelihoods import Categorical, Likelihood
 from ibpwf.limits import MOST_FEATURES, MOST_SUMS, check_image_sizes, check_patch_sizes
-from ibpwf.parts import Auto, Count, FrozenSettings, NotNegative, Positive, Probability, Share, require
+from ibpwf.parts import Auto, Count, FrozenSettings, NotNegative, OfGroup, Positive, Probability, Share, require
 
 PatchSizes = Annotated[tuple[Annotated[int, Field(ge=2, le=32)], ...], AfterValidator(check_patch_sizes)]
 Cells = Annotated[int, Field(ge=1, le=16)]
@@ -267,6 +268,9 @@ class Settings(Factorization):
         "all",
         description="a task learned with turns answers by the mean over all turns (and mirror images), or by the "
         "image as it is ('plain'), which is up to eight times as fast",
+    )
+    likelihood: Annotated[Likelihood, OfGroup("likelihood")] = Field(
+        Categorical(), description="log p(y | x, t): what targets are, and what training minimizes"
     )
     accelerate: bool = Field(
         True,

@@ -23,6 +23,7 @@ from ibpwf.errors import InputError
 from ibpwf.factors.packing import Packing, packing_of
 from ibpwf.inference.prediction import Prediction
 from ibpwf.learner_state import Data, Learned, TaskChoice, TaskInfo
+from ibpwf.linear import CLEARLY
 from ibpwf.parts import FrozenSettings
 from ibpwf.storage.checkpoint_folder import (
     Identity,
@@ -40,7 +41,6 @@ from ibpwf.storage.tensor_checks import BOUNDED, FINITE, NOT_NAN, at_most, buffe
 from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.fitting import check_fits
-from ibpwf.training.linear import CLEARLY, compared_on_own_rows
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Forgotten, Method, TaskData
 
@@ -200,12 +200,13 @@ class TaskLearner:
             )
             event = {"event": "learnt", "serial": data.serial, "version": __version__}
             use, seconds = method.use(number), time.perf_counter() - started
-            counts = rows.class_weights()
-            guessing = 100 * float(counts.max().float() / counts.sum())
+            guessing = method.likelihood.majority(rows)
             beside, measured = None, training.accuracy if method.trains_what_it_keeps else 0.0
             if method.outcome is None and measured is not None and measured < 100 - CLEARLY:
                 asked = method.fork()  # the weights that it composes to answer go with it
-                beside = compared_on_own_rows(rows, lambda x: asked.logits(x, number), data.generator("linear"))
+                beside = method.likelihood.compared_on_own_rows(
+                    rows, lambda x: asked.logits(x, number), data.generator("linear")
+                )
             now = Learned(method, (), (*known.history, event), tuple(first.shape[1:]), guessing, beside)
             self._learned = learned = now.numbered([*known.tasks, info, *known.older])
         training.callbacks.task_end(TaskEnd(name, number, len(rows), training.accuracy, seconds, use))
@@ -237,7 +238,7 @@ class TaskLearner:
         """What was given, as the task's rows."""
         packing, first = packing_of(self.method.template), self.input_shape is None
         finding, pieces = self._find_packing if first else None, word_pieces_of(self.method.template)
-        return rows_of(x, y, self.device, self.input_shape, packing, finding, pieces)
+        return rows_of(x, y, self.method.likelihood, self.device, self.input_shape, packing, finding, pieces)
 
     def _identity(self, data: TaskData) -> Identity:
         """What a checkpoint of this task belongs to: the task, its data, and the model as it is now."""

@@ -17,11 +17,11 @@ from ibpwf.data.rows import IndexedRows, split_rows
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
 from ibpwf.learner_state import Learned, TaskInfo, doubt_of
+from ibpwf.linear import CLEARLY, FEWEST_ROWS, HeldOut, clearly_below, linear_accuracy
 from ibpwf.method import IBPWF
 from ibpwf.storage.checkpoint_folder import Identity
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.environment import prepared_to_train
-from ibpwf.training.linear import CLEARLY, FEWEST_ROWS, HeldOut, clearly_below, linear_accuracy
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 

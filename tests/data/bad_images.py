@@ -19,33 +19,33 @@ from sample_files import IRIS, SIGNATURE, chunk, idx, idx_pair, picture, picture
 
 BAD = Cases()
 
-# ----------------------------------------------------------------------------------------- files and folders
+# Files and folders
 
 
-@BAD.file(r"cannot read '.*gone\.csv': there is no such file or folder")
+@BAD.file(r"gone\.csv.*no such file")
 def no_such_file(folder: Path) -> Path:
     return folder / "gone.csv"
 
 
-@BAD.file(r"holds tables such as a\.csv and, beside them, notes\.txt; give one file, or a folder of nothing but")
+@BAD.file(r"a\.csv .*notes\.txt")
 def a_folder_of_tables_and_other_things(folder: Path) -> Path:
     text(IRIS)(folder)
     (folder / "notes.txt").write_text("mine")
     return folder
 
 
-@BAD.file(r"cannot read '.*a\.csv/b\.csv': part of the path is a file")
+@BAD.file(r"a\.csv/b\.csv")
 def a_file_where_a_folder_is_expected(folder: Path) -> Path:
     return text(IRIS)(folder) / "b.csv"
 
 
-@BAD.file(r"a\.csv is empty; give a folder of images")
+@BAD.file(r"a\.csv is empty")
 def a_folder_called_like_a_table(folder: Path) -> Path:
     (folder / "a.csv").mkdir()
     return folder / "a.csv"
 
 
-@BAD.file(r"a\.csv is a pipe or a device; give the path of a plain file")
+@BAD.file(r"a\.csv is a pipe")
 def a_pipe(folder: Path) -> Path:
     if not hasattr(os, "mkfifo"):
         pytest.skip("no pipes here")
@@ -53,27 +53,27 @@ def a_pipe(folder: Path) -> Path:
     return folder / "a.csv"
 
 
-@BAD.file(r"cannot read '.*loop\.csv': Too many levels of symbolic links")
+@BAD.file(r"loop\.csv")
 def a_link_to_itself(folder: Path) -> Path:
     (folder / "loop.csv").symlink_to(folder / "loop.csv")
     return folder / "loop.csv"
 
 
-@BAD.file(r"a\.zip is an archive, and archives are not opened; unpack it first")
+@BAD.file(r"a\.zip is an archive")
 def a_zip_that_would_write_outside(folder: Path) -> Path:
     with zipfile.ZipFile(folder / "a.zip", "w") as bundle:
         bundle.writestr("../../escaped.png", b"")
     return folder / "a.zip"
 
 
-@BAD.file(r"a\.tar\.gz is an archive, and archives are not opened; unpack it first")
+@BAD.file(r"a\.tar\.gz is an archive")
 def a_tar_that_would_write_outside(folder: Path) -> Path:
     with tarfile.open(folder / "a.tar.gz", "w:gz") as tape:
         tape.addfile(tarfile.TarInfo("/etc/escaped.png"))
     return folder / "a.tar.gz"
 
 
-# ----------------------------------------------------------------------------------------------------- NPZ
+# NPZ
 
 
 def npz(folder: Path, **arrays: Any) -> Path:
@@ -84,54 +84,54 @@ def npz(folder: Path, **arrays: Any) -> Path:
 X, Y = np.arange(12.0).reshape(4, 3), np.arange(4) % 2
 
 
-@BAD.file(r"a\.npz: array 'y' holds Python objects, which would have to be unpickled")
+@BAD.file(r"a\.npz: array 'y' .*unpickled")
 def an_npz_with_pickles(folder: Path) -> Path:
     return npz(folder, x=X, y=np.array(["u", None, 3, {}], dtype=object))
 
 
-@BAD.file(r"a\.npz has 4 examples but 3 labels; give one label for each")
+@BAD.file(r"a\.npz .*4 .*3")
 def an_npz_with_fewer_labels(folder: Path) -> Path:
     return npz(folder, x=X, y=Y[:3])
 
 
-@BAD.file(r"a\.npz has 4 examples but labels of shape \(4, 2\)")
+@BAD.file(r"a\.npz .*4 .*\(4, 2\)")
 def an_npz_with_one_hot_labels(folder: Path) -> Path:
     return npz(folder, x=X, y=np.eye(2)[Y])
 
 
-@BAD.file(r"a\.npz holds 'inputs', 'classes', 'more'; call the inputs x and the labels y")
+@BAD.file(r"a\.npz .*'inputs', 'classes', 'more'")
 def an_npz_with_other_names(folder: Path) -> Path:
     return npz(folder, inputs=X, classes=Y, more=Y)
 
 
-@BAD.file(r"a\.npz holds no arrays; write x and y into it")
+@BAD.file(r"a\.npz .*no arrays")
 def an_npz_without_arrays(folder: Path) -> Path:
     return npz(folder)
 
 
-@BAD.file(r"a\.npz, example 2, column 1: nan is not a finite number")
+@BAD.file(r"a\.npz, example 2, column 1: nan")
 def an_npz_with_nan(folder: Path) -> Path:
     x = X.copy()
     x[2, 1] = np.nan
     return npz(folder, x=x, y=Y)
 
 
-@BAD.file(r"array 'x' has shape \(4,\); give \(N, features\)")
+@BAD.file(r"array 'x' .*\(4,\)")
 def an_npz_of_one_dimension(folder: Path) -> Path:
     return npz(folder, x=X[:, 0], y=Y)
 
 
-@BAD.file(r"array 'x' is empty \(shape \(0, 3\)\); give at least one example")
+@BAD.file(r"array 'x' .*\(0, 3\)")
 def an_npz_of_no_rows(folder: Path) -> Path:
     return npz(folder, x=X[:0], y=Y[:0])
 
 
-@BAD.file(r"array 'x' holds <U1, not numbers")
+@BAD.file(r"array 'x' .*<U1")
 def an_npz_of_words(folder: Path) -> Path:
     return npz(folder, x=np.full((4, 3), "a"), y=Y)
 
 
-@BAD.file(r"a\.npz, example 1: the label is 0\.5; give classes, as whole numbers or text")
+@BAD.file(r"a\.npz, example 1.*0\.5")
 def an_npz_with_fractions_as_labels(folder: Path) -> Path:
     return npz(folder, x=X, y=Y / 2)
 
@@ -146,60 +146,60 @@ def forged(folder: Path, shape: tuple[int, ...], body: bytes) -> Path:
     return folder / "a.npz"
 
 
-@BAD.file(r"a\.npz announces 1,000,000×1,000,000 numbers, more than .* split it into smaller files")
+@BAD.file(r"a\.npz .*1,000,000×1,000,000")
 def an_npz_bomb(folder: Path) -> Path:
     return forged(folder, (10**6, 10**6), bytes(1000))
 
 
-@BAD.file(r"array 'x' does not hold the 1000×1000 values it announces; it is damaged")
+@BAD.file(r"array 'x' .*1000×1000")
 def an_npz_that_announces_more_than_it_has(folder: Path) -> Path:
     return forged(folder, (1000, 1000), bytes(4000))
 
 
-@BAD.file(r"a\.npz is no \.npz file, or cut short or damaged .* write it with numpy\.savez")
+@BAD.file(r"a\.npz .*damaged")
 def an_npz_cut_short(folder: Path) -> Path:
     path = npz(folder, x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-40])
     return path
 
 
-# ----------------------------------------------------------------------------------------------------- IDX
+# IDX
 
 
-@BAD.file(r"train-images-idx3-ubyte has 6 images but .*train-labels-idx1-ubyte has 5 labels; give files that belong")
+@BAD.file(r"train-images-idx3-ubyte .*6 .*train-labels-idx1-ubyte .*5")
 def idx_labels_of_another_length(folder: Path) -> Path:
     return idx_pair(folder, labels=5)
 
 
-@BAD.file(r"train-images-idx3-ubyte is no IDX file of bytes: it starts with 00 00 0d 03, expected 00 00 08")
+@BAD.file(r"train-images-idx3-ubyte .*00 00 0d 03")
 def idx_of_another_type(folder: Path) -> Path:
     path = idx_pair(folder)
     path.write_bytes(idx(np.zeros((6, 4, 5), dtype=">f4"), kind=13))
     return path
 
 
-@BAD.file(r"train-images-idx3-ubyte announces 6×4×5 values but holds 110; it is cut short")
+@BAD.file(r"train-images-idx3-ubyte .*6×4×5 .*110")
 def idx_cut_short(folder: Path) -> Path:
     path = idx_pair(folder)
     path.write_bytes(path.read_bytes()[:-10])
     return path
 
 
-@BAD.file(r"train-images-idx3-ubyte ends inside its header; it is cut short")
+@BAD.file(r"train-images-idx3-ubyte .*header")
 def idx_cut_in_its_header(folder: Path) -> Path:
     path = idx_pair(folder)
     path.write_bytes(path.read_bytes()[:9])
     return path
 
 
-@BAD.file(r"train-images-idx3-ubyte has no file of labels beside it; put train-labels-idx1-ubyte into")
+@BAD.file(r"train-images-idx3-ubyte .*train-labels-idx1-ubyte")
 def idx_without_labels(folder: Path) -> Path:
     path = idx_pair(folder)
     (folder / "train-labels-idx1-ubyte").unlink()
     return path
 
 
-@BAD.file(r"announces 4,294,967,295×4,294,967,295×4,294,967,295 numbers, more than")
+@BAD.file(r"4,294,967,295×4,294,967,295×4,294,967,295")
 def idx_bomb(folder: Path) -> Path:
     path = idx_pair(folder)
     path.unlink()
@@ -208,7 +208,7 @@ def idx_bomb(folder: Path) -> Path:
     return packed
 
 
-@BAD.file(r"train-images-idx3-ubyte\.gz is cut short or damaged .* fetch it again")
+@BAD.file(r"train-images-idx3-ubyte\.gz .*damaged")
 def idx_in_a_gzip_cut_short(folder: Path) -> Path:
     path = idx_pair(folder)
     packed = path.with_name(path.name + ".gz")
@@ -217,19 +217,19 @@ def idx_in_a_gzip_cut_short(folder: Path) -> Path:
     return packed
 
 
-@BAD.file(r"holds 2 IDX files of images \('t10k-images-idx3-ubyte', 'train-images-idx3-ubyte'\); give one of them")
+@BAD.file(r"'t10k-images-idx3-ubyte', 'train-images-idx3-ubyte'")
 def a_folder_of_two_idx_pairs(folder: Path) -> Path:
     idx_pair(folder)
     (folder / "t10k-images-idx3-ubyte").write_bytes(b"")
     return folder
 
 
-@BAD.file(r"train-labels-idx1-ubyte is not a file of images by its name; give the path of the images")
+@BAD.file(r"train-labels-idx1-ubyte .*images")
 def idx_labels_instead_of_images(folder: Path) -> Path:
     return idx_pair(folder).with_name("train-labels-idx1-ubyte")
 
 
-# -------------------------------------------------------------------------------------------------- images
+# Images
 
 
 def spoilt(words: str, name: str, data: bytes, file_name: str = "1.png", **options: Any) -> None:
@@ -248,81 +248,60 @@ BOMB = SIGNATURE + chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 
 BOMB += chunk(b"IDAT", zlib.compress(bytes(100_000))) + chunk(b"IEND", b"")
 SEEN_THROUGH = np.concatenate([picture(), np.full((4, 5, 1), 9, np.uint8)], axis=2)
 
+spoilt(r"dog/1\.png .*'hello world'", "a text file called .png", b"hello world")
+spoilt(r"dog/1\.png is empty", "an image of no bytes", b"")
+spoilt(r"dog/1\.png", "a PNG cut short", WHOLE[:-30])
+spoilt(r"dog/1\.png .*header", "a PNG cut in its header", WHOLE[:20])
+spoilt(r"dog/1\.png", "a PNG with a wrong bit", WHOLE[:50] + b"\x55" + WHOLE[51:])
+spoilt(r"dog/1\.png .*60,000×60,000 .*67,108,864", "an image bomb", BOMB)
 spoilt(
-    r"dog/1\.png is no image: it starts with 'hello world'; remove or replace it",
-    "a text file called .png",
-    b"hello world",
+    r"dog/1\.png .*3×2 .*cat/0\.png .*4×5.*size=\(4, 5\)", "an image of another size", png(picture(height=3, width=2))
 )
-spoilt(r"dog/1\.png is empty; remove it", "an image of no bytes", b"")
-spoilt(r"dog/1\.png (is cut short or damaged|cannot be decoded)", "a PNG cut short", WHOLE[:-30])
-spoilt(r"dog/1\.png is cut short or damaged: it has no PNG header", "a PNG cut in its header", WHOLE[:20])
-spoilt(
-    r"dog/1\.png (is cut short or damaged|cannot be decoded)",
-    "a PNG with a wrong bit",
-    WHOLE[:50] + b"\x55" + WHOLE[51:],
-)
-spoilt(r"dog/1\.png announces 60,000×60,000 pixels, more than 67,108,864; make it smaller", "an image bomb", BOMB)
-spoilt(
-    r"dog/1\.png is 3×2 pixels \(height×width\), .*cat/0\.png is 4×5; make all .*, or give size=\(4, 5\)",
-    "an image of another size",
-    png(picture(height=3, width=2)),
-)
-spoilt(
-    r"dog/1\.png is greyscale, .*cat/0\.png is colour; convert it, or give channels=3",
-    "greyscale among colour",
-    png(picture(1)),
-)
-spoilt(
-    r"dog/1\.png has 16 bits a channel, and images are read with 8; convert",
-    "a 16-bit PNG",
-    png(picture().astype(np.uint16) * 256, depth=16),
-)
-spoilt(r"dog/1\.png has transparent pixels; lay it on a background", "transparent pixels", png(SEEN_THROUGH))
-spoilt(r"dog/2\.txt is no image by its name; remove it, or convert", "another file among images", b"notes", "2.txt")
-spoilt(r"dog/1\.png has no pixels \(0×4\)", "an image without pixels", WHOLE[:16] + bytes(4) + WHOLE[20:])
-spoilt(r"size is \(0, 3\); give height and width in pixels", "a size of nothing", WHOLE, size=(0, 3))
-spoilt(r"ignore is for tables, and .*set holds none; leave it out", "an option of tables", WHOLE, ignore=["a"])
+spoilt(r"dog/1\.png .*cat/0\.png .*channels=3", "greyscale among colour", png(picture(1)))
+spoilt(r"dog/1\.png .*16 bits", "a 16-bit PNG", png(picture().astype(np.uint16) * 256, depth=16))
+spoilt(r"dog/1\.png .*transparent", "transparent pixels", png(SEEN_THROUGH))
+spoilt(r"dog/2\.txt", "another file among images", b"notes", "2.txt")
+spoilt(r"dog/1\.png .*0×4", "an image without pixels", WHOLE[:16] + bytes(4) + WHOLE[20:])
+spoilt(r"size is \(0, 3\)", "a size of nothing", WHOLE, size=(0, 3))
+spoilt(r"ignore .*tables.*set", "an option of tables", WHOLE, ignore=["a"])
 
 
-@BAD.file(r"dog holds no images; add some, or remove the folder")
+@BAD.file(r"dog holds no images")
 def an_empty_class(folder: Path) -> Path:
     return pictures(folder, cat=[WHOLE], dog=[])
 
 
-@BAD.file(r"holds folders and, beside them, stray\.png; put every image into the folder of its class")
+@BAD.file(r"stray\.png")
 def an_image_beside_the_classes(folder: Path) -> Path:
     two_classes(folder)
     (folder / "stray.png").write_bytes(WHOLE)
     return folder
 
 
-@BAD.file(r"train holds the folder 'cat'; give the folder whose folders are the classes")
+@BAD.file(r"train .*'cat'")
 def classes_one_level_too_deep(folder: Path) -> Path:
     two_classes(folder / "train")
     return folder
 
 
-@BAD.file(r"holds images but no folders; put them into a folder per class, such as cat/0\.png")
+@BAD.file(r"cat/0\.png")
 def images_without_classes(folder: Path) -> Path:
     return pictures(folder, cat=[WHOLE]) / "cat"
 
 
-@BAD.file(r"cat/0\.png is one image without a label; give a folder with a folder of images per class")
+@BAD.file(r"cat/0\.png .*label")
 def one_image_to_learn_from(folder: Path) -> Path:
     return pictures(folder, cat=[WHOLE]) / "cat" / "0.png"
 
 
-@BAD.file(r"is empty; give a folder of images")
+@BAD.file(r"is empty")
 def a_folder_of_junk_alone(folder: Path) -> Path:
     for name in (".DS_Store", "Thumbs.db", ".hidden.png"):
         (folder / name).write_bytes(b"junk")
     return folder
 
 
-@BAD.file(
-    r"cat: class 'cat' and class 'Cat' .*Cat\) differ only by case or blanks",
-    name="two class folders that differ by case",
-)
+@BAD.file(r"cat: class 'cat' and class 'Cat' .*Cat\)", name="two class folders that differ by case")
 def two_cases(folder: Path) -> Path:
     pictures(folder, Cat=[WHOLE])
     if (folder / "cat").exists():
@@ -330,12 +309,12 @@ def two_cases(folder: Path) -> Path:
     return pictures(folder, cat=[WHOLE])
 
 
-@BAD.file(r"nul has a name that Windows keeps for a device; rename the class")
+@BAD.file(r"nul .*device")
 def a_class_called_like_a_device(folder: Path) -> Path:
     return pictures(folder, cat=[WHOLE], nul=[WHOLE])
 
 
-@BAD.file(r"\\udcff: the folder's name is not UTF-8; rename it")
+@BAD.file(r"\\udcff.*UTF-8")
 def a_class_whose_name_is_not_UTF_8(folder: Path) -> Path:
     two_classes(folder)
     try:
@@ -346,7 +325,7 @@ def a_class_whose_name_is_not_UTF_8(folder: Path) -> Path:
     return folder
 
 
-@BAD.file(r"cat/out\.png is a link to .*secret\.png, and links to folders or out of .*set are not followed; copy")
+@BAD.file(r"cat/out\.png .*secret\.png.*set")
 def a_link_out_of_the_folder(folder: Path) -> Path:
     two_classes(folder / "set")
     (folder / "secret.png").write_bytes(WHOLE)
@@ -354,21 +333,21 @@ def a_link_out_of_the_folder(folder: Path) -> Path:
     return folder / "set"
 
 
-@BAD.file(r"set/again is a link to .*set, and links to folders .* are not followed")
+@BAD.file(r"set/again is a link")
 def a_link_that_makes_a_loop_of_folders(folder: Path) -> Path:
     two_classes(folder / "set")
     (folder / "set" / "again").symlink_to(folder / "set")
     return folder / "set"
 
 
-@BAD.file(r"cat/loop\.png is a link that leads nowhere or in a loop; remove it")
+@BAD.file(r"cat/loop\.png is a link")
 def a_link_to_itself_among_images(folder: Path) -> Path:
     two_classes(folder)
     (folder / "cat" / "loop.png").symlink_to(folder / "cat" / "loop.png")
     return folder
 
 
-@BAD.file(r"cat/2\.png is a pipe or a device")
+@BAD.file(r"cat/2\.png is a pipe")
 def a_pipe_among_images(folder: Path) -> Path:
     two_classes(folder)
     if not hasattr(os, "mkfifo"):
@@ -377,7 +356,7 @@ def a_pipe_among_images(folder: Path) -> Path:
     return folder
 
 
-@BAD.file(r"a\.gif has 2 frames; give single images", name="a moving image")
+@BAD.file(r"a\.gif .*2 frames", name="a moving image")
 def moving(folder: Path) -> Path:
     image = pytest.importorskip("PIL.Image")
     two_classes(folder)
@@ -386,7 +365,7 @@ def moving(folder: Path) -> Path:
     return folder
 
 
-@BAD.file(r"cat/a\.jpg is cut short or damaged .* replace it")
+@BAD.file(r"cat/a\.jpg .*damaged")
 def a_JPEG_cut_short(folder: Path) -> Path:
     image = pytest.importorskip("PIL.Image")
     two_classes(folder)

@@ -349,36 +349,33 @@ damaged("parquet: no bytes", whole_parquet, lambda data: b"")
 
 # By their names
 
-for name in (
-    "a.json",
-    "a.jsonl",
-    "a.txt",
-    "a",
-    "a.pkl",
-    "a.pt",
-    "a.h5",
-    "a.mat",
-    "a.feather",
-    "a.npy",
-    "a.svg",
-    "a.pdf",
-):
-    BAD[f"a file called {name}"] = (text("a,y\n1,u\n2,v\n", name), {}, "")
-for name in (
-    "a.zip",
-    "a.tar",
-    "a.tgz",
-    "a.csv.gz",
-    "a.bz2",
-    "a.xz",
-    "a.zst",
-    "a.7z",
-    "a.rar",
-    "a.xls",
-    "a.xlsx",
-    "a.ods",
-):
-    BAD[f"a file called {name}"] = (text("a,y\n1,u\n2,v\n", name), {}, "")
+for ending in [
+    ".json",
+    ".jsonl",
+    ".txt",
+    ".pkl",
+    ".pt",
+    ".h5",
+    ".mat",
+    ".feather",
+    ".npy",
+    ".svg",
+    ".pdf",
+    ".zip",
+    ".tar",
+    ".tgz",
+    ".csv.gz",
+    ".bz2",
+    ".xz",
+    ".zst",
+    ".7z",
+    ".rar",
+    ".xls",
+    ".xlsx",
+    ".ods",
+]:
+    BAD[f"a file called a{ending}"] = (text("a,y\n1,u\n2,v\n", f"a{ending}"), {}, "")
+BAD["a file called a"] = (text("a,y\n1,u\n2,v\n", "a"), {}, "")
 
 
 def rows_of(cells: bytes, times: int, folder: Path) -> Path:
@@ -390,17 +387,17 @@ def rows_of(cells: bytes, times: int, folder: Path) -> Path:
     return folder / "a.csv"
 
 
-@BAD.file("the row is longer than 67,108,864 characters; it is no table, or lacks line breaks")
+@BAD.file("67,108,864 characters")
 def a_line_without_end(folder: Path) -> Path:
     return rows_of(b"1," * (1 << 20), 100, folder)
 
 
-@BAD.file("the row is longer than 67,108,864 characters")
+@BAD.file("67,108,864 characters")
 def quoted_lines_without_end(folder: Path) -> Path:
     return rows_of(b'"a\nb",' * (1 << 18), 80, folder)
 
 
-@BAD.file("has 1,000,001 columns, more than the 100,000 that a table may have")
+@BAD.file("1,000,001 columns.*100,000")
 def a_million_columns(folder: Path) -> Path:
     names = ",".join(f"c{number}" for number in range(1_000_000))
     (folder / "a.csv").write_text(f"{names},y\n{'1,' * 1_000_000}u\n")

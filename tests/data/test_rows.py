@@ -20,6 +20,7 @@ from ibpwf import Learner, Settings
 from ibpwf.data.rows import Batch, IndexedRows, Rows, StreamedRows, rows_of
 from ibpwf.errors import InputError
 from ibpwf.inference.features import quantiles
+from ibpwf.likelihoods import Categorical
 from ibpwf.storage.scratch import ScratchFile
 from ibpwf.training.checkpoint import Checkpoint
 
@@ -39,7 +40,7 @@ def file_of(x: Tensor) -> ScratchFile:
 
 
 def read(source: Any) -> StreamedRows:
-    return StreamedRows(source, CPU, None)
+    return StreamedRows(source, Categorical(), CPU, None)
 
 
 Kind = Callable[[Tensor, Tensor], Rows]
@@ -372,7 +373,7 @@ def test_quantile_features_look_at_as_many_rows_however_many_come_at_a_time(monk
     monkeypatch.setattr(quantiles, "MOST_ROWS", 200)
     found = []
     for at_once in (300, 70):
-        features = quantiles.Quantiles(width=16)
+        features = quantiles.QuantileFeatures(16)
         features.fit(zip(torch.split(x, at_once), torch.split(y, at_once), strict=True), 300, seeded(1))
         found.append(features.encoding.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -413,7 +414,7 @@ def test_a_learner_comes_to_the_same_bits_as_from_memory(form: tuple[Any, ...]) 
 @every_source
 def test_what_gives_batches_anew_is_learned_to_the_same_bits_for_the_same_seed(source: Any) -> None:
     with_labels = [(x, torch.as_tensor(y) + 5) for x, y in source] if isinstance(source, list | Batched) else source
-    rows = rows_of(with_labels, None, CPU, None, None, None)
+    rows = rows_of(with_labels, None, Categorical(), CPU, None, None, None)
     assert rows.classes == ((5, 6, 7) if with_labels is not source else (0, 1, 2))
     one, again = (Learner(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), QUICK, device="cpu") for _ in range(2))
     again.method.model.load_state_dict(one.method.model.state_dict())

@@ -53,20 +53,18 @@ def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
 def test_later_images_must_have_the_size_and_colors_of_earlier_ones(tmp_path: Path) -> None:
     layout = read_examples(two_classes(tmp_path / "first")).layout
     small = pictures(tmp_path / "small", cat=[png(picture(height=3))])
-    with pytest.raises(DataError, match=r"cat/0\.png is 3×5 pixels \(height×width\), earlier images are 4×5; make"):
+    with pytest.raises(DataError, match=r"cat/0\.png .*3×5.*4×5"):
         read_examples(small, like=layout)
-    with pytest.raises(InputError, match="size is 3×5, but earlier images were 4×5; give 4×5 or leave it out"):
+    with pytest.raises(InputError, match=r"size .*3×5.*4×5"):
         read_examples(small, like=layout, size=(3, 5))
     grey = pictures(tmp_path / "grey", cat=[png(picture(1))])
-    with pytest.raises(DataError, match=r"cat/0\.png is greyscale, earlier images are colour; convert it, or give"):
+    with pytest.raises(DataError, match=r"cat/0\.png .*channels=3"):
         read_examples(grey, like=layout)
 
 
 def test_photos_of_many_sizes_are_advised_a_size_that_can_be_learnt_from(tmp_path: Path) -> None:
     large = pictures(tmp_path, cat=[png(picture(1, 300, 200)), png(picture(1, 200, 300))], dog=[png(picture(1))])
-    with pytest.raises(
-        DataError, match=r"cat/1\.png is 200×300 pixels .*; make all .*, or give size=\(128, 128\) to"
-    ):
+    with pytest.raises(DataError, match=r"cat/1\.png .*200×300.*size=\(128, 128\)"):
         read_examples(large)
     assert read_examples(large, size=(128, 128)).x.shape == (3, 1, 128, 128)
 
@@ -132,11 +130,11 @@ def test_a_color_that_counts_as_transparent_is_seen(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     first = b"".join(b"\0" + bytes([value]) for value in picture(3)[0, 0].tolist())
     folder = pictures(tmp_path, cat=[png(picture(3), between=chunk(b"tRNS", first))])
-    with pytest.raises(DataError, match=r"cat/0\.png has transparent pixels"):
+    with pytest.raises(DataError, match=r"cat/0\.png .*transparent"):
         read_examples(folder)
 
 
-# ----------------------------------------------------------------------------------------------- IDX and NPZ
+# IDX and NPZ
 
 
 def test_idx_pairs_are_read_gzipped_or_not_and_by_their_folder(tmp_path: Path) -> None:
@@ -173,7 +171,7 @@ def test_npz_arrays_are_found_by_their_names(names: tuple[str, str], tmp_path: P
     assert examples.layout == Layout("arrays", (3,))
     np.savez(tmp_path / "b.npz", **{names[0]: x})
     assert read_examples(tmp_path / "b.npz", like=examples.layout).y is None
-    with pytest.raises(InputError, match=r"b\.npz holds '.*'; call the inputs x and the labels y"):
+    with pytest.raises(InputError, match=r"b\.npz"):
         read_examples(tmp_path / "b.npz")
 
 
@@ -198,5 +196,5 @@ def test_images_in_npz_files_get_their_channel_first_and_bytes_become_fractions(
 
 def test_arrays_of_another_shape_than_earlier_ones_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((2, 4)))
-    with pytest.raises(InputError, match=r"a\.npz holds examples of shape 4, but earlier files held 3"):
+    with pytest.raises(InputError, match=r"a\.npz .*4.*3"):
         read_examples(tmp_path / "a.npz", like=Layout("arrays", (3,)))

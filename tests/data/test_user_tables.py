@@ -115,9 +115,9 @@ def test_options_are_one_object_or_given_by_name(tmp_path: Path) -> None:
     options = ReadOptions(label="species", ignore=["width"])
     assert read_examples(path, options).layout == read_examples(path, label="species", ignore=["width"]).layout
     assert read_examples(path, options, ignore=[]).layout.ignored == ()
-    with pytest.raises(InputError, match=r"unknown argument 'lable'\. Did you mean 'label'\?"):
+    with pytest.raises(InputError, match=r"'lable'.*'label'"):
         read_examples(path, lable="species")
-    with pytest.raises(InputError, match=r"ignore is 'width'; give a list of column names, such as \['width'\]"):
+    with pytest.raises(InputError, match=r"ignore .*'width'"):
         ReadOptions(ignore="width")  # type: ignore[arg-type]
     assert all(description.endswith(".") for description in ReadOptions.described().values())
 
@@ -187,13 +187,13 @@ def test_columns_can_be_left_out_and_later_files_may_have_them_or_not(tmp_path: 
 
 def test_numbers_can_be_categories(tmp_path: Path) -> None:
     content = "size,y\n38,u\nM,v\n38.0,u\n"
-    with pytest.raises(DataError, match=r"the argument categories if it holds categories"):
+    with pytest.raises(DataError, match=r"column 'size'.* argument categories"):
         read_examples(write(tmp_path, content))
     first = read_examples(write(tmp_path, content), categories=["size"])
     assert first.layout.columns == (Column("size", "category", ("38", "M")),)
     later = read_examples(write(tmp_path, "size\n38\n38\n"), like=first.layout, categories=["size"])
     assert later.x.tolist() == [[1, 0], [1, 0]]
-    with pytest.raises(InputError, match="categories names 'other', which earlier files did not hold as categories"):
+    with pytest.raises(InputError, match=r"categories .*'other'"):
         read_examples(write(tmp_path, "size\n38\n"), like=first.layout, categories=["other"])
 
 
@@ -252,7 +252,7 @@ def test_many_columns_take_no_longer_than_their_cells(tmp_path: Path) -> None:
     assert seconds(20_000) < 40 * seconds(2_000)
 
 
-# ------------------------------------------------------------------------------------------------- Parquet
+# Parquet
 
 
 def test_a_parquet_file_reads_like_the_csv_file_of_the_same_table(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_parquet_file_reads_like_the_csv_file_of_the_same_table(tmp_path: Path
         np.testing.assert_array_equal(read_examples(tmp_path / file, like=there.layout).x, there.x)
 
 
-# -------------------------------------------------------------------------------------------------- layouts
+# Layouts
 
 
 def test_a_layout_goes_to_json_and_back(tmp_path: Path) -> None:
@@ -290,12 +290,12 @@ def test_a_layout_goes_to_json_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "music"}, r"the layout has kind='music', which it cannot have\. Restore"),
-        ({"shape": [0]}, "the layout has shape="),
-        ({"shape": [2]}, "the layout has shape .2,. for 3 features"),
-        ({"columns": [{"name": "a"}]}, "column 0 of the layout has no field 'categories'"),
-        ({"label": 3}, "the layout has label=3"),
-        ({"more": 1}, "the layout has the unknown field 'more'"),
+        ({"kind": "music"}, "kind='music'"),
+        ({"shape": [0]}, "shape="),
+        ({"shape": [2]}, "shape .2,. .*3"),
+        ({"columns": [{"name": "a"}]}, "column 0 .*'categories'"),
+        ({"label": 3}, "label=3"),
+        ({"more": 1}, "'more'"),
     ],
 )
 def test_a_damaged_layout_is_refused_by_field(change: dict[str, object], words: str, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_damaged_layout_is_refused_by_field(change: dict[str, object], words: 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     layout = read_examples(write(tmp_path, IRIS), label="species").layout
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 4)))
-    with pytest.raises(InputError, match=r"a\.npz holds arrays, but earlier files held tables; give a \.csv"):
+    with pytest.raises(InputError, match=r"a\.npz .*arrays.*tables"):
         read_examples(tmp_path / "a.npz", like=layout)
 
 
@@ -332,7 +332,7 @@ def test_what_was_said_of_unknown_categories_holds_for_later_files(tmp_path: Pat
     layout = read_examples(path, label="species", unknown="zeros").layout
     path.write_text("length,width,colour\n1,2,green\n")
     assert read_examples(path, like=Layout.from_json(layout.to_json())).x[0, 2:].tolist() == [0, 0]
-    with pytest.raises(DataError, match="'green' is not among the categories"):
+    with pytest.raises(DataError, match="line 2, column 'colour': 'green'"):
         read_examples(path, like=layout, unknown="error")
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, Settings, torch_state
+from ibpwf.likelihoods import Categorical
 
 PACKAGE = str(Path(ibpwf.__file__).parent)
 MARK = torch.float16  # in which the library computes nothing
@@ -205,20 +205,21 @@ class OfTheUsers(nn.Module):
         return self.head(x + torch.linspace(0, 1, 4))
 
 
-@dataclass
-class Loss:
-    """Compares itself with others by its fields, so that it has no hash."""
-
+class Smoothed(Categorical):
     smoothing: float
 
-    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(logits @ torch.eye(logits.shape[1]), y, label_smoothing=self.smoothing)
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(scores @ torch.eye(scores.shape[1]), y, label_smoothing=self.smoothing)
 
 
-def test_a_loss_without_a_hash_is_called_with_float32_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_likelihood_of_the_users_own_is_called_with_float32_as_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_state, "_dependents", {})  # without the parts of other tests
     torch.manual_seed(0)
-    made = Learner(ibpwf.models.mlp(4, [4], 4), Settings(epochs=1, finetune_epochs=0), device="cpu", loss=Loss(0.1))
+    made = Learner(
+        ibpwf.models.mlp(4, [4], 4),
+        Settings(epochs=1, finetune_epochs=0, likelihood=Smoothed(smoothing=0.1)),
+        device="cpu",
+    )
     torch.set_default_dtype(torch.float64)
     made.learn(*rows(0))
 

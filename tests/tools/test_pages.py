@@ -193,26 +193,6 @@ def test_the_exponent_is_that_of_the_power_law_at_large_sizes() -> None:
     assert measured.exponent(rows[:1], "cost") is None
 
 
-def test_the_best_setting_is_chosen_on_validation_rows_alone() -> None:
-    def cell(validation: float, test: float) -> dict[str, Any]:
-        both = {"validation": validation, "test": test}
-        return {part: dict.fromkeys(("task given", "task inferred"), value) for part, value in both.items()}
-
-    cells = {"default": cell(0.5, 0.6), "a": cell(0.9, 0.7), "b": cell(0.8, 0.9)}
-    record = {"data": {"toy": {"seeds": [0]}}, "tuned": {"a": {}, "b": {}}}
-    record["cells"] = {f"toy | {label} | seed 0": each for label, each in cells.items()}
-    row, _ = measured.defaults(record)
-    assert (row["best"], row["tuned"], row["default"]) == ("a", pytest.approx(70), pytest.approx(60))
-    del record["cells"]["toy | b | seed 0"]  # not finished: no row yet
-    assert measured.defaults(record) == []
-
-
-def test_the_committed_defaults_are_within_a_point_of_the_best_of_ten() -> None:
-    rows = measured.defaults(read_json(RESULTS / "defaults" / "result.json"))
-    assert {row["data"] for row in rows} == {"iris", "wine", "breast-cancer", "digits", "fashion-mnist"}
-    assert min(row["difference"] for row in rows) >= -1
-
-
 def test_cells_of_class_incremental_say_what_their_files_say(tmp_path: Path) -> None:
     folder = tmp_path / "class-incremental"
     accuracy = {"class": {"mean": 98.456, "std": 0.051}, "task": {"mean": 99.9, "std": None}}
@@ -236,13 +216,6 @@ def test_a_run_that_was_cut_short_says_how_far_it_came() -> None:
     about = {"command": "python b.py --seeds 3", "seeds": [0, 1]}
     assert measured.cut_short(about) == " (2 of them done)"
     assert measured.cut_short({**about, "seeds": [0, 1, 2]}) == ""
-
-
-def test_a_difference_that_is_no_noise_is_unlikely() -> None:
-    ours = [89.0, 90.0, 91.0]
-    assert (measured.chance(ours, [89.5, 90.5, 91.5]) or 0) > 0.01
-    assert (measured.chance(ours, [80.0, 79.0, 81.0]) or 0) < 0.01
-    assert measured.chance(ours[:1], ours[:1]) is None
 
 
 @pytest.mark.parametrize("record", ["reliability/faults.json", "serving/faults.json"])

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
 from ibpwf.data.rows import IndexedRows
+from ibpwf.likelihoods import Categorical
+from ibpwf.linear import HeldOut, compared_on_own_rows, linear_accuracy
 from ibpwf.models import mlp
 from ibpwf.training.callbacks import Callback, EpochEnd, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
-from ibpwf.training.linear import HeldOut, compared_on_own_rows, linear_accuracy
 from ibpwf.training.phase import Phase
-from ibpwf.training.stopping import Stopping, tempered_loss
+from ibpwf.training.stopping import Stopping
 
 
 def rows(count: int = 600, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -53,8 +54,10 @@ def test_a_network_that_is_merely_too_sure_is_as_good_as_one_that_is_not() -> No
     generator = torch.Generator().manual_seed(1)
     logits, y = torch.randn(200, 3, generator=generator), torch.randint(3, (200,), generator=generator)
     logits[torch.arange(200), y] += 1
-    assert tempered_loss(4 * logits, y) == pytest.approx(tempered_loss(2 * logits, y), abs=2e-3)
-    assert tempered_loss(logits, y) <= float(nn.functional.cross_entropy(logits, y)) + 1e-4
+    assert Categorical().validation_loss(4 * logits, y) == pytest.approx(
+        Categorical().validation_loss(2 * logits, y), abs=2e-3
+    )
+    assert Categorical().validation_loss(logits, y) <= float(nn.functional.cross_entropy(logits, y)) + 1e-4
 
 
 def test_noise_ends_the_training_long_before_the_most_epochs_it_may_take() -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ibpwf.cli.screen import Screen
     from ibpwf.estimator.files import LearnedTask
     from ibpwf.estimator.recipes import Recipe
+    from ibpwf.linear import HeldOut
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
-    from ibpwf.training.linear import HeldOut
     from ibpwf.update import Keep, Update
 
 NOT_KEPT = 1

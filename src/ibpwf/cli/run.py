@@ -22,7 +22,6 @@ from ibpwf.cli.output import print_json, say
 from ibpwf.errors import DataError, InputError, printable
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.launched import started_as
-from ibpwf.settings import FAST
 
 if TYPE_CHECKING:
     from ibpwf.cli.screen import Screen
@@ -76,6 +75,8 @@ class RunOptions(RunChoices, ClusterChoices):
 
         chosen = tuple(range(self.seeds)) if self.seeds is not None else (self.seed or 0,)
         network = None if self.network is None else parse_network(self.network)
+        from ibpwf.settings import FAST
+
         fast = FAST if self.fast else {}
         more: dict[str, Any] = {"method": self.method, "seeds": chosen, "network": network}
         more |= {"changes": {**fast, **self.changes()}, "validation": self.validation}

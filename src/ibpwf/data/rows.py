@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from torch import Generator, Tensor
 from ibpwf.data.naming import names_files
 from ibpwf.errors import InputError
 from ibpwf.factors.packing import LABELS, Packing
-from ibpwf.inputs import check_inputs, check_labels, check_word_pieces
+from ibpwf.inputs import check_inputs, check_word_pieces
 from ibpwf.plain_arrays import as_array, numbers, plain
 from ibpwf.storage.checkpoint_folder import digest_of
 from ibpwf.storage.scratch import ScratchFile
+
+if TYPE_CHECKING:
+    from ibpwf.likelihoods import Likelihood
 
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]
@@ -87,6 +90,8 @@ def split_rows(
     """Mark the rows of a validation or test split: of every class that fraction, rounded down, but `least` of them,
     and no more than `most` rows in all."""
     labels = labels.cpu()
+    if labels.ndim > 1 or labels.is_floating_point():  # numbers, which form no classes
+        labels = torch.zeros(len(labels), dtype=torch.long)
     if most is not None:
         fraction = min(fraction, most / max(len(labels), 1))
     chosen = torch.zeros(len(labels), dtype=torch.bool)
@@ -202,6 +207,7 @@ class StreamedRows:
     def __init__(
         self,
         source: Any,
+        likelihood: Likelihood,
         device: torch.device,
         shape: tuple[int, ...] | None,
         packing: Packing | None = None,
@@ -209,24 +215,24 @@ class StreamedRows:
         vocabulary: int | None = None,
     ) -> None:
         self.source, self.device, self.shape, self.vocabulary = source, device, shape, vocabulary
+        self.likelihood = likelihood
         self.packing, self._find_packing = packing, find_packing
         self._single = gives_examples(source)
-        self.numbers: Mapping[int, int] = {}
-        self.given = torch.zeros(0, dtype=torch.long)  # the labels of the first pass as they came
+        self.classes: tuple[int, ...] | None = None
+        self.given = torch.zeros(0, dtype=torch.long)  # the targets of the first pass as they came
         labels = [y for _, y in self.in_order()]
         self._find_packing = None
         if not labels:
             raise InputError(f"the {type(source).__name__} is empty; a task needs examples.")
         self.given, self._count = torch.cat(labels), len(labels)
-        self.classes = tuple(int(label) for label in torch.unique(self.given))
-        self.numbers = {label: number for number, label in enumerate(self.classes)}
+        self.classes = likelihood.classes(self.given)
 
     def __len__(self) -> int:
         return len(self.given)
 
     @property
     def labels(self) -> Tensor:
-        return torch.tensor([self.numbers[label] for label in self.given.tolist()], device=self.device)
+        return self.likelihood.local(self.given, self.classes or ()).to(self.device)
 
     def class_weights(self) -> Tensor:
         return torch.bincount(self.labels.cpu())
@@ -294,16 +300,10 @@ class StreamedRows:
             self._check_shape(inputs, number, name)
             x = self._inputs(inputs)
             self.shape = tuple(x.shape[1:])
-            y = check_labels(labels, len(x))
+            y = self.likelihood.checked(labels, len(x))
             rows += len(y)
-            if self.numbers:
-                new = [label for label in y.tolist() if label not in self.numbers]
-                if new:
-                    raise InputError(
-                        f"batch {number} has the label {new[0]}, which was not there when the task began; every pass "
-                        "must have the same classes."
-                    )
-                y = torch.tensor([self.numbers[label] for label in y.tolist()])
+            if self.classes is not None:
+                y = self.likelihood.local(y, self.classes, f"batch {number}")
             yield x.to(self.device), y.to(self.device)
         if expected and rows != expected:
             raise InputError(
@@ -330,7 +330,7 @@ class StreamedRows:
                 self.packing = self._find_packing(part, self.packing)
         shape = None if self.packing is not None else self.shape
         # Where batches come on a GPU, later passes do not wait for it.
-        known = None if self.numbers and getattr(parts[0], "is_cuda", False) else self.vocabulary
+        known = None if self.classes is not None and getattr(parts[0], "is_cuda", False) else self.vocabulary
         return torch.cat([check_inputs(part, shape, packing=self.packing, vocabulary=known) for part in parts])
 
 
@@ -345,6 +345,7 @@ class TaskRows(NamedTuple):
 def rows_of(
     x: Any,
     y: Any,
+    likelihood: Likelihood,
     device: torch.device,
     shape: tuple[int, ...] | None,
     packing: Packing | None,
@@ -365,17 +366,17 @@ def rows_of(
         if shape is not None and x.example != shape:
             raise InputError(f"examples have shape {x.example}, earlier tasks had {shape}; reshape them to fit.")
         labels = as_array("y", y)
-        classes = np.unique(labels)
-        rows = IndexedRows(x, torch.from_numpy(np.searchsorted(classes, labels).astype(np.int32)), device=device)
+        known = np.unique(labels)
+        rows = IndexedRows(x, torch.from_numpy(np.searchsorted(known, labels).astype(np.int32)), device=device)
         if vocabulary is not None:
             for part, (some, _) in enumerate(rows.in_order()):
                 check_word_pieces(some, vocabulary, part * ROWS_PER_PASS)
-        return TaskRows(rows, tuple(classes.tolist()), packing)
+        return TaskRows(rows, tuple(known.tolist()), packing)
     if isinstance(x, torch.utils.data.Dataset) or gives_batches(x, y):
         if y is not None:
             raise InputError(f"y was given beside a {type(x).__name__}, which brings its own labels; leave y out.")
-        stream = StreamedRows(x, device, shape, packing, find_packing, vocabulary)
-        return TaskRows(stream, stream.classes, stream.packing)
+        stream = StreamedRows(x, likelihood, device, shape, packing, find_packing, vocabulary)
+        return TaskRows(stream, stream.classes or (), stream.packing)
     if y is None and isinstance(x, Mapping):
         x, y = _parted(x, "x")
     if y is None:
@@ -385,8 +386,10 @@ def rows_of(
     packing = packing if find_packing is None else find_packing(x, None)
     inputs = check_inputs(x, shape, packing=packing, vocabulary=vocabulary)
     inputs = inputs.clone() if inputs.is_inference() else inputs  # of torch's inference mode: no gradients
-    found, local = torch.unique(check_labels(y, len(inputs)), return_inverse=True)
-    return TaskRows(IndexedRows(inputs.to(device), local.to(device)), tuple(found.tolist()), packing)
+    targets = likelihood.checked(y, len(inputs))
+    classes = likelihood.classes(targets)
+    local = likelihood.local(targets, classes)
+    return TaskRows(IndexedRows(inputs.to(device), local.to(device)), classes, packing)
 
 
 # What gives examples

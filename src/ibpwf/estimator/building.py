@@ -25,7 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "features": "random",
     "ridge": 0.2,
 }
-"""What the estimator sets other than `Settings`, whose defaults follow the paper (see benchmarks/defaults.py)."""
+"""What the estimator sets other than `Settings`, whose defaults follow the paper."""
 
 BACKBONE = "backbone"
 """Features that must know what pixels an input was made from."""

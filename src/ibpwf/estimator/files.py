@@ -26,11 +26,11 @@ from ibpwf.distributed import Group, join
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
 from ibpwf.estimator.classifier import ROWS, ContinualClassifier
 from ibpwf.estimator.recipes import Recipe
+from ibpwf.linear import HeldOut
 from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
 from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
-from ibpwf.training.linear import HeldOut
 from ibpwf.update import TOO_FEW, VALIDATION_FRACTION, Keep, Update, known_task
 
 Row = dict[str, Any]

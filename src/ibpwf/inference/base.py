@@ -184,6 +184,11 @@ class TaskInference(Part):
         """Whether every class of every task is looked at; answers are then joined with the experts' class scores."""
         return type(self).class_log_scores is not TaskInference.class_log_scores
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether it learns from class labels, and not from tasks alone."""
+        return self.has_class_scores
+
     def class_levels(self) -> Tensor | None:
         """What `class_log_scores` are on average for the rows of each class that were learned from, ΣC, if known."""
         return None

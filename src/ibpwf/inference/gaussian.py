@@ -199,6 +199,10 @@ class GroupedInference(TaskInference):
     def tasks(self) -> int:
         return 1 + max(self._owner, default=-1)
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.per_class
+
     def _changed(self) -> None:
         """Other groups than before: what was prepared from all of them together is no more."""
         self._derived = {}

@@ -70,6 +70,10 @@ class SharedGaussian(GroupedInference):
 
     kind: ClassVar[str] = "shared-gaussian"
 
+    @property
+    def needs_classes(self) -> bool:
+        return True
+
     def groups_for(self, classes: int) -> int:
         return classes
 

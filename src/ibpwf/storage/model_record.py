@@ -41,7 +41,7 @@ class StoredTask(Record):
     """What a manifest says of a task."""
 
     name: Name
-    classes: Annotated[list[Class], Field(min_length=1)]
+    classes: list[Class]
     examples: Count
     accuracy: PerCent | None
     training_accuracy: PerCent | None
@@ -175,13 +175,6 @@ class FactorTask(Record):
     inference: dict[str, Any] | None  # of an older version None: the newest has it
     calibration: TaskCalibration | None
     opinion: bool = False  # whether its part has what the router said of its classes
-
-    @model_validator(mode="after")
-    def _an_output_per_class(self) -> Self:
-        if self.outputs != self.turns * len(self.classes):
-            what = f"{self.outputs} outputs for {len(self.classes)} classes in {self.turns} turns"
-            raise ValueError(f"task {self.serial} has {what}")
-        return self
 
 
 class FactorState(Record):

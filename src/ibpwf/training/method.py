@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
+from ibpwf.likelihoods import Categorical, Likelihood
+from ibpwf.linear import HeldOut
 from ibpwf.parts import FrozenSettings
-from ibpwf.training.linear import HeldOut
 from ibpwf.training.objective import Loss, Objective
 from ibpwf.training.phase import Phase
 
@@ -107,6 +108,7 @@ class Method(Objective):
     resumable: ClassVar[bool] = False  # whether it can give and take the state of a task in progress
     accelerate: bool = True  # whether faster stand-ins of reference functions may be used
     trains_what_it_keeps: bool = True  # whether the last task's network is what its last epoch had
+    likelihood: Likelihood = Categorical()
     outcome: HeldOut | None = None  # how well the last task's held-out rows were answered when it ended
     further_factors: Mapping[str, int] = MappingProxyType({})  # of the last task, those with π̄ < κ it keeps, by layer
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again

@@ -12,23 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ibpwf.training.method import Method
 from ibpwf.training.phase import Phase
-
-TEMPERATURES = torch.logspace(-1.5, 3, 46, base=2, dtype=torch.float64)
-"""Those that scores are tried with, from 0.35 to 8."""
-
-
-def tempered_loss(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> float:
-    """The mean negative log-likelihood at the best of the temperatures, in nats; with weights, a weighted mean."""
-    scaled = logits.detach().double().cpu().unsqueeze(0) / TEMPERATURES.view(-1, 1, 1)
-    likelihood = scaled.log_softmax(2)[:, torch.arange(len(y)), y.cpu()]
-    if weights is None or not float(weights.sum()) > 0:
-        return float(-likelihood.mean(1).max())
-    return float(-(likelihood * weights.double()).sum(1).max() / weights.double().sum())
 
 
 @dataclass

@@ -29,7 +29,7 @@ from ibpwf.lab.experiments import executors
 from ibpwf.lab.experiments.cluster import Certificates, Cluster, is_loopback
 from ibpwf.lab.experiments.reproduction import registry
 from ibpwf.lab.experiments.reproduction.experiment import RunSpec
-from ibpwf.lab.experiments.run import Run, run, run_in_workers
+from ibpwf.lab.experiments.run import Run, run, run_all
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.lab.experiments.task_job import TaskJob
@@ -370,7 +370,7 @@ class Threads:
 
 def test_any_executor_will_do(tmp_path: Path) -> None:
     runs = [Run(config(seeds=(0,)), tmp_path / "a"), Run(config(method="sgd", changes={"epochs": 1}), tmp_path / "b")]
-    done = run_in_workers(runs, engine=Threads())
+    done = run_all(runs, engine=Threads())
     assert [result["method"] for result in done] == ["ibpwf", "sgd"]
     assert done[0] == read_json(tmp_path / "a" / "result.json")
 
@@ -380,7 +380,7 @@ def test_an_address_where_nobody_answers_leaves_no_run_folder(
 ) -> None:
     monkeypatch.setattr("ibpwf.lab.experiments.cluster.SECONDS_TO_CONNECT", 1)
     with pytest.raises(InputError, match="no Dask scheduler answers"):
-        run_in_workers([Run(config(seeds=(0,)), tmp_path / "run")], engine=Cluster("127.0.0.1:1"))
+        run_all([Run(config(seeds=(0,)), tmp_path / "run")], engine=Cluster("127.0.0.1:1"))
     assert not (tmp_path / "run").exists()
 
 

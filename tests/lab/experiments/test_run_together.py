@@ -14,7 +14,7 @@ import processes
 from ibpwf.lab.experiments.reproduction import reproduce as engine
 from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request, RunSpec
 from ibpwf.lab.experiments.reproduction.sweeps import sweep
-from ibpwf.lab.experiments.run import Run, run, run_together
+from ibpwf.lab.experiments.run import Run, run, run_all
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import SeedTraining
 from ibpwf.storage.files import read_json
@@ -36,7 +36,7 @@ def timeless(result: dict[str, Any]) -> dict[str, Any]:
 def test_each_gives_what_it_gives_alone_and_keeps_the_models_that_were_asked_for(tmp_path: Path) -> None:
     chosen = [config(16.0), config(8.0, tasks=2, models=False)]
     planned = [Run(one, tmp_path / str(i), f"command {i}") for i, one in enumerate(chosen)]
-    results = run_together(planned)
+    results = run_all(planned)
     for one, plan, result in zip(chosen, planned, results, strict=True):
         assert read_json(plan.out / "result.json") == result
         assert result["command"] == plan.command
@@ -101,13 +101,10 @@ def jobs_of(figure: Experiment, out: Path, seeds: int | None = None) -> list[eng
     return engine.jobs_of(figure, Request(out, "quick", seeds, "cpu"))
 
 
-def test_groups_hold_what_has_not_run_yet_and_no_more_learners_than_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "MOST_LEARNERS", 5)
+def test_groups_hold_what_has_not_run_yet_and_no_more_learners_than_allowed(tmp_path: Path) -> None:
     jobs = jobs_of(sweep_of(specs(8.0, 10.0, 12.0, 14.0)), tmp_path, seeds=2)
-    engine.train_together(jobs[:1])
-    assert engine.groups(jobs) == [[jobs[1], jobs[2]], [jobs[3]]]
+    engine.train_in_advance(jobs[:1])
+    assert engine.groups(jobs, 5) == [[jobs[1], jobs[2]], [jobs[3]]]
 
 
 def test_a_figure_trained_together_measures_what_it_does_one_by_one(tmp_path: Path) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from ibpwf.errors import InputError, StoreError
 from ibpwf.lab import scenario
-from ibpwf.lab.experiments.vae_inference import VAESettings, main, task_inference
+from ibpwf.lab.experiments.vae_inference import VAESettings, run, task_inference
 from ibpwf.learner import choose_device
-from ibpwf.storage.files import read_json
 
 
 def test_vaes_tell_permutations_of_digits_apart_and_the_same_seed_gives_the_same() -> None:
@@ -21,17 +17,7 @@ def test_vaes_tell_permutations_of_digits_apart_and_the_same_seed_gives_the_same
     assert found == task_inference(stream, settings, 0, choose_device("cpu"))
 
 
-def test_the_result_file_has_its_command_and_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "made" / "on the way" / "vae.json"
-    words = ["split-digits", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--out", str(out)]
-    assert main(words) == 0
-    result = read_json(out)
-    assert result["command"].startswith("python -m ibpwf.lab.experiments.vae_inference split-digits --seeds 1")
-    assert len(result["per_task"][0]) == 5
+def test_the_result_has_its_command_and_every_tasks_accuracy() -> None:
+    result = run("split-digits", 1, VAESettings(hidden=(16,), latent=4, epochs=1), "cpu", "ibpwf reproduce table3")
+    assert result["command"] == "ibpwf reproduce table3"
     assert result["task_inference"]["mean"] == pytest.approx(sum(result["per_task"][0]) / 5)
-    assert "task inference" in capsys.readouterr().out
-    with pytest.raises(InputError, match="--seeds is 0"):
-        main(["split-digits", "--seeds", "0", "--out", str(out)])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot write"):
-        main(["split-digits", "--epochs", "1", "--out", str(tmp_path / "file" / "vae.json")])

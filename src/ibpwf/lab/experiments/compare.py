@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shlex
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.evaluation.metrics import spread
-from ibpwf.lab.experiments.executors import Engine
+from ibpwf.lab.experiments.executors import Engine, Processes
 from ibpwf.lab.experiments.paper import Target, target, tolerance
 from ibpwf.lab.experiments.presets import preset, supports
-from ibpwf.lab.experiments.run import Run, run, run_in_workers
+from ibpwf.lab.experiments.run import Run, run_all
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.lab.methods import method_named, methods
@@ -86,7 +82,7 @@ def compare(
     engine: Engine | None = None,
 ) -> list[Outcome]:
     """Run every configuration that has not finished; a failed one is reported and does not stop the others. With an
-    `engine` all of them run at once, in its workers."""
+    `engine`, or `jobs` processes of one, all of them run at once in its workers."""
     outcomes: dict[str, Outcome] = {}
 
     def note(outcome: Outcome) -> None:
@@ -103,51 +99,29 @@ def compare(
             raise InputError(f"{folder} holds an unfinished or different run; add --resume, or choose another --out.")
         else:
             waiting.append(config)
+
+    def ended(one: Run) -> None:
+        note(Outcome(one.config.method, one.result or None, str(one.error) if one.error else None))
+
+    runs = []
+    for config in waiting:
+        folder = out / config.folder_name()
+        runs.append(Run(config, folder, command_of(config, folder), watch(config.method), ended))
+    if engine is None and jobs > 1 and len(runs) > 1:
+        engine = Processes(jobs)
     if engine is not None:
-
-        def ended(one: Run) -> None:
-            note(Outcome(one.config.method, one.result or None, str(one.error) if one.error else None))
-
-        runs = []
-        for config in waiting:
-            folder = out / config.folder_name()
-            runs.append(Run(config, folder, command_of(config, folder), watch(config.method), ended))
-        run_in_workers(runs, engine=engine, resume=True)
-    elif jobs > 1 and len(waiting) > 1:
-        with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(_run_apart, config, out / config.folder_name(), jobs) for config in waiting]
-            for future in as_completed(futures):
-                note(future.result())
-    else:
-        for config in waiting:
-            note(_run_here(config, out / config.folder_name(), watch(config.method)))
+        run_all(runs, engine=engine, resume=True)
+    for one in runs if engine is None else ():
+        try:
+            run_all([one], resume=True)
+        except IBPWFError as error:
+            one.fail(error)
     return [outcomes[config.method] for config in configs]
 
 
 def command_of(config: RunConfig, folder: Path) -> str:
     """The command that runs this alone."""
     return "ibpwf " + shlex.join(config.command_line(folder))
-
-
-def _run_here(config: RunConfig, folder: Path, watch: RunCallback) -> Outcome:
-    command = command_of(config, folder)
-    try:
-        return Outcome(config.method, run(config, folder, command=command, watch=watch, resume=True))
-    except IBPWFError as error:
-        return Outcome(config.method, None, str(error))
-
-
-def _run_apart(config: RunConfig, folder: Path, jobs: int) -> Outcome:
-    """In a process of its own, with its share of the cores."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    line = [sys.executable, "-m", "ibpwf", *config.command_line(folder), "--resume"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-    result = finished(folder, config) if done.returncode == 0 else None
-    if result is not None:
-        return Outcome(config.method, result)
-    words = done.stderr.strip().splitlines()
-    return Outcome(config.method, None, words[-1] if words else f"exit code {done.returncode}")
 
 
 def lengths(outcomes: Sequence[Outcome]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ibpwf.distributed import join
+from ibpwf.distributed import Group, join
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.experiments.executors import Engine, Processes, workers_for
@@ -83,122 +83,103 @@ class Run:
 def run(
     config: RunConfig, out: Path, *, command: str = "", watch: RunCallback | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Run every seed, write the run folder, return the result. `options` are those of `run_together`, or, where an
-    `engine` is given, of `run_in_workers`."""
+    """Run every seed, write the run folder, return the result. `options` are those of `run_all`."""
     one = Run(config, out, command, watch or RunCallback())
-    if options.get("engine") is not None:
-        run_in_workers([one], **options)
-        if one.error is not None:
-            raise one.error
-    else:
-        run_together([one], **options)
+    run_all([one], **options)
+    if one.error is not None:
+        raise one.error
     return one.result
 
 
-def run_in_workers(
-    runs: Sequence[Run], *, engine: Engine, resume: bool = False, overwrite: bool = False
+def run_all(
+    runs: Sequence[Run],
+    *,
+    engine: Engine | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    tensorboard: bool = False,
 ) -> list[dict[str, Any]]:
-    """Several runs at once by workers, wherever these are: each takes the next task of any training.
+    """Several runs at once, each with its folder and its result as if it had run alone.
 
-    Each run has its folder and its result as if it had run alone. One that fails has its `error` and an empty
-    result, and does not stop the others.
+    With an `engine` its workers each take the next task of any training; a run that fails has its `error` and an
+    empty result, and does not stop the others. Without one, the learners of all runs and seeds take turns on this
+    device, task by task; learners that train together would be lost together, so their models are kept until the run
+    has finished, also those of a run that is not to store them.
     """
-    if started_as() is not None:
-        raise InputError("torchrun's processes learn one task together and workers learn many; use one of them.")
-    engine.check()
+    device, open_writer = choose_device(runs[0].config.device), _summary_writer() if tensorboard else None
+    if engine is not None:
+        if started_as() is not None:
+            raise InputError("torchrun's processes learn one task together and workers learn many; use one of them.")
+        engine.check()
+    group = join("auto", runs[0].config.device) if engine is None else None
     streams: Streams = {}
     with contextlib.ExitStack() as held, quiet():
+        if group is not None and not group.alone:
+            _share(runs, group, held)
+        # Before anything is written or removed: data that cannot be had, too many tasks, settings that do not fit.
+        narrow = [_checked(one, streams, engine, device, resume, overwrite) for one in runs]
         for one in runs:
-            try:
-                check_folder(one.out, one.config, resume=resume, overwrite=overwrite)
-                one.watch.say(f"{one.config.scenario}: reading the data")
-                for seed in one.config.seeds:
-                    if one.config.stream_key(seed) not in streams:
-                        stream = one.config.stream(seed, one.watch.fetched)
-                        streams[one.config.stream_key(seed)] = outline(stream)
-                _first_learner(one.config, streams)  # settings that do not fit, before anything is written
-                _begin(one, streams, held, overwrite)
-            except IBPWFError as error:
-                one.fail(error)
-        train_in_workers(runs, engine)
-    return [one.result for one in runs]
+            if one.error is None:
+                _begin(one, streams, held, overwrite, engine)
+        if engine is None:
+            # torch loads its compiler with the first optimizer, for seconds; that is no training time.
+            make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
+            for one in runs:
+                writer = open_writer(one.out / "tensorboard") if open_writer and (not group or group.writes) else None
+                for training in one.trainings:
+                    training.keep = one.config.models or len(runs) > 1
+                    training.callbacks += [TensorBoard(writer, training.name)] if writer else []
+                if writer is not None:
+                    held.callback(writer.close)
+            alone = len(runs) == 1 and started_as() is None and open_writer is None and all(narrow)
+            behind = [training for training in runs[0].trainings if training.tasks_left]
+            examples = sum(one.examples_left for one in behind)
+            workers = workers_for(len(behind), examples) if alone and device.type == "cpu" else 0
+            if workers:
+                train_in_workers(runs, Processes(workers))
+                if runs[0].error is not None:
+                    raise runs[0].error
+            else:
+                _in_turns(runs, device)
+        else:
+            train_in_workers(runs, engine)
+        return [one.result for one in runs]
 
 
-def run_together(
-    runs: Sequence[Run], *, resume: bool = False, overwrite: bool = False, tensorboard: bool = False
-) -> list[dict[str, Any]]:
-    """Several runs at once on one device: the learners of all runs and seeds take turns, task by task.
-
-    Each run has its folder and its result as if it had run alone. Learners that train together would be lost
-    together, so their models are kept until the run has finished, also those of a run that is not to store them.
-    """
-    group = join("auto", runs[0].config.device)
-    if group.alone:
-        return _run_together(runs, resume, overwrite, tensorboard)
+def _share(runs: Sequence[Run], group: Group, held: contextlib.ExitStack) -> None:
+    """Let torchrun's processes learn together, and the first of them write."""
     for one in runs:
         if one.config.method != IBPWF.name:
             raise InputError(
                 f"method '{one.config.method}' is trained by one process; start it without torchrun, or run ibpwf."
             )
-    with contextlib.ExitStack() as held:
-        for one in runs:
-            one.out = held.enter_context(group.folder(one.out))
-        return _run_together(runs, resume, overwrite, tensorboard and group.writes)
+        one.out = held.enter_context(group.folder(one.out))
 
 
-def _run_together(runs: Sequence[Run], resume: bool, overwrite: bool, tensorboard: bool) -> list[dict[str, Any]]:
-    open_writer = _summary_writer() if tensorboard else None
-    for one in runs:
-        check_folder(one.out, one.config, resume=resume, overwrite=overwrite)
-    device = choose_device(runs[0].config.device)
-    # Before anything is written or removed: data that cannot be had, too many tasks, settings that do not fit.
-    streams = _streams(runs, device)
-    narrow = [is_small(_first_learner(one.config, streams).method.template) for one in runs]
-    # torch loads its compiler with the first optimizer, for seconds; that is no training time.
-    make_optimizer(Phase("none", 0, 1), [nn.Parameter(torch.zeros(1))])
-    with contextlib.ExitStack() as held, quiet():
-        for one in runs:
-            _begin(one, streams, held, overwrite)
-            for training in one.trainings:
-                training.keep = one.config.models or len(runs) > 1
-            if open_writer is not None:
-                writer = open_writer(one.out / "tensorboard")
-                held.callback(writer.close)
-                for training in one.trainings:
-                    training.callbacks.append(TensorBoard(writer, training.name))
-        behind = [training for training in runs[0].trainings if training.tasks_left]
-        alone = (
-            len(runs) == 1 and started_as() is None and open_writer is None and device.type == "cpu" and all(narrow)
-        )
-        workers = workers_for(len(behind), sum(one.examples_left for one in behind)) if alone else 0
-        if workers:
-            train_in_workers(runs, Processes(workers))
-            if runs[0].error is not None:
-                raise runs[0].error
-        else:
-            _in_turns(runs, device)
-        return [one.result for one in runs]
-
-
-Streams = dict[tuple[Any, ...], Scenario]
-
-
-def _streams(runs: Sequence[Run], device: torch.device) -> Streams:
-    """Every scenario as each seed sees it; on a GPU once, and not anew for every task and learner."""
-    streams: Streams = {}
-    for one in runs:
-        config = one.config
+def _checked(
+    one: Run, streams: Streams, engine: Engine | None, device: torch.device, resume: bool, overwrite: bool
+) -> bool:
+    """Read a run's tasks and make its first learner; whether that is a small network. The tasks of an engine's run
+    are read without their examples, and what is wrong with it is its `error`."""
+    config = one.config
+    try:
+        check_folder(one.out, config, resume=resume, overwrite=overwrite)
         one.watch.say(f"{config.scenario}: reading the data")
         for seed in config.seeds:
             if config.stream_key(seed) not in streams:
                 stream = config.stream(seed, one.watch.fetched)
-                streams[config.stream_key(seed)] = stream.to(device) if device.type == "cuda" else stream
-    return streams
+                here = outline(stream) if engine else stream.to(device) if device.type == "cuda" else stream
+                streams[config.stream_key(seed)] = here
+        first = streams[config.stream_key(config.seeds[0])]
+        return is_small(new_learner(config, config.seeds[0], first, config.trainings()[0]).method.template)
+    except IBPWFError as error:
+        if engine is None:
+            raise
+        one.fail(error)
+        return False
 
 
-def _first_learner(config: RunConfig, streams: Streams) -> Any:
-    seed = config.seeds[0]
-    return new_learner(config, seed, streams[config.stream_key(seed)], config.trainings()[0])
+Streams = dict[tuple[Any, ...], Scenario]
 
 
 def outline(stream: Scenario) -> Scenario:
@@ -211,21 +192,26 @@ def outline(stream: Scenario) -> Scenario:
     return Scenario(stream.name, tasks, seed=stream.seed, input_shape=stream.input_shape, n_classes=stream.n_classes)
 
 
-def _begin(one: Run, streams: Streams, held: contextlib.ExitStack, overwrite: bool) -> None:
+def _begin(one: Run, streams: Streams, held: contextlib.ExitStack, overwrite: bool, engine: Engine | None) -> None:
     """Take the run's folder, and every seed's training as far as that has it, for each of the settings where the
     method is trained for one."""
     config = one.config
-    held.enter_context(lock_folder(one.out))
-    if overwrite:
-        remove_run(one.out)
-    write_json(one.out / "config.json", config.to_json())
-    one.trainings = [
-        SeedTraining(config, one.out, seed, answers, streams[config.stream_key(seed)], one.watch)
-        for seed in config.seeds
-        for answers in config.trainings()
-    ]
-    finished = {training.name: len(training.rows) for training in one.trainings}
-    drop_unfinished(one.out / "metrics.jsonl", finished)
+    try:
+        held.enter_context(lock_folder(one.out))
+        if overwrite:
+            remove_run(one.out)
+        write_json(one.out / "config.json", config.to_json())
+        one.trainings = [
+            SeedTraining(config, one.out, seed, answers, streams[config.stream_key(seed)], one.watch)
+            for seed in config.seeds
+            for answers in config.trainings()
+        ]
+        finished = {training.name: len(training.rows) for training in one.trainings}
+        drop_unfinished(one.out / "metrics.jsonl", finished)
+    except IBPWFError as error:
+        if engine is None:
+            raise
+        one.fail(error)
 
 
 def _summary_writer() -> Callable[[Path], Any]:
@@ -243,7 +229,15 @@ def _in_turns(runs: Sequence[Run], device: torch.device) -> None:
     large = [training for training in everyone if fills_a_gpu(training, device)]
     small = [training for training in everyone if training not in large]
     for group in [small, *([training] for training in large)]:
-        _tasks_of(group, runs, device)
+        for number in range(max((len(training.stream) for training in group), default=0)):
+            ready = [training for training in group if len(training.rows) == number < len(training.stream)]
+            started = time.perf_counter()
+            take_turns([training.begin(number) for training in ready], device)
+            seconds = (time.perf_counter() - started) / max(len(ready), 1)
+            for training in ready:
+                training.finish(number, seconds)
+            for one in runs:
+                one.write_result()
         if len(everyone) > 1 and group is not small:
             group[0].release()
     for one in runs:
@@ -254,15 +248,3 @@ def fills_a_gpu(training: SeedTraining, device: torch.device) -> bool:
     """Whether a step of the network leaves no room for that of another."""
     parameters = training.learner.method.template.parameters()
     return device.type == "cuda" and sum(parameter.numel() for parameter in parameters) > FILLS_A_GPU
-
-
-def _tasks_of(trainings: Sequence[SeedTraining], runs: Sequence[Run], device: torch.device) -> None:
-    for number in range(max((len(training.stream) for training in trainings), default=0)):
-        ready = [training for training in trainings if len(training.rows) == number < len(training.stream)]
-        started = time.perf_counter()
-        take_turns([training.begin(number) for training in ready], device)
-        seconds = (time.perf_counter() - started) / max(len(ready), 1)
-        for training in ready:
-            training.finish(number, seconds)
-        for one in runs:
-            one.write_result()

@@ -2,25 +2,18 @@
 
     t̂ = argmax_t log p_t(x) + log N_t,      p_t(x) by importance sampling from q_t(z|x)
 
-`python -m ibpwf.lab.experiments.vae_inference SCENARIO --seeds N --out FILE` trains a VAE on the training images of
-every
-task, infers the task of all test images, and writes the accuracies to FILE.
+`ibpwf reproduce table3` trains a VAE on the training images of every task and infers the task of all test images.
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
-import sys
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ibpwf.errors import InputError, run_program
 from ibpwf.lab.data.scenarios import scenario as make_scenario
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.metrics import spread
@@ -31,7 +24,6 @@ from ibpwf.lab.methods.dense import seeded
 from ibpwf.lab.methods.vae import VAE, log_likelihood
 from ibpwf.learner import choose_device
 from ibpwf.parts import FrozenSettings, require
-from ibpwf.storage.files import plain_errors, write_json
 from ibpwf.training.loop import fit_steps
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Fit, Loss
@@ -119,28 +111,3 @@ def run(scenario: str, seeds: int, settings: VAESettings, device: str, command: 
         "command": command,
         "commit": commit(),
     }
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ibpwf.lab.experiments.vae_inference", description=__doc__)
-    parser.add_argument("scenario")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=VAESettings().epochs)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    if given.seeds < 1:
-        raise InputError(f"--seeds is {given.seeds}; give at least 1.")
-    with plain_errors("write", given.out):  # before the work, not after it
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-    command = "python -m ibpwf.lab.experiments.vae_inference " + shlex.join(arguments)
-    settings = VAESettings(epochs=given.epochs)
-    result = run(given.scenario, given.seeds, settings, given.device, command)
-    write_json(given.out, result)
-    mean, std = result["task_inference"]["mean"], result["task_inference"]["std"]
-    sys.stdout.write(f"task inference {mean:.2f}" + (f" ± {std:.2f}" if std is not None else "") + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -30,7 +30,7 @@ from ibpwf.lab.experiments.reproduction.experiment import (
     shortened_note,
 )
 from ibpwf.lab.experiments.result import commit, environment
-from ibpwf.lab.experiments.run import Run, run, run_in_workers, run_together
+from ibpwf.lab.experiments.run import Run, run, run_all
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback
 from ibpwf.learner import choose_device
@@ -127,11 +127,12 @@ def check_runs(jobs: Sequence[Job]) -> None:
 
 def train_in_advance(
     jobs: Sequence[Job],
-    engine: Engine,
+    engine: Engine | None = None,
     watch: Callable[[str], RunCallback] = lambda name: RunCallback(),
     ended: Callable[[str, IBPWFError | None], None] = lambda name, error: None,
 ) -> dict[str, IBPWFError]:
-    """Train all jobs that have yet to run, at once in an engine's workers; those that failed, by name, with why."""
+    """Train all jobs that have yet to run, at once in an engine's workers, or in `groups` on this device; those that
+    failed in an engine, by name, with why."""
     failed: dict[str, IBPWFError] = {}
 
     def end(name: str, one: Run) -> None:
@@ -139,13 +140,10 @@ def train_in_advance(
         if one.error is not None:
             failed[name] = one.error
 
-    runs = []
-    for job in jobs:
-        if job.finished() is None:
-            name = job.spec.name
-            runs.append(Run(job.config, job.folder, job.command, watch(name), partial(end, name)))
-    if runs:
-        run_in_workers(runs, engine=engine, resume=True)
+    for group in groups(jobs, MOST_LEARNERS if engine is None else None):
+        names = [(job, job.spec.name) for job in group]
+        runs = [Run(job.config, job.folder, job.command, watch(name), partial(end, name)) for job, name in names]
+        run_all(runs, engine=engine, resume=True)
     return failed
 
 
@@ -155,25 +153,20 @@ def finished_run(job: Job) -> FinishedRun:
     return FinishedRun(job.spec, result, job.folder)
 
 
-def groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that have yet to run, in groups that train together."""
+def groups(jobs: Sequence[Job], most: int | None = MOST_LEARNERS) -> list[list[Job]]:
+    """Jobs that have yet to run, in groups of at most so many learners that train together."""
     made: list[list[Job]] = []
     learners = 0
     for job in jobs:
         if job.finished() is not None:
             continue
         mine = len(job.config.seeds)
-        if not made or learners + mine > MOST_LEARNERS:
+        if not made or (most is not None and learners + mine > most):
             made.append([])
             learners = 0
         made[-1].append(job)
         learners += mine
     return made
-
-
-def train_together(jobs: Sequence[Job]) -> None:
-    """Train a group of runs, their learners taking turns."""
-    run_together([Run(job.config, job.folder, job.command) for job in jobs], resume=True)
 
 
 def reproduce(
@@ -234,7 +227,7 @@ def _all_runs(
     runs, failed = [], []
     for group in groups(jobs) if together else []:
         told(f"{experiment.name}: {len(group)} runs at once: {', '.join(job.spec.name for job in group)}")
-        train_together(group)
+        train_in_advance(group)
     for number, job in enumerate(jobs, start=1):
         told(f"{experiment.name}: run {number} of {len(jobs)}: {job.spec.name}")
         try:
