@@ -169,9 +169,8 @@ def test_folders_with_a_forgotten_task_and_other_methods_can_be_inspected(
     assert report.layers == {name: dictionary.locked for name, dictionary in learner.model.layers.items()}
     from ibpwf.lab.methods import method_named
     from ibpwf.lab.methods.dense import Problem
-    from ibpwf.learner import TaskLearner
 
-    other = TaskLearner(method_named("sgd")(Problem((64,), 10, "task")))  # type: ignore[call-arg]
+    other = Learner(method_named("sgd")(Problem((64,), 10, "task")))  # type: ignore[call-arg]
     other.learn(digits[0].train.x[:64], digits[0].train.y[:64], task="0/1")
     other.save(tmp_path / "other")
     assert [task.name for task in inspect_model(tmp_path / "other").tasks] == ["0/1"]

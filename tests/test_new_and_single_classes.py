@@ -16,7 +16,6 @@ from ibpwf import Learner, Settings
 from ibpwf.errors import InputError
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.learner import TaskLearner
 from ibpwf.training.callbacks import Callback, EpochEnd
 from router_tasks import (
     CLASSES,
@@ -130,7 +129,7 @@ def test_gaussians_too_tell_a_task_of_one_class_from_others() -> None:
 
 
 def test_a_method_that_needs_two_classes_says_so() -> None:
-    learner = TaskLearner(method_named("sgd")(Problem((4,), 2, "task")))  # type: ignore[call-arg]
+    learner = Learner(method_named("sgd")(Problem((4,), 2, "task")))  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"task 'sevens' has one class only \(7\); this method needs at least two"):
         learner.learn(torch.zeros(8, 4), torch.full((8,), 7), task="sevens")
     assert not learner.tasks

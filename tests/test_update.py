@@ -19,16 +19,15 @@ from torch import Tensor
 from ibpwf import ContinualClassifier, Learner, Settings, export, load, models
 from ibpwf.concurrency import finish
 from ibpwf.errors import InputError
-from ibpwf.inference.kinds import make_inference
+from ibpwf.inference.kinds import inference_of
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
+from ibpwf.learner.update import Trial
 from ibpwf.linear import HeldOut
 from ibpwf.method import IBPWF
 from ibpwf.storage.inspection import inspect_model
-from ibpwf.task_learner import TaskLearner
 from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
-from ibpwf.update import Trial
 
 PIXELS, DIGITS = (torch.tensor(part) for part in load_digits(return_X_y=True))
 X, Y = PIXELS.float() / 16, DIGITS
@@ -89,7 +88,7 @@ def test_tasks_are_inferred_as_if_all_rows_had_been_learned_at_once(settings: Se
     new = NEW if task == "low" else noisy(of((3, 4), 200, 260))
     result = learner.update(*new, task=task, keep="always")
     assert result.rows + result.validation_rows == len(new[1])
-    joint, phi = make_inference(settings), learner.method.features
+    joint, phi = inference_of(settings), learner.method.features
     for number, old in enumerate((of((0, 1, 2), 0, 250), of((3, 4), 0, 200))):
         x, y = (torch.cat(pair) for pair in zip(old, new, strict=True)) if ("low", "mid")[number] == task else old
         joint.learn(number, [(phi(x), torch.unique(y, return_inverse=True)[1])], len(y.unique()))
@@ -129,10 +128,10 @@ def test_new_rows_are_answered_better_and_old_ones_hardly_worse() -> None:
 
 def test_what_would_change_is_told_and_nothing_changes() -> None:
     learner = taught()
-    before, state = learner.predict(TESTS), learner.known
+    before, state = learner.predict(TESTS), learner.state
     result = learner.update(*NEW, task="low", keep="never")
     assert not result.kept
-    assert learner.known is state
+    assert learner.state is state
     assert torch.equal(learner.predict(TESTS).probabilities, before.probabilities)
     old = [learner.predict(NEW[0], task).labels for task in ("low", None)]
     same = learner.update(*NEW, task="low", keep="always")
@@ -146,10 +145,10 @@ def test_what_would_change_is_told_and_nothing_changes() -> None:
 def test_a_version_that_answers_worse_is_not_kept_unless_that_is_asked_for() -> None:
     learner = taught()
     learner.settings = learner.settings.replace(learning_rate=1.0)  # with which no expert gets better
-    known, rows = learner.known, of((0, 1, 2), 250, 450)
+    known, rows = learner.state, of((0, 1, 2), 250, 450)
     result = learner.update(*rows, task="low")
     assert not result.kept
-    assert learner.known is known
+    assert learner.state is known
     assert result.accuracy is not None
     assert result.accuracy_before is not None
     assert result.accuracy < result.accuracy_before
@@ -252,10 +251,10 @@ class Broken(Callback):
 def test_a_version_that_is_broken_off_leaves_all_as_it_was_and_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     learner, other = taught(), taught()
     learner.save(tmp_path / "m")
-    before = learner.known
+    before = learner.state
     with pytest.raises(KeyboardInterrupt):
         learner.update(*NEW, task="low", keep="always", callbacks=[Checkpoint(tmp_path / "m", every=0), Broken(9)])
-    assert learner.known is before
+    assert learner.state is before
     assert inspect_model(tmp_path / "m").in_progress == "low@2"
     resumed = Learner.load(tmp_path / "m", device="cpu")
     resumed.update(*NEW, task="low", keep="always", callbacks=[Checkpoint(tmp_path / "m", resume=True)])
@@ -291,7 +290,7 @@ def test_mistakes_are_named_in_one_sentence() -> None:
 
 
 def test_other_methods_cannot() -> None:
-    learner = TaskLearner(method_named("sgd")(Problem((64,), 4, "task")))  # type: ignore[call-arg]
+    learner = Learner(method_named("sgd")(Problem((64,), 4, "task")))  # type: ignore[call-arg]
     with pytest.raises(InputError, match="method 'sgd' keeps no versions of a task"):
         learner.update(*NEW, task="low")
 
@@ -414,27 +413,27 @@ def trial_of(learner: Learner) -> Trial:
 def test_held_out_rows_decide_whether_a_version_is_below_a_linear_model(linear_learner: Learner) -> None:
     """Not those that the task was first learned with, whose record says that all of them are right."""
     trial = trial_of(linear_learner)
-    info = trial.learned.tasks[0]
+    info = trial.state.tasks[0]
     trial = replace(
-        trial, learned=replace(trial.learned, tasks=(replace(info, held_out=HeldOut(100, 100.0, 50.0, 100.0)),))
+        trial, state=replace(trial.state, tasks=(replace(info, held_out=HeldOut(100, 100.0, 50.0, 100.0)),))
     )
     truth, out = trial.labels, trial.validation.numpy()
     wrong = np.flatnonzero(out)[: int(0.12 * out.sum())]
     answers = truth.copy()
     answers[wrong] = 1 - answers[wrong]
-    poor = trial.doubt(truth, (answers, answers), (answers, answers))  # no worse than before
+    poor = trial.problem(truth, (answers, answers), (answers, answers))  # no worse than before
     assert poor is not None
     assert "linear model" in poor
     assert f"{out.sum():,} held-out rows" in poor
-    assert trial.doubt(truth, (truth, truth), (truth, truth)) is None
-    assert trial.doubt(truth, (answers, answers), (truth, truth)) is None
+    assert trial.problem(truth, (truth, truth), (truth, truth)) is None
+    assert trial.problem(truth, (answers, answers), (truth, truth)) is None
     fallen = truth.copy()
     fallen[: int(0.08 * len(truth))] = 1 - fallen[: int(0.08 * len(truth))]
-    worse = trial.doubt(truth, (truth, truth), (fallen, fallen))
+    worse = trial.problem(truth, (truth, truth), (fallen, fallen))
     assert worse is not None
     assert "'sides@1'" in worse
     few = replace(trial, validation=torch.zeros_like(trial.validation))
-    assert few.doubt(truth, (answers, answers), (answers, answers)) is None
+    assert few.problem(truth, (answers, answers), (answers, answers)) is None
 
 
 def test_rows_of_a_single_class_are_not_compared_with_a_linear_model(linear_learner: Learner) -> None:
@@ -442,13 +441,13 @@ def test_rows_of_a_single_class_are_not_compared_with_a_linear_model(linear_lear
     trial = finish(linear_learner.try_update(x[y == 1], y[y == 1], "sides", "always", 0.2))
     truth = trial.labels
     answers = np.where(np.arange(len(truth)) % 8 == 0, 0, truth)
-    assert trial.doubt(truth, (answers, answers), (answers, answers)) is None
+    assert trial.problem(truth, (answers, answers), (answers, answers)) is None
 
 
 def test_a_stream_is_not_warned_of_what_it_has_judged_itself(
     linear_classifier: ContinualClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trial, "doubt", lambda *_: "doubtful")
+    monkeypatch.setattr(Trial, "problem", lambda *_: "doubtful")
     x, y = (part.numpy() for part in separable(200, 3))
     for ask, wanted in (
         (lambda one: one.update(x, y, "sides", keep="always"), ["doubtful"]),

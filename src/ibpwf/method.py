@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 
 import ibpwf.fast.registered  # noqa: F401 (registers what is faster than the reference)
 from ibpwf import method_state
+from ibpwf.adapters import adapter_classes, as_task, read_adapter
 from ibpwf.data.rows import ROWS_PER_PASS, Again, Rows
 from ibpwf.dispatch import accelerated
 from ibpwf.distributed import Group
@@ -33,7 +35,8 @@ from ibpwf.factors.factorize import factorize
 from ibpwf.factors.forget import forget_task
 from ibpwf.factors.merge import check_head
 from ibpwf.factors.model import FactorModel
-from ibpwf.factors.ready_made import ReadyFactors, add_ready_task
+from ibpwf.factors.packing import Packing, find_packing, names_inputs
+from ibpwf.factors.ready_made import add_ready_task
 from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.factors.selection import further_factors, sufficient_selection
 from ibpwf.factors.task_network import TaskNetwork
@@ -45,11 +48,13 @@ from ibpwf.inference.opinion import EXPERT, REGRESSION, Opinion
 from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
 from ibpwf.inference.uncertainty import entropy, sampled_probabilities
 from ibpwf.inference.versions import Version, Versions
+from ibpwf.inputs import named_tensors
 from ibpwf.likelihoods import RowScores
 from ibpwf.limits import check_posterior_samples, check_rate
 from ibpwf.linear import FEWEST_ROWS
 from ibpwf.settings import Factorization, Schedule, Settings
-from ibpwf.storage.network_json import build, describe
+from ibpwf.storage.checkpoint_folder import digest_of
+from ibpwf.storage.network_json import build, describe, signature
 from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.torch_state import depends_on_default
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
@@ -100,6 +105,15 @@ class Parts:
         return [name for name, part in vars(self).items() if part is not None]
 
 
+def base_digest(weights: Mapping[str, Tensor]) -> str:
+    """Of weights by their parameters' names."""
+    return digest_of([], {"base": weights})
+
+
+def _stored_packing(packing: Packing) -> dict[str, Any]:
+    return {"fields": [asdict(field) for field in packing.fields], "padding": packing.padding}
+
+
 class IBPWF(Method):
     """The method on a factorized model."""
 
@@ -109,6 +123,8 @@ class IBPWF(Method):
     stores: ClassVar[str] = "locked factors, each task's scores, feature means and covariances"
     resumable: ClassVar[bool] = True
     locks: ClassVar[bool] = True
+    has_versions: ClassVar[bool] = True
+    settings: Settings
 
     def __init__(self, model: FactorModel, settings: Settings, parts: Parts | None = None) -> None:
         self.model, self.parts = model, parts or Parts()
@@ -122,6 +138,8 @@ class IBPWF(Method):
         self.features = features.bound(Context(model, images_of(settings)))
         self._take(settings)
         self.versions = Versions()
+        self.missing_parts: tuple[str, ...] = ()  # of the user's own, not given again since the model was loaded
+        self._base_digest: str | None = None
         self.network: TaskNetwork | None = None
         self._held_out: tuple[Rows, Rows] | None = None  # while a task is learned: what it learns from, and the rest
         self._old_version: nn.Module | None = None  # while a new one is learned
@@ -169,9 +187,38 @@ class IBPWF(Method):
         other._take(settings)
         return other
 
+    def check_complete(self) -> None:
+        if self.missing_parts:
+            given = ", ".join(f"{name}=..." for name in self.missing_parts)
+            raise InputError(
+                f"this learner was taught with your own {' and '.join(self.missing_parts)}, which a folder cannot "
+                f"hold; pass the same again to learn on: Learner.load(path, {given})."
+            )
+
     @property
     def template(self) -> nn.Module:
         return self.model.net
+
+    @property
+    def factor_model(self) -> FactorModel:
+        return self.model
+
+    @property
+    def has_frozen_base(self) -> bool:  # type: ignore[override]
+        return self.model.base == "frozen"
+
+    def find_packing(self, x: object, before: Packing | None) -> Packing | None:
+        net = self.model.net
+        if not isinstance(x, Mapping) and not names_inputs(net):
+            return None
+        named = named_tensors(x if isinstance(x, Mapping) else {net.main_input_name: x})
+        return find_packing(net, named, self.settings.length, before)
+
+    def take_packing(self, packing: Packing) -> None:
+        self.model.take_packing(packing)
+
+    def check_input_shape(self, shape: tuple[int, ...]) -> None:
+        method_state.check_inputs(self, shape)
 
     def trial(self, x: Tensor) -> object:
         with self.model.shell() as net, torch.no_grad():
@@ -374,10 +421,12 @@ class IBPWF(Method):
         self.keep(data, rows)
         self.network = self._old_version = self._data = None
 
-    def take_task(self, data: TaskData, factors: Mapping[str, ReadyFactors], own: Mapping[str, Tensor]) -> None:
-        """Keep a task that was learned elsewhere; `data` tells what its inputs are like."""
+    def learn_adapter(self, path: str | Path, data: TaskData, classes: Sequence[int] | None) -> None:
+        adapter = read_adapter(path)
+        adapter_classes(adapter, self.model, classes, data.classes)
+        ready = as_task(adapter, self.model, len(data.classes))
         self.hold_out(data)
-        add_ready_task(self.model, len(data.classes), factors, own)
+        add_ready_task(self.model, len(data.classes), ready.factors, ready.own)
         self.keep(data, self.rows_to_train(data))
 
     def fork(self) -> Self:
@@ -399,7 +448,7 @@ class IBPWF(Method):
         # A router is weighed by the held-out rows, which it must not have seen; Gaussians are not.
         seen = rows if self.inference.has_class_scores else data.rows
         if data.is_update:
-            self.take_rows(data.index, seen)
+            self.add_rows(data.index, seen)
             old = self.versions[data.index]
             new = replace(old, serial=data.serial, number=old.number + 1)
         else:
@@ -426,7 +475,7 @@ class IBPWF(Method):
         some = features.rows_to_fit
         return rows.in_order() if some is None else rows.sample(some, data.generator("sample"))
 
-    def take_rows(self, task: int, rows: Rows) -> None:
+    def add_rows(self, task: int, rows: Rows) -> None:
         """Let task inference have more rows of a task, as if they had come with its first; its expert stays."""
         self.inference.update(task, self._phi(rows), len(self.classes[task]))
 
@@ -468,7 +517,7 @@ class IBPWF(Method):
     # Answering
 
     @property
-    def classes(self) -> list[tuple[int, ...]]:
+    def classes(self) -> list[tuple[int, ...]]:  # type: ignore[override]
         """Of every task."""
         return [one.classes for one in self.versions.newest]
 
@@ -508,6 +557,9 @@ class IBPWF(Method):
         views, place = self.views(task), self.place(task)
         parts = [self.model.logits(rows, place, views) for rows in torch.split(x, ROWS_PER_PASS)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def merge(self, task: int) -> nn.Module:
+        return self.model.merge(self.place(task))
 
     def expert(self, x: Tensor, task: int) -> Tensor | None:
         """A task's class scores beside those of others; None of a task that had nothing to tell apart."""
@@ -560,6 +612,10 @@ class IBPWF(Method):
         if weight != "auto" and not alone:
             return fusion.ROUTER_WEIGHT, weight
         return fusion.weights(self.calibrations, alone=alone)
+
+    @property
+    def has_novelty(self) -> bool:
+        return self.inference.has_class_scores and None not in self.calibrations
 
     def novelty(self, x: Tensor, rate: float) -> Tensor:
         """How unlike everything learned each row is, by router and experts; above 1 for a share `rate` of the rows of
@@ -811,8 +867,29 @@ class IBPWF(Method):
         return {"factors and tasks": 4 * self.parameter_count(), "feature statistics": statistics}
 
     def configuration(self) -> dict[str, Any]:
-        """The model folder of `Learner` also keeps the network's own tensors, so it stores this itself."""
-        return {"network": describe(self.model.net), "settings": self.settings.to_json()}
+        model = self.model
+        return {
+            "settings": self.settings.to_json(),
+            "network": describe(model.net),
+            "signature": signature(model.net),
+            "head": model.head,
+            "layers": list(model.layers),
+            "frozen": sorted(model.frozen),
+            "parts": sorted({*self.parts.names(), *self.missing_parts}),
+            "base": self._digest_of_base(),
+            "packing": None if model.packing is None else _stored_packing(model.packing),
+        }
+
+    def _digest_of_base(self) -> str | None:
+        """Of the frozen weights that every task stands on; they never change."""
+        if self._base_digest is None and self.has_frozen_base:
+            self._base_digest = base_digest(self.model.base_weights())
+        return self._base_digest
+
+    def fixed_files(self) -> dict[str, dict[str, Tensor]]:
+        elsewhere = self.model.base_weights()
+        kept = {name: tensor for name, tensor in self.model.net.state_dict().items() if name not in elsewhere}
+        return {"template": kept}
 
     @classmethod
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:

@@ -18,7 +18,6 @@ from ibpwf.errors import InputError
 from ibpwf.exporting import writing
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.learner import TaskLearner
 from processes import Finished
 
 
@@ -40,8 +39,8 @@ def deciding() -> Learner:
     return learner
 
 
-def other_method() -> TaskLearner:
-    learner = TaskLearner(method_named("sgd")(Problem((4,), 2, "task")))  # type: ignore[call-arg]
+def other_method() -> Learner:
+    learner = Learner(method_named("sgd")(Problem((4,), 2, "task")))  # type: ignore[call-arg]
     learner.learn(torch.randn(8, 4), torch.arange(8) % 2, task="a")
     return learner
 

@@ -138,7 +138,7 @@ def test_before_the_first_task_there_is_nothing_to_ask(fresh: Learner) -> None:
 
 
 def test_what_is_no_network_or_no_seed_is_refused(net: nn.Module, fresh: Learner, digits: Scenario) -> None:
-    refused(lambda: Learner("resnet"), InputError, r"model is a str; give a torch\.nn\.Module")  # type: ignore[arg-type]
+    refused(lambda: Learner("resnet"), InputError, r"net is a str; give a torch\.nn\.Module")  # type: ignore[arg-type]
     for seed in (-1, 1.5, True, "0", 2**63):
         refused(lambda seed=seed: Learner(net, seed=seed), InputError, "seed is .*; give a whole number from 0")  # type: ignore[misc]
     refused(lambda: Learner(net, device="tpu-v9"), InputError, "device is 'tpu-v9'; give 'auto', 'cpu' or 'cuda'")

@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from ibpwf import ContinualClassifier, Learner, Settings, load, task_learner
+from ibpwf import ContinualClassifier, Learner, Settings, load
 from ibpwf.errors import BusyError, InputError
 from ibpwf.estimator import classifier as estimator
+from ibpwf.learner import learner as learner_module
 from tallies import Tally
 from threads import at_once
 
@@ -298,7 +299,7 @@ def test_learning_tells_of_its_own_task_though_another_thread_has_changed_the_le
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     model = Learner(net, learner.settings, device="cpu")
-    finish = task_learner.finish
+    finish = learner_module.finish
 
     def and_then_another(steps: Any) -> Any:
         found = finish(steps)
@@ -306,7 +307,7 @@ def test_learning_tells_of_its_own_task_though_another_thread_has_changed_the_le
         model.forget("own") if change == "forget" else model.learn(*rows(1), task="other")
         return found
 
-    monkeypatch.setattr(task_learner, "finish", and_then_another)
+    monkeypatch.setattr(learner_module, "finish", and_then_another)
     task = model.learn(*rows(0), task="own")
     assert task.name == "own"
     assert names(model) == ([] if change == "forget" else ["own", "other"])
@@ -389,7 +390,7 @@ def test_a_save_that_waited_for_another_does_not_bring_a_deleted_task_back(
 ) -> None:
     model, path = copy.deepcopy(request.getfixturevalue(kind)), tmp_path / "m"
     model.save(path)
-    waiting, real = [True], task_learner.lock_folder
+    waiting, real = [True], learner_module.lock_folder
 
     def lock(folder: Path) -> Any:
         if waiting.pop() if waiting else False:  # meanwhile another thread deletes a task and saves
@@ -397,7 +398,7 @@ def test_a_save_that_waited_for_another_does_not_bring_a_deleted_task_back(
             model.save(path)
         return real(folder)
 
-    for module in (task_learner, estimator):
+    for module in (learner_module, estimator):
         monkeypatch.setattr(module, "lock_folder", lock)
     model.save(path)
     assert "t2" not in names(load(path))

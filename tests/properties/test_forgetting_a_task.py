@@ -247,10 +247,10 @@ def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
 def test_a_method_whose_tasks_share_weights_says_that_it_cannot(method: str) -> None:
     from ibpwf.lab.methods import method_named
     from ibpwf.lab.methods.dense import Problem
-    from ibpwf.learner import TaskLearner
+    from ibpwf.learner import Learner
 
-    learner = TaskLearner(method_named(method)(Problem((16,), 4, "task")))  # type: ignore[call-arg]
-    learner._learned = replace(learner._learned, tasks=(ibpwf.learner.TaskInfo("a", 0, (0, 1), 4),))
+    learner = Learner(method_named(method)(Problem((16,), 4, "task")))  # type: ignore[call-arg]
+    learner._state = replace(learner._state, tasks=(ibpwf.learner.TaskInfo("a", 0, (0, 1), 4),))
     with pytest.raises(InputError, match=f"method '{method}' cannot forget one task"):
         learner.forget("a")
     assert len(learner.tasks) == 1

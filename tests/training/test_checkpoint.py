@@ -18,7 +18,6 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.factors.prior import IBP, LayerShape
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.learner import TaskLearner
 from ibpwf.method import IBPWF
 from ibpwf.storage.checkpoint_folder import IN_PROGRESS, save_checkpoint, task_in_progress
 from ibpwf.storage.folder import lock_folder
@@ -233,7 +232,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     x, y = examples(1)
     with pytest.raises(InputError, match="every is -1; give the minutes"):
         Checkpoint(tmp_path / "model", every=-1)
-    other = TaskLearner(method_named("ewc")(Problem((16,), 4, "task")))  # type: ignore[call-arg]
+    other = Learner(method_named("ewc")(Problem((16,), 4, "task")))  # type: ignore[call-arg]
     with pytest.raises(InputError, match="method 'ewc' cannot be resumed inside a task; leave checkpoint out"):
         other.learn(x.flatten(1), y, callbacks=[Checkpoint(tmp_path / "model")])
 

@@ -54,9 +54,9 @@ def bench_command(asked: BenchOptions) -> None:
             raise unknown("measurement in --only", name, NAMES)
     check_device(asked.device)
     from ibpwf.cli.screen import Screen
+    from ibpwf.device import choose_device
     from ibpwf.lab.bench.measure import Setup
     from ibpwf.lab.bench.registry import chosen, measured, runs_on
-    from ibpwf.learner import choose_device
     from ibpwf.storage.files import read_json, write_json, write_text
 
     # Measurements train for seconds, on purpose: that their tasks are hardly learned is no news.

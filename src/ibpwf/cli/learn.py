@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ibpwf.cli.screen import Screen
     from ibpwf.estimator.files import LearnedTask
     from ibpwf.estimator.recipes import Recipe
+    from ibpwf.learner.update import Keep, Update
     from ibpwf.linear import HeldOut
     from ibpwf.training.callbacks import EpochEnd, StepEnd, TaskStart
-    from ibpwf.update import Keep, Update
 
 NOT_KEPT = 1
 """The exit code where more rows of a task made it worse and nothing was kept."""

@@ -70,11 +70,11 @@ def reproduce_command(options: ReproduceOptions) -> None:
     options.engine()
     flush_denormals()
     from ibpwf.cli.screen import Screen
+    from ibpwf.device import choose_device
     from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
     from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
     from ibpwf.lab.experiments.reproduction.reproduce import plan
     from ibpwf.lab.report import need_jinja2, write_report
-    from ibpwf.learner import choose_device
 
     chosen, budget = chosen_experiments(options.name), checked_budget(options.budget)
     choose_device(options.device)

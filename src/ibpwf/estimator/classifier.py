@@ -38,7 +38,8 @@ from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
 from ibpwf.labels import LabelBook, before_scikit_learn, label_array
 from ibpwf.learner import Learner
-from ibpwf.learner_state import Learned
+from ibpwf.learner.state import LearnerState
+from ibpwf.learner.update import VALIDATION_FRACTION, Keep, Update, known_task, unknown_label
 from ibpwf.limits import check_rate
 from ibpwf.plain_arrays import numbers, plain
 from ibpwf.settings import Settings
@@ -51,7 +52,6 @@ from ibpwf.streaming.stream import Segment, Stream
 from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
-from ibpwf.update import VALIDATION_FRACTION, Keep, Update, known_task, unknown_label
 
 ROWS = "rows"
 """Under this name `extra_` may keep, by task, a digest of the rows it was learnt from; it goes when the task goes."""
@@ -216,7 +216,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         callbacks: Sequence[Callback],
         warns: bool,
     ) -> Generator[None, None, tuple[Update, str | None]]:
-        name = known_task(self.learner_.known, task).name
+        name = known_task(self.learner_.state, task).name
         learner = self._next_learner(self.learner_.info(name).examples)
         rows, y, _ = checked_rows(self, X, y, like=self._plan.first.image)
         y = label_array(y)
@@ -228,13 +228,13 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x, numbers = torch.from_numpy(self._standardizer(rows)), torch.from_numpy(self._labels.numbers(y))
         trial = yield from learner.try_update(x, numbers, name, keep, validation_fraction, callbacks)
         after = self._fork()
-        learner.commit(trial.learned)
+        learner.commit(trial.state)
         after._novelty = self._novelty_of_update(learner, trial.task, x, numbers)
         after.learner_ = learner
         both = [(model.predict(X, name), model.predict(X)) for model in (self, after)]
         result, doubt = trial.judged(y, *both), None
         if result.kept:
-            doubt = trial.doubt(y, *both) if warns else None
+            doubt = trial.problem(y, *both) if warns else None
             after.learner_ = learner = learner.fork()
             learner.commit(trial.finished())
             after._novelty = self._novelty_of_update(learner, trial.task, x, numbers)
@@ -272,7 +272,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _learn(self, X: Any, y: Any, task: str | None, **how: Any) -> Self:
         steps = pinned_steps(self._learn_steps(X, y, task, **how))
         self._writes().claim(steps, "learned")
-        finish(steps).warn_if_hardly_learned()
+        finish(steps).warn_of_poor_fit()
         return self
 
     def _writes(self) -> SingleWriter:
@@ -316,7 +316,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known: LabelBook | None = None,
         sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
-    ) -> Generator[None, None, Learned]:
+    ) -> Generator[None, None, LearnerState]:
         anew = anew or not self._has_tasks()  # after the claim: another thread may have learned the first task
         other = self._fork()  # scikit-learn writes to it what columns there are, before anything is learned
         rows = TaskRows(other, X, y, anew=anew)

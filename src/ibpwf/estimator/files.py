@@ -26,12 +26,12 @@ from ibpwf.distributed import Group, join
 from ibpwf.errors import DataError, IBPWFError, InputError, StoreError
 from ibpwf.estimator.classifier import ROWS, ContinualClassifier
 from ibpwf.estimator.recipes import Recipe
+from ibpwf.learner.update import TOO_FEW, VALIDATION_FRACTION, Keep, Update, known_task
 from ibpwf.linear import HeldOut
 from ibpwf.storage.checkpoint_folder import ANEW, IN_PROGRESS, discard, discard_finished, task_in_progress
 from ibpwf.storage.folder import LOCK, MANIFEST, is_ours, lock_folder
 from ibpwf.training.callbacks import Callback, StepEnd
 from ibpwf.training.checkpoint import Checkpoint
-from ibpwf.update import TOO_FEW, VALIDATION_FRACTION, Keep, Update, known_task
 
 Row = dict[str, Any]
 
@@ -373,7 +373,7 @@ def update_file(
     with contextlib.nullcontext() if keep == "never" else lock_folder(model):
         classifier = load_classifier(model, options.device)
         check_parameters(model, classifier, parameters or {}, options.naming)
-        info = known_task(classifier.learner_.known, task)
+        info = known_task(classifier.learner_.state, task)
         layout = layout_of(classifier)
         examples = read_examples(data, replace(options.read, like=layout))
         _check_labels(examples, classes_of(classifier, info.name), info.name, options)

@@ -18,10 +18,10 @@ from ibpwf.backbones.loading import load as load_backbone
 from ibpwf.backbones.local import part_of
 from ibpwf.backbones.weights import read_weights
 from ibpwf.errors import InputError
-from ibpwf.learner import KIND, SPARE
+from ibpwf.learner.building import SPARE
 from ibpwf.storage.files import plain_errors, read_bytes
 from ibpwf.storage.folder import open_folder
-from ibpwf.storage.model_folder import face_of, whole_folder
+from ibpwf.storage.model_folder import KIND, face_of, whole_folder
 from ibpwf.storage.model_record import Configuration, manifest_of, read_content
 from ibpwf.storage.network_json import build
 from ibpwf.storage.records import read_record

@@ -22,11 +22,10 @@ from ibpwf.estimator import ContinualClassifier
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation
 from ibpwf.exporting.base import trained_network
 from ibpwf.exporting.graph import Expert, TaskGraph, WholeGraph, joint_of, prepare
-from ibpwf.learner import load
+from ibpwf.learner import Learner, load
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO, Standardizer
 from ibpwf.storage.network_json import describe, signature
-from ibpwf.task_learner import TaskLearner
 
 SCHEMA = 1
 WHOLE = "all"
@@ -39,7 +38,7 @@ NOT_INCLUDED = "not included: give inputs as the learner was given them"
 PREPROCESSING = "preprocessing"
 """Under this name `learner.save(path, extra=...)` may keep what was done to the inputs, as JSON; `words` say it."""
 
-Model = ContinualClassifier | TaskLearner | str | Path
+Model = ContinualClassifier | Learner[Any] | str | Path
 Base = nn.Module | str | Path
 
 
@@ -47,7 +46,7 @@ Base = nn.Module | str | Path
 class Source:
     """A learner, the classifier it belongs to if any, and the folder it was read from if any."""
 
-    learner: TaskLearner
+    learner: Learner[Any]
     method: IBPWF
     classifier: ContinualClassifier | None
     folder: Path | None
@@ -66,7 +65,7 @@ class Source:
             if not hasattr(model, "learner_"):
                 raise InputError("this ContinualClassifier has learnt nothing yet; call learn(X, y) first.")
             classifier, model = model, model.learner_
-        if not isinstance(model, TaskLearner):
+        if not isinstance(model, Learner):
             raise InputError(
                 f"model is a {type(model).__name__}; give a ContinualClassifier, a Learner or a model folder."
             )

@@ -11,6 +11,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.errors import InputError
+from ibpwf.factors.model import FactorModel
+from ibpwf.factors.packing import Packing
 from ibpwf.inference.prediction import Prediction
 from ibpwf.likelihoods import Categorical, Likelihood
 from ibpwf.linear import HeldOut
@@ -112,6 +115,10 @@ class Method(Objective):
     outcome: HeldOut | None = None  # how well the last task's held-out rows were answered when it ended
     further_factors: Mapping[str, int] = MappingProxyType({})  # of the last task, those with π̄ < κ it keeps, by layer
     locks: ClassVar[bool] = False  # whether a tensor that `state` gave once is never written to again
+    has_versions: ClassVar[bool] = False  # whether a task can be updated
+    settings: Any = None  # what the next task is learned with
+    classes: Sequence[tuple[int, ...]] | None = None  # of every task; None where the state does not say
+    has_frozen_base: bool = False  # whether tasks are differences from pretrained weights
 
     @property
     @abstractmethod
@@ -125,6 +132,27 @@ class Method(Objective):
     @abstractmethod
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
         """Prepare for a task and say what to train."""
+
+    def with_settings(self, settings: Any) -> Self:
+        """The same method with other settings from the next task on."""
+        raise self._unsupported("does not change its settings between tasks")
+
+    def _unsupported(self, what: str, remedy: str = "use IBP-WF for it") -> InputError:
+        return InputError(f"method '{self.name}' {what}; {remedy}.")
+
+    def check_complete(self) -> None:
+        """Reject learning where parts of the user's own, which a folder cannot hold, have not been given again."""
+
+    def find_packing(self, x: object, before: Packing | None) -> Packing | None:
+        """How inputs of a first task become one tensor, where they have names."""
+        return None
+
+    def take_packing(self, packing: Packing) -> None:
+        """Take inputs that are packed so; called before the first task."""
+        raise self._unsupported("takes no inputs by name")
+
+    def check_input_shape(self, shape: tuple[int, ...]) -> None:
+        """Reject a stored shape of inputs that the method was not made for."""
 
     @property
     def least_classes(self) -> int:
@@ -172,6 +200,19 @@ class Method(Objective):
     def end_task(self, data: TaskData) -> None:
         """Keep what the task taught; the only place where a method's lasting state changes."""
 
+    def learn_adapter(self, path: str | Path, data: TaskData, classes: Sequence[int] | None) -> None:
+        """Keep a LoRA adapter in a folder as a task; `data` are examples of it."""
+        raise self._unsupported("takes no adapters")
+
+    def add_rows(self, task: int, rows: Rows) -> None:
+        """Let task inference see more rows of a task, whose expert stays."""
+        raise self.no_versions()
+
+    def no_versions(self) -> InputError:
+        return self._unsupported(
+            "keeps no versions of a task, so it cannot update one", "learn the rows as another task, or use IBP-WF"
+        )
+
     @abstractmethod
     def trial(self, x: Tensor) -> object:
         """What the network gives for one example, to see that its shape fits."""
@@ -179,6 +220,23 @@ class Method(Objective):
     @abstractmethod
     def logits(self, x: Tensor, task: int) -> Tensor:
         """A task's raw outputs, a column per class of the task."""
+
+    @property
+    def has_novelty(self) -> bool:
+        return False
+
+    @property
+    def factor_model(self) -> FactorModel:
+        """The factorized network with every task."""
+        raise self._unsupported("has no factorized network")
+
+    def merge(self, task: int) -> nn.Module:
+        """A task as an ordinary network."""
+        raise self._unsupported("has no network for each task")
+
+    def novelty(self, x: Tensor, rate: float) -> Tensor:
+        """How novel each row is; above 1 for a share `rate` of the tasks' own rows."""
+        raise self._unsupported("has no novelty score")
 
     def serial(self, task: int) -> int:
         """A task's number among all that were ever learnt. Forgetting changes numbers, not serials: files and random
@@ -219,6 +277,10 @@ class Method(Objective):
     @abstractmethod
     def configuration(self) -> dict[str, Any]:
         """JSON from which `create` makes the same untrained method again."""
+
+    def fixed_files(self) -> dict[str, dict[str, Tensor]]:
+        """Named files of tensors that make the untrained method, beside `configuration`."""
+        return {}
 
     @classmethod
     @abstractmethod

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ibpwf.device import choose_device
 from ibpwf.lab import scenario
 from ibpwf.lab.experiments.vae_inference import VAESettings, run, task_inference
-from ibpwf.learner import choose_device
 
 
 def test_vaes_tell_permutations_of_digits_apart_and_the_same_seed_gives_the_same() -> None:

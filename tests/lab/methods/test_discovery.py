@@ -16,8 +16,8 @@ from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods import method_named, methods, own_methods
 from ibpwf.lab.methods.dense import DenseMethod, Problem
+from ibpwf.learner import Learner
 from ibpwf.method import IBPWF
-from ibpwf.task_learner import TaskLearner
 
 
 def registered(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
@@ -26,15 +26,15 @@ def registered(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == registry.METHODS else [])
 
 
-def learner(name: str, **changes: object) -> TaskLearner:
+def learner(name: str, **changes: object) -> Learner:
     kind = method_named(name)
     settings = kind.settings_type(
         **{"hidden": (24,), "epochs": 10, "batch_size": 32, "learning_rate": 0.01, **changes}
     )
-    return TaskLearner(kind(Problem((64,), 10, "class"), settings, seed=3), seed=3)
+    return Learner(kind(Problem((64,), 10, "class"), settings, seed=3), seed=3)
 
 
-def accuracy(one: TaskLearner, digits: Scenario, task: int) -> float:
+def accuracy(one: Learner, digits: Scenario, task: int) -> float:
     return float((one.predict(digits[task].test.x).labels == digits[task].test.y).double().mean())
 
 
@@ -76,7 +76,7 @@ def test_a_registered_method_is_listed_found_by_its_name_stored_and_loaded(
     one = learner("last-rows", epochs=1)
     one.learn(digits[0].train.x, digits[0].train.y)
     one.save(tmp_path / "model")
-    loaded = TaskLearner.load(tmp_path / "model", device="cpu")
+    loaded = Learner.load(tmp_path / "model", device="cpu")
     assert isinstance(loaded.method, last_rows.LastRows)
     for each in (one, loaded):
         each.learn(digits[1].train.x, digits[1].train.y)

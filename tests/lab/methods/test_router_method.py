@@ -21,7 +21,7 @@ from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.presets import preset
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.router import Router, RouterSettings
-from ibpwf.task_learner import TaskLearner
+from ibpwf.learner import Learner
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
@@ -141,7 +141,7 @@ def test_our_scenarios_say_which_images_their_rows_are_and_which_may_be_mirrored
 def test_patches_of_rows_that_are_no_images_are_refused_with_what_to_set() -> None:
     with pytest.raises(InputError, match=r"examples have shape \(30,\); set features=random"):
         Router(Problem((30,), 10, "task"), PATCHES)
-    learner = TaskLearner(Router(Problem((1, 5, 5), 4, "task"), PATCHES))
+    learner = Learner(Router(Problem((1, 5, 5), 4, "task"), PATCHES))
     with pytest.raises(InputError, match="of 6 × 6 pixels, but an image is 1 × 5 × 5"):
         learner.learn(torch.rand(20, 1, 5, 5), torch.arange(20) % 2)
 
@@ -217,10 +217,10 @@ def test_a_learner_of_it_is_saved_loaded_and_goes_on_with_the_same_bits(
 ) -> None:
     entry = EntryPoint("router", "ibpwf.lab.methods.router:Router", registry.METHODS)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == registry.METHODS else [])
-    learner = TaskLearner(fresh(), seed=5)
+    learner = Learner(fresh(), seed=5)
     learner.learn(digits[0].train.x, digits[0].train.y)
     learner.save(tmp_path / "model")
-    loaded = TaskLearner.load(tmp_path / "model", device="cpu")
+    loaded = Learner.load(tmp_path / "model", device="cpu")
     for one in (learner, loaded):
         one.learn(digits[1].train.x, digits[1].train.y)
     x = digits[0].test.x

@@ -20,7 +20,7 @@ from ibpwf.lab.experiments.presets import preset
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.finetune import Adam
 from ibpwf.lab.methods.separate_turns import SeparateTurns, SeparateTurnsSettings
-from ibpwf.task_learner import TaskLearner
+from ibpwf.learner import Learner
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
@@ -205,10 +205,10 @@ def test_a_task_that_is_broken_off_leaves_nothing_behind() -> None:
 def test_a_learner_of_it_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("separate-turns", "ibpwf.lab.methods.separate_turns:SeparateTurns", registry.METHODS)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == registry.METHODS else [])
-    learner = TaskLearner(fresh(), seed=3)
+    learner = Learner(fresh(), seed=3)
     learner.learn(task(0).x, task(0).y)
     learner.save(tmp_path / "model")
-    loaded = TaskLearner.load(tmp_path / "model", device="cpu")
+    loaded = Learner.load(tmp_path / "model", device="cpu")
     for one in (learner, loaded):
         one.learn(task(1).x, task(1).y + 2)
     found = [one.predict(task(0).x).probabilities for one in (learner, loaded)]

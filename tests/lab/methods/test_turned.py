@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ibpwf.errors import InputError
 from ibpwf.lab.methods import method_named, methods
+from ibpwf.learner import Learner
 from ibpwf.method import IBPWF
-from ibpwf.task_learner import TaskLearner
 from ibpwf.training.loop import Training
 from ibpwf.training.method import Method, TaskData
 
@@ -86,12 +86,12 @@ def test_answers_are_the_mean_over_turns_of_what_the_method_says_of_turned_class
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_stored_method_answers_the_same(name: str, tmp_path: Path) -> None:
-    learner = TaskLearner(made(f"{name}+turns", 4, "task"), seed=0)
+    learner = Learner(made(f"{name}+turns", 4, "task"), seed=0)
     for index in range(2):
         x, y = images(index)
         learner.learn(x, y + 2 * index, task=f"task {index}")
     learner.save(tmp_path / "model")
-    other = TaskLearner.load(tmp_path / "model")
+    other = Learner.load(tmp_path / "model")
     x = images(1)[0]
     assert torch.equal(other.predict(x, task=1).probabilities, learner.predict(x, task=1).probabilities)
     assert set(learner.predict(x, task=1).labels.tolist()) <= {2, 3}

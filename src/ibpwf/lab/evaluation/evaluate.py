@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ibpwf.learner import TaskLearner
+from ibpwf.learner import Learner
 
 Sure = tuple[Tensor, Tensor]
 """Of every answer its probability, and whether it was right."""
@@ -29,7 +30,7 @@ def percent(right: Tensor) -> float:
 
 
 def score(
-    learner: TaskLearner, number: int, x: Tensor, y: Tensor, settings: Sequence[str] = ("task", "class")
+    learner: Learner[Any], number: int, x: Tensor, y: Tensor, settings: Sequence[str] = ("task", "class")
 ) -> TaskScore:
     """Incremental task (task given), incremental class (task and label must both be right: a class is a task and
     a label) and task inference, on the test set of task `number`."""
@@ -48,7 +49,7 @@ def score(
     return TaskScore(task, percent(sure["class"][1]), percent(right_task), sure)
 
 
-def zero_shot(learner: TaskLearner, classes: tuple[int, ...], x: Tensor, y: Tensor) -> float | None:
+def zero_shot(learner: Learner[Any], classes: tuple[int, ...], x: Tensor, y: Tensor) -> float | None:
     """Accuracy on a task not learnt yet, under the latest task's parameters, its classes taken in order.
 
     None before the first task, or when the numbers of classes differ.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ibpwf.inference.base import TaskInference
 from ibpwf.learner import Learner
-from ibpwf.task_learner import TaskLearner
 
 ROWS = 100
 DRAWS = 10
@@ -25,7 +24,7 @@ def auroc(low: Tensor, high: Tensor) -> float:
     return 100.0 * float(roc_auc_score(of_high.numpy(), torch.cat([low, high]).double().numpy()))
 
 
-def seen_and_unseen(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, Any]:
+def seen_and_unseen(learner: Learner[Any], tests: Sequence[Tensor]) -> dict[str, Any]:
     """The mean predictive entropy in nats of every task's test set, the task unknown (eq. entropy_incr_class), and
     how well it tells tasks still to come from those learnt (None after the last one)."""
     some = [x[:ROWS] for x in tests]
@@ -48,14 +47,12 @@ RATE, NOVEL_ROWS = 0.05, 500
 """False alarms that are allowed, and inputs of each test set that are looked at."""
 
 
-def novelty_found(learner: TaskLearner, tests: Sequence[Tensor]) -> dict[str, Any] | None:
+def novelty_found(learner: Learner[Any], tests: Sequence[Tensor]) -> dict[str, Any] | None:
     """How well novelty by router and experts tells tasks still to come from those learnt: the area under the ROC
     curve, and the share of each that is called new at a false-alarm rate of 5 %, in percent. None after the last
     task, or for a method that has none."""
     learned = len(learner.tasks)
-    if learned == len(tests) or not isinstance(learner, Learner) or None in learner.method.calibrations:
-        return None
-    if not learner.method.inference.has_class_scores:
+    if learned == len(tests) or not learner.method.has_novelty:
         return None
     known, new = (
         learner.novelty(torch.cat([x[:NOVEL_ROWS] for x in part]), RATE).double().cpu()

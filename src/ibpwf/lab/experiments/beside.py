@@ -10,13 +10,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ibpwf.device import choose_device
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.evaluation.evaluate import score
 from ibpwf.lab.evaluation.metrics import average_accuracy, spread
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import new_learner
 from ibpwf.lab.methods import method_named
-from ibpwf.learner import choose_device
 from ibpwf.training.environment import prepared_to_train
 
 

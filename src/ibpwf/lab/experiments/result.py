@@ -125,7 +125,7 @@ def _paper(config: RunConfig, setting: str) -> dict[str, float | None] | None:
 def environment(device: str = "auto") -> dict[str, Any]:
     """What the numbers were made with."""
     from ibpwf import __version__
-    from ibpwf.learner import choose_device
+    from ibpwf.device import choose_device
 
     chosen = choose_device(device)
     return {

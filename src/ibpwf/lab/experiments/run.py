@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ibpwf.device import choose_device
 from ibpwf.distributed import Group, join
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.data.tasks import Scenario, Task
@@ -33,7 +34,6 @@ from ibpwf.lab.experiments.run_folder import check_folder, drop_unfinished, remo
 from ibpwf.lab.experiments.seed_training import RunCallback, SeedTraining, new_learner
 from ibpwf.lab.experiments.task_job import quiet, train_in_workers
 from ibpwf.launched import started_as
-from ibpwf.learner import choose_device
 from ibpwf.method import IBPWF
 from ibpwf.storage.files import write_json
 from ibpwf.storage.folder import lock_folder

@@ -66,8 +66,8 @@ class RunConfig(FrozenSettings):
         super().__init__(scenario=scenario, **{**values, "preset": preset})
 
     def check_settings(self) -> None:
+        from ibpwf.device import choose_device
         from ibpwf.lab.experiments.presets import settings_type
-        from ibpwf.learner import choose_device
 
         if self.network is not None and settings_type(self.method) is not Settings:
             raise InputError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ibpwf.device import choose_device
 from ibpwf.errors import StoreError
 from ibpwf.lab.data.catalog import preprocessing
 from ibpwf.lab.data.tasks import Scenario
@@ -20,7 +21,7 @@ from ibpwf.lab.evaluation.uncertainty import novelty_found, seen_and_unseen
 from ibpwf.lab.experiments.network import build_network
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.methods import method_named
-from ibpwf.learner import Learner, TaskLearner, choose_device
+from ibpwf.learner import Learner
 from ibpwf.settings import Settings
 from ibpwf.storage.files import append_jsonl, read_json, write_json
 from ibpwf.storage.folder import MANIFEST, open_folder
@@ -60,7 +61,7 @@ class RunCallback:
         return type(self).step_end is not RunCallback.step_end
 
 
-def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[str, ...]) -> TaskLearner:
+def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[str, ...]) -> Learner[Any]:
     """A learner that has learned nothing yet."""
     method, settings = method_named(config.method), config.settings(answers[0])
     if isinstance(settings, Settings):
@@ -73,7 +74,7 @@ def new_learner(config: RunConfig, seed: int, stream: Scenario, answers: tuple[s
         "settings": settings.to_json(),
         "seed": seed,
     }
-    return TaskLearner(method.create(configuration, choose_device(config.device)), seed=seed)
+    return Learner(method.create(configuration, choose_device(config.device)), seed=seed)
 
 
 class SeedTraining(Callback):
@@ -110,7 +111,7 @@ class SeedTraining(Callback):
         sizes = [len(task.train) for task in self.stream[len(self.rows) :]]
         return sum(size * self.config.epochs(size) for size in sizes)
 
-    def _resume_or_start(self) -> tuple[TaskLearner, list[dict[str, Any]]]:
+    def _resume_or_start(self) -> tuple[Learner[Any], list[dict[str, Any]]]:
         there = self.folder / "rows.json"
         rows = read_json(there)["rows"] if there.exists() else []
         if not (self.folder / "model" / MANIFEST).exists():
@@ -124,7 +125,7 @@ class SeedTraining(Callback):
             )
         return learner, rows[: len(learner.tasks)]
 
-    def _stored(self) -> TaskLearner:
+    def _stored(self) -> Learner[Any]:
         """The learner in the folder. A model folder is data and names no module to import; the run does."""
         model = self.folder / "model"
         settings = self.config.settings()

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ibpwf import __version__
+from ibpwf.device import choose_device
 from ibpwf.errors import IBPWFError, InputError, StoreError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.executors import Chain, Engine, side_by_side, tell
@@ -30,7 +31,6 @@ from ibpwf.lab.experiments.replicas import take_turns
 from ibpwf.lab.experiments.result import environment
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback, SeedTraining
-from ibpwf.learner import choose_device
 from ibpwf.storage.files import append_jsonl, decode_tensors, read_bytes, read_jsonl, write_json
 from ibpwf.storage.folder import MANIFEST, FileEntry, open_folder, save_folder
 from ibpwf.training.callbacks import EpochEnd

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibpwf.device import choose_device
 from ibpwf.lab.data.scenarios import scenario as make_scenario
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.metrics import spread
@@ -22,7 +23,6 @@ from ibpwf.lab.experiments.replicas import take_turns
 from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.lab.methods.dense import seeded
 from ibpwf.lab.methods.vae import VAE, log_likelihood
-from ibpwf.learner import choose_device
 from ibpwf.parts import FrozenSettings, require
 from ibpwf.training.loop import fit_steps
 from ibpwf.training.method import TaskData

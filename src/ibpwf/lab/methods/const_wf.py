@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from ibpwf.factors.factorize import factorize
 from ibpwf.factors.prior import ConstantGrowth
@@ -65,6 +66,9 @@ class ConstWF(IBPWF):
     def configuration(self) -> dict[str, Any]:
         """What `create` needs to make the same untrained method again."""
         return {**self.problem.to_json(), "settings": self.chosen.to_json(), "seed": self.seed}
+
+    def fixed_files(self) -> dict[str, dict[str, Tensor]]:
+        return {}
 
     @classmethod
     def create(cls, configuration: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:

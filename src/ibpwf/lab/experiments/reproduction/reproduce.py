@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ibpwf.device import choose_device
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.lab.experiments.compare import command_of, finished
 from ibpwf.lab.experiments.executors import Engine
@@ -33,7 +34,6 @@ from ibpwf.lab.experiments.result import commit, environment
 from ibpwf.lab.experiments.run import Run, run, run_all
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.lab.experiments.seed_training import RunCallback
-from ibpwf.learner import choose_device
 from ibpwf.storage.files import write_json
 from ibpwf.storage.folder import MANIFEST
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ibpwf import __version__
 from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.errors import InputError, unknown
 from ibpwf.factors.packing import packing_of
@@ -56,16 +57,16 @@ class TaskInfo:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What a learner knows: one object that never changes. A task is learned on a fork of the method, and counts from
-    the moment a `Learned` that has it takes the place of the one before; whoever was answering goes on with that."""
+class LearnerState:
+    """All that a learner has learned; it never changes. A task is learned on a fork of the method, and counts once a
+    `LearnerState` with it replaces the one before; predictions under way go on with that."""
 
     method: Method
     tasks: tuple[TaskInfo, ...] = ()
     history: tuple[dict[str, Any], ...] = ()
     input_shape: tuple[int, ...] | None = None
-    guessing: float = 0.0  # per cent that always giving the largest class of the last task would be right for
-    beside_linear: HeldOut | None = None  # of a last task without held-out rows: how some of its own are answered
+    majority: float = 0.0  # accuracy in per cent of always predicting the last task's largest class
+    comparison: HeldOut | None = None  # with a linear model, of a last task without a validation split
     older: tuple[TaskInfo, ...] = ()  # versions of tasks that have newer ones, numbered on after the tasks
 
     @cached_property
@@ -121,9 +122,9 @@ class Learned:
         tasks = sum(one.version_of is None for one in each)
         return replace(self, tasks=each[:tasks], older=each[tasks:])
 
-    def check_whole(self) -> None:
+    def check_complete(self) -> None:
         """Refuse tasks that are not those that the method's state has."""
-        known = getattr(self.method, "classes", None)
+        known = self.method.classes
         if known is not None and [tuple(classes) for classes in known] != [task.classes for task in self.tasks]:
             raise CorruptModelError("the tasks' classes are not those of the method's state")
         for one in (*self.tasks, *self.older):
@@ -137,16 +138,11 @@ class Learned:
         """Tasks and older versions in the order in which they were learned."""
         return sorted((*self.tasks, *self.older), key=lambda one: self.method.serial(one.number))
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether tasks are learned beside a frozen base."""
-        return getattr(getattr(self.method, "model", None), "base", None) == "frozen"
-
-    def warn_if_hardly_learned(self) -> None:
-        """Say so where the last task was learned hardly better than guessing."""
-        doubt = doubt_of(self.tasks[-1], self.guessing, self.beside_linear, frozen=self.is_frozen)
-        if doubt is not None:
-            warnings.warn(doubt, stacklevel=3)
+    def warn_of_poor_fit(self) -> None:
+        """Warn if the last task was learned hardly better than chance."""
+        problem = poor_fit(self.tasks[-1], self.majority, self.comparison, frozen=self.method.has_frozen_base)
+        if problem is not None:
+            warnings.warn(problem, stacklevel=3)
 
     def task_rows(self, task: TaskChoice, rows: int) -> Tensor | None:
         """The number of every row's task, on the host; None where tasks are to be inferred."""
@@ -163,10 +159,27 @@ class Learned:
         numbers = [names[t] if type(t) is str and t in names else self.task_number(t) for t in given]
         return torch.tensor(numbers, dtype=torch.long)
 
-    def inputs(self, x: Data) -> Tensor:
-        """Examples to answer, on the device."""
+    def with_task(
+        self,
+        method: Method,
+        info: TaskInfo,
+        serial: int,
+        input_shape: tuple[int, ...],
+        majority: float,
+        comparison: HeldOut | None = None,
+    ) -> LearnerState:
+        """The state once a method that has learned another task replaces this one's."""
+        event = {"event": "learnt", "serial": serial, "version": __version__}
+        now = LearnerState(method, (), (*self.history, event), input_shape, majority, comparison)
+        return now.numbered([*self.tasks, info, *self.older])
+
+    def check_learned(self) -> None:
         if not self.tasks:
             raise InputError("nothing has been learnt yet; call learn(x, y) first.")
+
+    def inputs(self, x: Data) -> Tensor:
+        """Examples to predict, on the device."""
+        self.check_learned()
         packing = packing_of(self.method.template)
         pieces = word_pieces_of(self.method.template)
         found = check_inputs(x, self.input_shape, empty_ok=True, packing=packing, vocabulary=pieces)
@@ -174,29 +187,29 @@ class Learned:
 
 
 NEAR_CHANCE = 0.1
-"""How much of the way from guessing to perfection must have been gone not to be warned."""
+"""How much of the way from the largest class alone to 100 % must have been gone not to be warned."""
 
 FEWEST_OTHERS = 10
 """Held-out rows of other classes than the largest, below which these say nothing of guessing."""
 
 
-def near_chance(accuracy: float | None, guessing: float) -> bool:
-    """Whether a task was hardly learned: said when it happens, instead of being found out later."""
-    only = guessing == 100  # one class: there is nothing to guess
-    return accuracy is not None and not only and accuracy <= guessing + NEAR_CHANCE * (100 - guessing)
+def near_chance(accuracy: float | None, majority: float) -> bool:
+    """Whether accuracy is hardly above that of always predicting the largest class."""
+    only = majority == 100  # one class: there is nothing to guess
+    return accuracy is not None and not only and accuracy <= majority + NEAR_CHANCE * (100 - majority)
 
 
-def doubt_of(
-    task: TaskInfo, guessing: float, beside_linear: HeldOut | None = None, *, frozen: bool = False
+def poor_fit(
+    task: TaskInfo, majority: float, comparison: HeldOut | None = None, *, frozen: bool = False
 ) -> str | None:
-    """What to say of a task that was hardly learned, or worse than by a simpler model; one beside a `frozen` base has
-    started from the network's own weights."""
+    """What to warn of where a task is hardly better than chance, or worse than a simpler model; one with a `frozen`
+    base has started from the network's own weights."""
     found = task.held_out
-    compared = found or beside_linear
-    if near_chance(task.training_accuracy, guessing):
+    compared = found or comparison
+    if near_chance(task.training_accuracy, majority):
         return (
             f"task '{task.name}' was hardly learned: {task.training_accuracy:.1f} % of its own rows are answered "
-            f"rightly, and always giving its largest class would be right for {guessing:.1f} %. Train "
+            f"rightly, and always giving its largest class would be right for {majority:.1f} %. Train "
             "longer (epochs), raise learning_rate, "
             + ("" if frozen else "start from the network's own weights (init='pretrained'), ")
             + "or put the inputs on one scale."

@@ -1,4 +1,4 @@
-"""More rows of a task that is known: a new version of the task, tried, judged by rows held out, and kept or not."""
+"""Updates of a task: a new version, trained on a fork, judged on a validation split, and kept or not."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from ibpwf import __version__
 from ibpwf.data.rows import IndexedRows, split_rows
 from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
-from ibpwf.learner_state import Learned, TaskInfo, doubt_of
+from ibpwf.learner.state import LearnerState, TaskInfo, poor_fit
 from ibpwf.linear import CLEARLY, FEWEST_ROWS, HeldOut, clearly_below, linear_accuracy
-from ibpwf.method import IBPWF
 from ibpwf.storage.checkpoint_folder import Identity
 from ibpwf.training.callbacks import Callback, TaskEnd
 from ibpwf.training.environment import prepared_to_train
@@ -27,10 +26,10 @@ from ibpwf.training.method import TaskData
 
 Keep = Literal["better", "always", "never"]
 Answers = tuple[NDArray[Any], NDArray[Any]]
-"""Labels of rows, with the task given and inferred."""
+"""Predicted labels of rows, with the task known and inferred."""
 
 VALIDATION_FRACTION = 0.2
-"""Share of the rows of every class by which a new version is judged."""
+"""Fraction of the rows of every class by which a new version is judged."""
 
 MOST_VALIDATION_ROWS = 2000
 
@@ -39,11 +38,21 @@ TOO_FEW = "Give more rows at once, a larger validation_fraction, or keep='always
 
 @dataclass(frozen=True)
 class Update:
-    """What came of more rows of a task.
+    """The result of updating a task.
 
-    Accuracies are in per cent of the rows held out, of the version before and of the new one, with the task given and
-    inferred; None where none could be held out. `changed` is how many per cent of all the new rows are answered
-    otherwise. `version` is the new one's number, whether or not it was `kept`; `rows` were learned from.
+    Accuracies are in per cent of the validation rows, of the version before and of the new one, with the task known
+    and inferred; None without validation rows.
+
+    Attributes
+    ----------
+    task, version
+        The task's name, and the new version's number, whether or not it was kept.
+    kept
+        Whether the new version is now in use.
+    rows, validation_rows
+        How many rows were trained on, and how many were used to judge the version.
+    changed, changed_inferred
+        For how many per cent of all new rows the predicted label changes.
     """
 
     task: str
@@ -61,10 +70,10 @@ class Update:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a learner would know with a new version of task number `task`. `rows` are all that were given, of which
-    the `validation` ones have not been learned from."""
+    """The state with a new version of task number `task`, not committed yet. Of all `rows`, those of `validation`
+    have not been learned from."""
 
-    learned: Learned
+    state: LearnerState
     task: int
     rows: IndexedRows
     validation: Tensor
@@ -72,21 +81,21 @@ class Trial:
 
     @property
     def labels(self) -> NDArray[Any]:
-        classes = torch.tensor(self.learned.tasks[self.task].classes)
+        classes = torch.tensor(self.state.tasks[self.task].classes)
         return classes[self.rows.y.cpu()].numpy()
 
-    def answers(self, learned: Learned) -> Answers:
-        """How the rows are answered."""
+    def answers(self, state: LearnerState) -> Answers:
+        """The labels that a state predicts for the rows."""
         x = self.rows.tensors()[0]
-        given = torch.full((len(x),), self.task, device=x.device)
-        found = [
-            learned.method.predict(x, task, marginal=False, posterior_samples=0, seed=0).labels
-            for task in (given, None)
-        ]
-        return found[0].cpu().numpy(), found[1].cpu().numpy()
+        known = torch.full((len(x),), self.task, device=x.device)
+        given, inferred = (
+            state.method.predict(x, task, marginal=False, posterior_samples=0, seed=0).labels
+            for task in (known, None)
+        )
+        return given.cpu().numpy(), inferred.cpu().numpy()
 
     def judged(self, truth: NDArray[Any], before: Answers, after: Answers) -> Update:
-        """What changes, and whether it is to be kept, seen by the answers for the rows before and after."""
+        """The result, from the labels predicted for the rows before and after."""
         out, keep = self.validation.numpy(), self.keep
 
         def accuracy(labels: NDArray[Any]) -> float | None:
@@ -94,7 +103,7 @@ class Trial:
 
         was, now = [accuracy(labels) for labels in before], [accuracy(labels) for labels in after]
         better = all(new is None or old is None or new >= old for old, new in zip(was, now, strict=True))
-        info = self.learned.tasks[self.task]
+        info = self.state.tasks[self.task]
         changed = [100.0 * float(np.mean(new != old)) for old, new in zip(before, after, strict=True)]
         return Update(
             info.name,
@@ -109,14 +118,13 @@ class Trial:
             *changed,
         )
 
-    def doubt(self, truth: NDArray[Any], before: Answers, after: Answers) -> str | None:
-        """What to say of a new version that is kept and answers clearly worse than the one before, or than a simpler
-        model; None where it does not.
+    def problem(self, truth: NDArray[Any], before: Answers, after: Answers) -> str | None:
+        """What to warn of where a version that is kept is clearly worse than the one before, or than a simpler model.
 
-        Of the version before it is seen by all rows: of those that the new one has learned from, it should answer
-        more rightly, not fewer.
+        The version before is compared on all rows: the new one has learned from most of them, and should be right
+        about more of them, not fewer.
         """
-        info, rows = self.learned.tasks[self.task], len(truth)
+        info, rows = self.state.tasks[self.task], len(truth)
         was, now = (100.0 * float(np.mean(answers[0] == truth)) for answers in (before, after))
         if clearly_below(now, was, rows):
             return (
@@ -126,13 +134,12 @@ class Trial:
             )
         learned = (~self.validation).to(self.rows.y.device)
         counts = torch.bincount(self.rows.y[learned], minlength=len(info.classes))
-        guessing = 100.0 * int(counts.max()) / int(counts.sum())
-        return doubt_of(
-            replace(info, held_out=self._compared(truth, after[0], counts)), guessing, frozen=self.learned.is_frozen
-        )
+        majority = 100.0 * int(counts.max()) / int(counts.sum())
+        validated = replace(info, held_out=self._compared(truth, after[0], counts))
+        return poor_fit(validated, majority, frozen=self.state.method.has_frozen_base)
 
     def _compared(self, truth: NDArray[Any], answers: NDArray[Any], counts: Tensor) -> HeldOut | None:
-        """How the held-out rows are answered, beside a linear model of the other rows; None if they are too few."""
+        """Accuracy on the validation rows, beside a linear model of the other rows; None if they are too few."""
         out = self.validation.numpy()
         rows = int(out.sum())
         if rows < FEWEST_ROWS:
@@ -145,23 +152,24 @@ class Trial:
             linear = linear_accuracy(self.rows.part(~there), asked, known, len(counts))
         return HeldOut(rows, accuracy, 100.0 * float((known == counts.argmax()).double().mean()), linear)
 
-    def finished(self) -> Learned:
-        """With the rows held out in task inference too, as if all had come at once."""
+    def finished(self) -> LearnerState:
+        """The state with the validation rows in task inference too, as if all had come at once."""
         if not bool(self.validation.any()):
-            return self.learned
-        method = self.learned.method.fork()
-        assert isinstance(method, IBPWF)
+            return self.state
+        method = self.state.method.fork()
         out = self.validation.to(self.rows.y.device)
         with prepared_to_train(method.template, method.device), accelerated(method.accelerate):
-            method.take_rows(self.task, self.rows.part(out))
-        return replace(self.learned, method=method)
+            method.add_rows(self.task, self.rows.part(out))
+        return replace(self.state, method=method)
 
 
-def known_task(known: Learned, task: int | str) -> TaskInfo:
-    """The task that is to have more rows, and no older version of it."""
-    if not known.tasks:
-        raise InputError("nothing has been learnt yet, so there is no task to learn more rows of; learn one first.")
-    info = known.info(task)
+def known_task(state: LearnerState, task: int | str) -> TaskInfo:
+    """The task to update; an older version cannot be."""
+    if not state.method.has_versions:
+        raise state.method.no_versions()
+    if not state.tasks:
+        raise InputError("nothing has been learnt yet, so there is no task to update; learn one first.")
+    info = state.info(task)
     if info.version_of is not None:
         raise InputError(
             f"task is '{info.name}', an older version, which stays as it is; give '{info.version_of}' to go on from "
@@ -171,7 +179,7 @@ def known_task(known: Learned, task: int | str) -> TaskInfo:
 
 
 def class_numbers(found: Sequence[int], task: TaskInfo) -> list[int]:
-    """The place of every label that was found among the task's classes; one that is not there is refused."""
+    """The place of every label that was found among the task's classes; one that is not there is rejected."""
     new = [label for label in found if label not in task.classes]
     if new:
         raise unknown_label(new[0], task.name, task.classes)
@@ -187,7 +195,7 @@ def unknown_label(label: object, task: str, classes: Sequence[object]) -> InputE
 
 
 def try_version(
-    known: Learned,
+    state: LearnerState,
     info: TaskInfo,
     rows: IndexedRows,
     keep: Keep,
@@ -196,24 +204,23 @@ def try_version(
     identity: Callable[[TaskData], Identity],
     callbacks: Sequence[Callback],
 ) -> Generator[None, None, Trial]:
-    """Train a new version of a task on a fork of what is known, pausing after every step."""
+    """Train a new version of a task on a fork of the method, pausing after every step."""
     if keep not in get_args(Keep):
         raise InputError(f"keep is {keep!r}; give 'better', 'always' or 'never'.")
     if not 0 < validation_fraction < 1:
         raise InputError(
-            f"validation_fraction is {validation_fraction}; give the share of the rows to judge by, such as "
+            f"validation_fraction is {validation_fraction}; give the fraction of the rows to judge by, such as "
             f"{VALIDATION_FRACTION}."
         )
     old_name = f"{info.name}@{info.version}"
-    if any(one.name == old_name for one in known.tasks):
+    if any(one.name == old_name for one in state.tasks):
         raise InputError(
             f"the version of task '{info.name}' that is there would be called '{old_name}' from now on, and another "
             "task has that name; learn these rows as a task of their own."
         )
     started = time.perf_counter()
-    method = known.method.fork()
-    assert isinstance(method, IBPWF)
-    serial = method.next_serial(len(known.tasks))
+    method = state.method.fork()
+    serial = method.next_serial(len(state.tasks))
     name = f"{info.name}@{info.version + 1}"
     data = TaskData(name, info.number, info.classes, seed=seed, serial=serial, rows=rows, is_update=True)
     out = split_rows(rows.y, validation_fraction, data.generator("judged by"), most=MOST_VALIDATION_ROWS)
@@ -226,10 +233,9 @@ def try_version(
     training.identity = lambda: identity(data)
     yield from training.run()
     with training.telling_failure():
-        examples = info.examples + len(data.rows)
         new = replace(
             info,
-            examples=examples,
+            examples=info.examples + len(data.rows),
             accuracy=None,
             training_accuracy=training.accuracy,
             further_factors=dict(method.further_factors) or None,
@@ -237,10 +243,10 @@ def try_version(
         )
         old = replace(info, name=old_name, version_of=info.name)
         event = {"event": "updated", "serial": serial, "version": __version__}
-        tasks = [new if one is info else one for one in known.tasks]
+        tasks = [new if one is info else one for one in state.tasks]
         # Older versions are numbered in the order in which they were learned.
-        older = sorted([*known.older, old], key=lambda one: known.method.serial(one.number))
-        now = replace(known, method=method, history=(*known.history, event)).numbered([*tasks, *older])
+        older = sorted([*state.older, old], key=lambda one: state.method.serial(one.number))
+        now = replace(state, method=method, history=(*state.history, event)).numbered([*tasks, *older])
         use, seconds = method.use(info.number), time.perf_counter() - started
     training.callbacks.task_end(TaskEnd(name, info.number, len(data.rows), training.accuracy, seconds, use))
     return Trial(now, info.number, rows, out, keep)
