@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,17 +14,14 @@ from torch import Tensor
 
 from ibpwf.factors.dictionary import FactorBlock
 from ibpwf.factors.learned import BLOCK, LearnedTask, Reference
-from ibpwf.factors.on_demand import BlockOnDemand, BlocksOnDemand, TaskOnDemand
 from ibpwf.inference.fusion import GRID, RATES, Calibration
-from ibpwf.inference.gaussian import UnreadTensors
-from ibpwf.inference.opinion import taken_opinion
+from ibpwf.inference.opinion import Opinion, taken_opinion
 from ibpwf.inference.versions import Version
 from ibpwf.storage.model_record import FactorState, FactorTask
 from ibpwf.storage.network_json import check_runs
-from ibpwf.storage.on_demand import StoredPart
 from ibpwf.storage.records import first_problem
-from ibpwf.storage.task_shapes import block_shapes, reference_shapes, task_shapes
-from ibpwf.storage.tensor_checks import BOUNDED, CorruptModelError, check_numbers, check_part
+from ibpwf.storage.tensor_checks import BOUNDED, CorruptModelError, TensorReader, buffer_rules, check_numbers
+from ibpwf.storage.tensor_file import TensorFile
 from ibpwf.views import check_square
 
 if TYPE_CHECKING:
@@ -81,25 +79,22 @@ def _task_state(
 ) -> tuple[dict[str, Any] | None, Mapping[str, Tensor]]:
     """What is kept of a task's inputs, and its part; an older version has no `number` to be inferred by."""
     task = model.tasks[place]
-    if isinstance(task, TaskOnDemand):
+    if isinstance(task.part, TensorFile):
         known = None if number is None else inference.unread(number)
-        part = task.part
-        assert isinstance(part, StoredPart)
-        if number is None and not part.inferred:
-            return None, part
-        if known is not None and known[1] is part:
-            return known[0], part
+        if number is None and task.part.content is None:
+            return None, task.part
+        if known is not None and known[1] is task.part:
+            return known[0], task.part
     learned, tensors = (None, {}) if number is None else inference.task_state(number)
     return learned, _task_part(task, model.fixed_tensors(), tensors)
 
 
 def _blocks_state(blocks: Mapping[str, FactorBlock]) -> tuple[int, Mapping[str, Tensor]]:
     """How many factors a task locked, and their part."""
-    places = {id(block.blocks): block.blocks for block in blocks.values() if isinstance(block, BlockOnDemand)}
-    if len(places) == 1 and all(isinstance(block, BlockOnDemand) for block in blocks.values()):
-        unread = next(iter(places.values()))
-        assert isinstance(unread.part, StoredPart)
-        return unread.count, unread.part
+    part = next(iter(blocks.values())).part
+    if isinstance(part, TensorFile) and all(block.part is part for block in blocks.values()):
+        assert isinstance(part.content, int)
+        return part.content, part
     return sum(len(block.positions) for block in blocks.values()), _block_part(blocks)
 
 
@@ -155,9 +150,7 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
             check_numbers(name, key, tensor, BOUNDED)
     method.features.load_state(state.features, part("features"))
     if state.reference:
-        tensors = part(REFERENCE)
-        check_part(REFERENCE, tensors, reference_shapes(method, tensors))
-        _take_reference(method, tensors)
+        _take_reference(method, part(REFERENCE))
     learned: list[tuple[dict[str, Any], Any]] = []
     for entry in state.tasks:
         whole, rest = divmod(entry.outputs, entry.turns)
@@ -165,13 +158,12 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
         problem = problem or method.likelihood.check_task(entry.classes, whole)
         if problem is not None:
             raise CorruptModelError(f"task {entry.serial} does not fit the likelihood: {problem}")
-        place, opinion = f"task-{entry.serial:04d}", None
-        if isinstance(files[place], StoredPart) and method.inference.reads_later:
-            learned.append((entry.inference or {}, _add_on_demand(method, entry, files)))
+        file, opinion = files[f"task-{entry.serial:04d}"], None
+        if isinstance(file, TensorFile) and method.inference.reads_later:
+            learned.append((entry.inference or {}, _add_unread(method, entry, file, files)))
         else:
-            tensors = part(place)
-            opinion = taken_opinion(place, tensors, len(entry.classes) if entry.opinion else None)
-            task, inference, widths = _task(method, entry, tensors)
+            task, inference, opinion = _task(method, entry, part(f"task-{entry.serial:04d}"))
+            widths = {name: len(chosen) for name, chosen in task.selected.items()}
             model.add_task(task, _blocks(method, entry, part(f"factors-{entry.serial:04d}"), widths))
             learned.append((entry.inference or {}, inference))
         origin, classes = entry.serial if entry.origin is None else entry.origin, tuple(entry.classes)
@@ -182,65 +174,88 @@ def take_state(method: IBPWF, content: Mapping[str, Any], files: Mapping[str, Ma
     current = [learned[place] for place in method.versions.places[: method.versions.tasks]]
     method.inference.load_state((state.inference, part("inference")), current)
     check_opinions(method)
-    if not any(isinstance(task, TaskOnDemand) for task in model.tasks):
+    if all(task.part is None for task in model.tasks):
         check_read(method)
     method.inference.check_tasks({task.serial: len(task.classes) for task in method.versions.newest})
 
 
-def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTask, Tensors, dict[str, int]]:
-    """A task from its part, checked; what is kept of its inputs, which is checked by who reads it; and how many
-    sticks it has in each layer."""
-    model, place, inference = method.model, f"task-{entry.serial:04d}", {}
-    for name in [name for name in tensors if name.startswith("inference/")]:
-        inference[name.removeprefix("inference/")] = tensors.pop(name)
-    if entry.inference is None and inference:
-        raise CorruptModelError(f"part '{place}' is of an older version, and has what is known of the task's inputs")
-    check_part(place, tensors, task_shapes(method, place, tensors, entry.outputs))
+def _task(method: IBPWF, entry: FactorTask, tensors: Tensors) -> tuple[LearnedTask, Tensors, Opinion | None]:
+    """A task from its part, checked, and what is kept of its inputs, which is checked by who reads it."""
+    model, place = method.model, f"task-{entry.serial:04d}"
+    if model.heads == "shared" and entry.outputs > model.head_width:
+        raise CorruptModelError(
+            f"part '{place}' has {entry.outputs} classes, and the network {model.head_width} outputs"
+        )
     kind = model.prior.vectors
     vectors, selected = {}, {}
-    for name in model.layers:
-        vectors[name] = kind(*(tensors[f"posterior/{name}/{key}"] for key in kind.names()))
-        selected[name] = tensors[f"posterior/{name}/selected"]
-        problem = model.prior.problem(vectors[name])
-        if problem is not None:
-            raise CorruptModelError(f"of layer '{name}' in part '{place}', {problem}")
-    own = model.fixed_tensors() | _within(tensors, "own/")
-    task = LearnedTask(entry.outputs, vectors, selected, own, entry.turns)
-    return task, inference, {name: len(chosen) for name, chosen in selected.items()}
+    with TensorReader(place, tensors) as reader:
+        inference = reader.take_all("inference/")
+        if entry.inference is None and inference:
+            raise CorruptModelError(
+                f"part '{place}' is of an older version, and has what is known of the task's inputs"
+            )
+        opinion = taken_opinion(reader, len(entry.classes)) if entry.opinion else None
+        own = {name: reader.take(f"own/{name}", *wanted) for name, wanted in _own(method, entry.outputs).items()}
+        for name in model.layers:
+            place = f"posterior/{name}"
+            width = reader.length(f"{place}/strength")
+            vectors[name] = kind(*(reader.take(f"{place}/{key}", (width,)) for key in kind.names()))
+            selected[name] = reader.take(f"{place}/selected", (width,), torch.bool)
+            problem = model.prior.problem(vectors[name])
+            if problem is not None:
+                raise CorruptModelError(f"of layer '{name}' in part '{reader.part}', {problem}")
+    task = LearnedTask(entry.outputs, vectors, selected, model.fixed_tensors() | own, entry.turns)
+    return task, inference, opinion
+
+
+def _own(method: IBPWF, outputs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype, str]]:
+    """What a task's own parameters and buffers must be like: all of the network but factorized and frozen weights; a
+    dense head has a row per class of the task."""
+    model = method.model
+    elsewhere = {model.weights[name].parameter for name in model.layers} | model.fixed_tensors().keys()
+    buffers = buffer_rules(model.net)
+    found = {}
+    for name, value in model.net.state_dict().items():
+        if name not in elsewhere and isinstance(value, Tensor):
+            shape = tuple(value.shape)
+            if model.heads == "per-task" and name.rpartition(".")[0] == model.head and name not in buffers:
+                shape = (outputs, *shape[1:])
+            found[name] = shape, value.dtype, buffers.get(name, BOUNDED)
+    return found
 
 
 def _blocks(
     method: IBPWF, entry: FactorTask, tensors: Tensors, widths: Mapping[str, int] | None = None
 ) -> dict[str, FactorBlock]:
     """The factors that a task locked, from their part, checked."""
-    place = f"factors-{entry.serial:04d}"
-    check_part(place, tensors, block_shapes(method, tensors))
-    blocks = {name: _block(method, name, tensors) for name in method.model.layers}
-    _check_positions(place, blocks, widths, entry.factors)
+    with TensorReader(f"factors-{entry.serial:04d}", tensors) as reader:
+        blocks = {name: _block(method, name, reader) for name in method.model.layers}
+    _check_positions(reader.part, blocks, widths, entry.factors)
     return blocks
 
 
-def _add_on_demand(method: IBPWF, entry: FactorTask, files: Mapping[str, Mapping[str, Tensor]]) -> UnreadTensors:
-    """Add a task that is read when it is first asked for, and say how what is kept of its inputs is."""
-    part, device = files[f"task-{entry.serial:04d}"], method.device
+def _add_unread(
+    method: IBPWF, entry: FactorTask, part: TensorFile, files: Mapping[str, Mapping[str, Tensor]]
+) -> TensorFile:
+    """Add a task that is read when it is first asked for; what is kept of its inputs, as unread."""
+    device, none = method.device, TensorReader("", {})
+
+    def on_device(tensors: Mapping[str, Tensor]) -> Tensors:
+        return {key: tensor.to(device) for key, tensor in tensors.items()}
+
+    part.content = entry.inference
+    read = part.later(lambda: _task(method, entry, on_device(part))[0])
+    task = LearnedTask.deferred(part, read, outputs=entry.outputs, turns=entry.turns)
     factors = files.get(f"factors-{entry.serial:04d}")
-    assert isinstance(part, StoredPart)
-    part.inferred = entry.inference is not None
-
-    def on_device(of: Mapping[str, Tensor]) -> Tensors:
-        return {key: tensor.to(device) for key, tensor in of.items()}
-
-    task = TaskOnDemand(
-        entry.outputs, entry.turns, part, part.later(lambda: _task(method, entry, on_device(part))[0])
-    )
-    if isinstance(factors, StoredPart) and entry.factors:
-        read = factors.later(lambda: _blocks(method, entry, on_device(factors)))
-        unread = BlocksOnDemand(entry.factors, factors, read)
-        blocks: dict[str, FactorBlock] = {name: BlockOnDemand(unread, name) for name in method.model.layers}
+    if isinstance(factors, TensorFile) and entry.factors:
+        factors.content, whole = entry.factors, factors.later(lambda: _blocks(method, entry, on_device(factors)))
+        once = cache(whole)
+        reads = {name: partial(lambda layer: once()[layer], name) for name in method.model.layers}
+        blocks = {name: FactorBlock.deferred(factors, read) for name, read in reads.items()}
     else:
-        blocks = {name: _block(method, name, {}) for name in method.model.layers}
+        blocks = {name: _block(method, name, none) for name in method.model.layers}
     method.model.add_stored(task, blocks)
-    return UnreadTensors(part, part.later(lambda: _within(on_device(part), "inference/")))
+    return part.derived(lambda tensors: TensorReader("", on_device(tensors)).take_all("inference/"))
 
 
 def _calibration(method: IBPWF, entry: FactorTask, version: Version) -> Calibration | None:
@@ -301,30 +316,39 @@ def _check_positions(
 
 
 def _take_reference(method: IBPWF, tensors: Tensors) -> None:
-    model = method.model
-    strength, selected = {}, {}
-    for name, dictionary in model.layers.items():
-        if f"posterior/{name}/selected" in tensors:
-            strength[name] = tensors[f"posterior/{name}/strength"]
-            selected[name] = tensors[f"posterior/{name}/selected"]
-            dictionary.reference = _block(method, name, tensors)
-            _check_positions(REFERENCE, {name: dictionary.reference}, {name: len(selected[name])}, None)
-    unread = tuple(method.features.unread())
+    """What is kept of a forgotten first task: all that φ reads, and what else of it is there."""
+    model, unread = method.model, tuple(method.features.unread())
+    strength, selected, own = {}, {}, {}
+    with TensorReader(REFERENCE, tensors) as reader:
+        for name, (shape, dtype, numbers) in _own(method, 0).items():
+            place = f"own/{name}"
+            if not name.startswith(unread) or reader.has(place):
+                if name.startswith(f"{model.head}.") and shape[:1] == (0,):  # a row per class of the forgotten task
+                    shape = (reader.length(place), *shape[1:])
+                own[name] = reader.take(place, shape, dtype, numbers)
+        for name, dictionary in model.layers.items():
+            place = f"posterior/{name}"
+            if model.weights[name].parameter.startswith(unread) and not reader.has(f"{place}/selected"):
+                continue
+            width = reader.length(f"{place}/strength")
+            strength[name] = reader.take(f"{place}/strength", (width,))
+            selected[name] = reader.take(f"{place}/selected", (width,), torch.bool)
+            dictionary.reference = _block(method, name, reader)
+            _check_positions(REFERENCE, {name: dictionary.reference}, {name: width}, None)
     fixed = {name: tensor for name, tensor in model.fixed_tensors().items() if not name.startswith(unread)}
-    model.reference = Reference(strength, selected, fixed | _within(tensors, "own/"))
+    model.reference = Reference(strength, selected, fixed | own)
 
 
-def _block(method: IBPWF, layer: str, tensors: Tensors) -> FactorBlock:
-    if f"factors/{layer}/a" in tensors:
-        return FactorBlock(*(tensors[f"factors/{layer}/{key}"] for key in BLOCK))
-    dictionary = method.model.layers[layer]
+def _block(method: IBPWF, layer: str, reader: TensorReader) -> FactorBlock:
+    """The factors of a layer, none where the part has none."""
+    dictionary, place = method.model.layers[layer], f"factors/{layer}"
+    if reader.names(f"{place}/"):
+        count = reader.length(f"{place}/positions")
+        shapes: dict[str, Any] = {"a": (dictionary.inputs, count), "b": (count, dictionary.outputs)}
+        a, b = (reader.take(f"{place}/{key}", shape) for key, shape in shapes.items())
+        return FactorBlock(a, b, reader.take(f"{place}/positions", (count,), torch.int64))
     empty = next(iter(method.model.net.parameters())).new_empty
-    at = empty(0).long()
-    return FactorBlock(empty(dictionary.inputs, 0), empty(0, dictionary.outputs), at)
-
-
-def _within(tensors: Tensors, prefix: str) -> Tensors:
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    return FactorBlock(empty(dictionary.inputs, 0), empty(0, dictionary.outputs), empty(0).long())
 
 
 def check_opinions(method: IBPWF) -> None:

@@ -367,7 +367,7 @@ class Bar(Callback):
 
 def check_recipe(name: str) -> None:
     """A wrong name is said before the data are read."""
-    from ibpwf.storage.model_record import ClassifierRecipe
+    from ibpwf.estimator.records import ClassifierRecipe
 
     if name not in (names := ("auto", *get_args(ClassifierRecipe.model_fields["name"].annotation))):
         raise unknown("recipe", name, names)

@@ -66,7 +66,7 @@ def content_problems(model: Path) -> list[Problem]:
     from ibpwf.learner import load
     from ibpwf.storage.folder import MANIFEST, Problem
     from ibpwf.storage.network_json import NeedsParts
-    from ibpwf.storage.on_demand import everything_now
+    from ibpwf.storage.tensor_file import everything_now
 
     try:
         with everything_now():

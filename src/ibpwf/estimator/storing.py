@@ -15,13 +15,14 @@ from ibpwf.errors import StoreError
 from ibpwf.estimator.building import gaussians, has_class_scores
 from ibpwf.estimator.preparing import Preparation, read_preparation
 from ibpwf.estimator.recipes import Plan
+from ibpwf.estimator.records import ClassifierFace
 from ibpwf.inference.novelty import Novelty
 from ibpwf.labels import LabelBook
 from ibpwf.learner import Learner
 from ibpwf.storage.folder import open_folder
 from ibpwf.storage.model_folder import KIND as MODEL
 from ibpwf.storage.model_folder import face_of, whole_folder
-from ibpwf.storage.model_record import ClassifierFace, manifest_of, read_content
+from ibpwf.storage.model_record import manifest_of, read_content
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.streaming.storing import stream_from_json, stream_to_json

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import StoreError
+from ibpwf.factors.deferred import Deferred
 from ibpwf.factors.prior import LayerShape
 
 
 @dataclass(frozen=True)
-class FactorBlock:
+class FactorBlock(Deferred):
     """The factors one task added: `a` is J×n, `b` is n×M, `positions` are their places in the stick order."""
 
     a: Tensor

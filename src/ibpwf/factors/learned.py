@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ibpwf.factors.deferred import Deferred
 from ibpwf.factors.dictionary import Dictionary, FactorBlock
 from ibpwf.factors.posterior import LayerVectors
 
@@ -17,7 +18,7 @@ BLOCK = ("a", "b", "positions")
 
 
 @dataclass(frozen=True)
-class LearnedTask:
+class LearnedTask(Deferred):
     """What one finished task keeps, besides the factors it locked.
 
     `vectors` are the strengths r per layer and what else the prior names; `selected` the factors it reads; `own` the

@@ -244,7 +244,7 @@ class TaskInference(Part):
         return None
 
     reads_later: ClassVar[bool] = False
-    """Whether `load_state` takes `UnreadTensors` in the place of a task's tensors."""
+    """Whether `load_state` takes a `TensorFile` in the place of a task's tensors."""
 
     @abstractmethod
     def load_state(self, state: State, tasks: Iterable[State]) -> None:

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -21,10 +22,12 @@ from torch import Tensor, nn
 
 from ibpwf.distributed import Group
 from ibpwf.errors import InputError
+from ibpwf.factors.deferred import Deferred
 from ibpwf.inference.base import Batch, State, TaskInference
 from ibpwf.limits import check_features
 from ibpwf.parts import Positive, Share, register
 from ibpwf.storage.tensor_checks import CorruptModelError
+from ibpwf.storage.tensor_file import TensorFile
 
 LARGEST = 1e150
 """Of a mean or covariance: the product of two such numbers is still one."""
@@ -33,7 +36,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(Deferred):
     """Count, mean and covariance (about the mean) of φ over one group's training data."""
 
     count: int
@@ -101,37 +104,6 @@ class MomentAccumulator:
         offset = self.first / self.count
         covariance = self.second / self.count - torch.outer(offset, offset)
         return Moments(self.count, self.shift + offset, (covariance + covariance.T) / 2)
-
-
-class StoredMoments(Moments):
-    """Those of a task's group that lies in a folder, until they are asked for. `part` is where, and `read` gives the
-    checked tensors of all groups of the task."""
-
-    part: object
-
-    def __init__(self, count: int, number: int, part: object, read: Callable[[], Mapping[str, Tensor]]) -> None:
-        self.__dict__.update(count=count, _number=number, part=part, _read=read)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.__dict__["_read"]()[f"{self.__dict__['_number']}/mean"]  # type: ignore[no-any-return]
-
-    @property
-    def covariance(self) -> Tensor:
-        tensors = self.__dict__["_read"]()
-        own: Tensor = tensors.get(f"{self.__dict__['_number']}/covariance", tensors["0/covariance"])
-        return own
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Moments, (self.count, self.mean, self.covariance)
-
-
-@dataclass(frozen=True)
-class UnreadTensors:
-    """Instead of a task's tensors, in `load_state`: where they lie, and how they are read."""
-
-    part: object
-    read: Callable[[], Mapping[str, Tensor]]
 
 
 def whitening(covariance: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -395,12 +367,12 @@ class GroupedInference(TaskInference):
     def unread(self, task: int) -> tuple[dict[str, Any], object] | None:
         """`task_state` of a task whose groups lie where they lay, and that place; None of any other."""
         groups = self.groups_of(task)
-        places = {id(group.part): group.part for group in groups if isinstance(group, StoredMoments)}
-        if len(places) != 1 or not all(isinstance(group, StoredMoments) for group in groups):
+        part = groups[0].part
+        if part is None or any(group.part is not part for group in groups):
             return None
-        return {"groups": [group.count for group in groups]}, next(iter(places.values()))
+        return {"groups": [group.count for group in groups]}, part
 
-    def load_state(self, state: State, tasks: Iterable[State | tuple[dict[str, Any], UnreadTensors]]) -> None:
+    def load_state(self, state: State, tasks: Iterable[State | tuple[dict[str, Any], Mapping[str, Tensor]]]) -> None:
         ridge = state[0]["absolute_ridge"]
         if ridge is not None and not (type(ridge) in (int, float) and 0 < ridge < math.inf):
             raise ValueError(f"absolute_ridge is {ridge!r}; it must be above 0")
@@ -410,13 +382,12 @@ class GroupedInference(TaskInference):
             counts = content["groups"]
             if not counts or not all(type(count) is int and 0 < count < 1 << 53 for count in counts):
                 raise ValueError(f"task number {task} has {counts!r} rows in its Gaussians")
-            if isinstance(tensors, UnreadTensors):
+            if isinstance(tensors, TensorFile):
                 self._add_unread(task, counts, tensors)
                 continue
             size = self._check_task(task, len(counts), tensors, size)
             for number, count in enumerate(counts):
-                covariance = tensors.get(f"{number}/covariance", tensors["0/covariance"])
-                self._append(task, Moments(count, tensors[f"{number}/mean"], covariance))
+                self._append(task, moments_in(tensors, number, count))
         self._changed()
 
     def _check_task(self, task: int, groups: int, tensors: Mapping[str, Tensor], size: int | None) -> int:
@@ -432,19 +403,17 @@ class GroupedInference(TaskInference):
             scale = max(scale, float(tensor.square().max())) if tensor.ndim == 1 else scale
         return size
 
-    def _add_unread(self, task: int, counts: list[int], unread: UnreadTensors) -> None:
-        found: list[Mapping[str, Tensor]] = []
+    def _add_unread(self, task: int, counts: list[int], tensors: TensorFile) -> None:
         first = self._groups[0] if self._groups else None
 
-        def read() -> Mapping[str, Tensor]:
-            if not found:
-                tensors = unread.read()
-                self._check_task(task, len(counts), tensors, None if first is None else len(first.mean))
-                found.append(tensors)
-            return found[0]
+        @cache
+        def checked() -> Mapping[str, Tensor]:
+            self._check_task(task, len(counts), tensors, None if first is None else len(first.mean))
+            return tensors
 
         for number, count in enumerate(counts):
-            self._append(task, StoredMoments(count, number, unread.part, read))
+            read = partial(lambda *group: moments_in(checked(), *group), number, count)
+            self._append(task, Moments.deferred(tensors.source, tensors.later(read), count=count))
 
     def _append(self, task: int, moments: Moments) -> None:
         if self._absolute_ridge is None:
@@ -474,6 +443,12 @@ class Gaussian(GroupedInference):
     @property
     def towards_mean(self) -> float:
         return self.shrinkage
+
+
+def moments_in(tensors: Mapping[str, Tensor], number: int, count: int) -> Moments:
+    """A group among the tensors of its task, which may have one covariance in common."""
+    covariance = tensors.get(f"{number}/covariance", tensors["0/covariance"])
+    return Moments(count, tensors[f"{number}/mean"], covariance)
 
 
 def check_moment(name: str, tensor: Tensor, size: int, scale: float) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibpwf.storage.tensor_checks import Expected, check_part
+from ibpwf.storage.tensor_checks import TensorReader
 
 EXPERT, REGRESSION = 1.0, 1.0
 """w and v where no rows were held out."""
@@ -47,10 +47,7 @@ class Opinion:
         return cls(kept, intercept.to(torch.float64, copy=True, memory_format=plain))
 
 
-def taken_opinion(part: str, tensors: dict[str, Tensor], classes: int | None) -> Opinion | None:
-    """The opinion of a task of so many classes, taken out of its part and checked; None: it must have none."""
-    own = {name: tensors.pop(name) for name in [name for name in tensors if name.startswith(PREFIX)]}
-    width = len(own[WEIGHT]) if WEIGHT in own and own[WEIGHT].ndim else 0
-    shapes = {WEIGHT: Expected((width, classes or 0)), INTERCEPT: Expected((classes or 0,), torch.float64)}
-    check_part(part, own, {} if classes is None else shapes)
-    return None if classes is None else Opinion(own[WEIGHT], own[INTERCEPT])
+def taken_opinion(reader: TensorReader, classes: int) -> Opinion:
+    """The opinion of a task of so many classes, out of its part."""
+    weight = reader.take(WEIGHT, (reader.length(WEIGHT), classes))
+    return Opinion(weight, reader.take(INTERCEPT, (classes,), torch.float64))

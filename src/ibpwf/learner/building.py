@@ -25,17 +25,16 @@ from ibpwf.storage.folder import OpenedFolder
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.storage.model_record import Configuration, StoredPacking, manifest_of, read_content
 from ibpwf.storage.network_json import NeedsParts, build, check_same
-from ibpwf.storage.on_demand import parts_of
 from ibpwf.storage.records import read_record
 from ibpwf.storage.tensor_checks import (
     BOUNDED,
     NOT_NAN,
     CorruptModelError,
-    Expected,
+    TensorReader,
     at_most,
     check_numbers,
-    check_part,
 )
+from ibpwf.storage.tensor_file import parts_of
 from ibpwf.training.method import Method
 
 SPARE = 1 << 22
@@ -133,7 +132,7 @@ def _read_ibpwf(
         configuration = read_record(Configuration, content.configuration, where)
         files = parts_of(opened)
         template = files.get("template", {})
-        check_part("template", template, _template_shapes(configuration, {*template}))
+        _check_template(configuration, template)
         net = _network(path, configuration, template) if net is None else net
         plain = uncompiled(net)
         check_same(plain, [list(line) for line in configuration.signature])
@@ -194,17 +193,19 @@ def _check_base(
         )
 
 
-def _template_shapes(configuration: Configuration, stored: set[str]) -> dict[str, Expected]:
-    """What the network's own tensors must be like, by its signature; without a frozen base all of them are there."""
-    shapes = {}
-    for name, shape, kind in configuration.signature:
-        if configuration.base is not None and name not in stored:
-            continue
-        dtype = getattr(torch, kind, None)
-        if not isinstance(dtype, torch.dtype) or name in shapes:
-            raise CorruptModelError(f"the signature says '{kind}' of '{name}'")
-        shapes[name] = Expected(tuple(shape), dtype, numbers=None)
-    return shapes
+def _check_template(configuration: Configuration, template: Mapping[str, Tensor]) -> None:
+    """Reject other tensors than the network's own, by its signature; without a frozen base all of them are there.
+    Their numbers are looked at when the network is known."""
+    with TensorReader("template", template) as reader:
+        known = set[str]()
+        for name, shape, kind in configuration.signature:
+            dtype = getattr(torch, kind, None)
+            if configuration.base is not None and name not in template:
+                continue
+            if not isinstance(dtype, torch.dtype) or name in known:
+                raise CorruptModelError(f"the signature says '{kind}' of '{name}'")
+            known.add(name)
+            reader.take(name, tuple(shape), dtype, numbers=None)
 
 
 def _check_layers(configuration: Configuration, model: FactorModel) -> None:

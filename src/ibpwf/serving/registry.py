@@ -28,7 +28,7 @@ from ibpwf.serving.records import RateLimitedLog, log
 from ibpwf.serving.versions import FolderVersions, Kept, Stamp, Way, all_versions, stamp_of
 from ibpwf.storage.files import plain_errors
 from ibpwf.storage.folder import MANIFEST
-from ibpwf.storage.on_demand import everything_now
+from ibpwf.storage.tensor_file import everything_now
 
 RESIDENT = 4
 """Earlier versions of a model that stay in memory, those asked for last."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,29 +22,52 @@ class CorruptModelError(ValueError):
     """What a folder holds does not fit together; the sentence names the part and the tensor."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """Shape and type of a tensor, and what its numbers must be; None: they are looked at later."""
+class TensorReader:
+    """The tensors of one part, taken by their names. Each must be there, of the shape and type that is expected and
+    with numbers in it; one that nobody takes is corruption."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
-    numbers: str | None = BOUNDED
+    def __init__(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        self.part, self._left = part, dict(tensors)
 
+    def __enter__(self) -> Self:
+        return self
 
-def check_part(part: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> None:
-    """Refuse a part that does not hold exactly these tensors, with numbers in them."""
-    for name in expected:
-        if name not in tensors:
-            raise CorruptModelError(f"part '{part}' has no tensor '{name}'")
-    for name, tensor in tensors.items():
-        if name not in expected:
-            raise CorruptModelError(f"part '{part}' has a tensor '{name}' that nothing reads")
-        wanted = expected[name]
-        if tuple(tensor.shape) != wanted.shape or tensor.dtype != wanted.dtype:
-            found, should = _described(tensor.shape, tensor.dtype), _described(wanted.shape, wanted.dtype)
-            raise CorruptModelError(f"tensor '{name}' of part '{part}' is {found} instead of {should}")
-        if wanted.numbers is not None:
-            check_numbers(part, name, tensor, wanted.numbers)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._left:
+            raise CorruptModelError(f"part '{self.part}' has a tensor '{min(self._left)}' that nothing reads")
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Those that are left to be taken."""
+        return [name for name in self._left if name.startswith(prefix)]
+
+    def has(self, name: str) -> bool:
+        return name in self._left
+
+    def length(self, name: str) -> int:
+        """How many a tensor has, if it is there: what else must be as many is compared with it."""
+        return len(self._left[name]) if name in self._left and self._left[name].ndim else 0
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        numbers: str | None = BOUNDED,
+    ) -> Tensor:
+        """One tensor; with `numbers` None they are looked at later."""
+        if name not in self._left:
+            raise CorruptModelError(f"part '{self.part}' has no tensor '{name}'")
+        tensor = self._left.pop(name)
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            found, should = _described(tensor.shape, tensor.dtype), _described(shape, dtype)
+            raise CorruptModelError(f"tensor '{name}' of part '{self.part}' is {found} instead of {should}")
+        if numbers is not None:
+            check_numbers(self.part, name, tensor, numbers)
+        return tensor
+
+    def take_all(self, prefix: str) -> dict[str, Tensor]:
+        """Those whose names begin so, without it, for somebody else to check."""
+        return {name.removeprefix(prefix): self._left.pop(name) for name in self.names(prefix)}
 
 
 def _described(shape: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -21,7 +21,7 @@ from ibpwf.inference.base import Batch, Context, Features, State
 from ibpwf.inference.features.layer import Layer
 from ibpwf.inference.features.scaled import Scale
 from ibpwf.parts import Auto, register
-from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 ROWS_FITTED = 4096
 """So many rows of the first task give μ and σ."""
@@ -104,11 +104,7 @@ class Adapted(Features):
             )
         self._outputs.load_state({"layers": content["layers"]}, {})
         self._shape = None if content["shape"] is None else tuple(content["shape"])
-        width = tensors["mean"].shape if "mean" in tensors else (0,)
-        check_part("features", tensors, {"mean": Expected(tuple(width)), "deviation": Expected(tuple(width))})
-        if tensors["mean"].ndim != 1 or not float(tensors["deviation"].min()) >= 1e-6:
-            raise CorruptModelError("tensor 'deviation' of part 'features' is not above 0")
-        self._scale = Scale(tensors["mean"], tensors["deviation"])
+        self._scale = Scale.restored(tensors)
 
     def width_for(self, shape: tuple[int, ...]) -> int:
         outputs = self._outputs.width_for(shape)

@@ -29,7 +29,7 @@ from ibpwf.inference.base import Batch, Context, Features, State
 from ibpwf.inference.features.scaled import Scale
 from ibpwf.limits import MOST_SUMS, MOST_WEIGHTS, check_image_sizes
 from ibpwf.parts import Auto, Count, register
-from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
+from ibpwf.storage.tensor_checks import CorruptModelError
 
 ROWS_FITTED = 4096
 KEPT_NUMBERS = 2**26
@@ -245,17 +245,12 @@ class Backbone(Features):
         if stored != (plan.depths, plan.grid, plan.sizes, self.projection, self._both):
             raise CorruptModelError(f"backbone features were {stored}, which the settings do not say")
         self._shape = None if content["shape"] is None else tuple(content["shape"])
-        width = (plan.inner_width,)
-        check_part("features", tensors, {"mean": Expected(width), "deviation": Expected(width)})
+        features = Scale.restored(tensors, plan.inner_width)
         scale = PixelScale(tuple(map(float, content["image_mean"])), tuple(map(float, content["image_std"])))
         numbers = [*scale.mean, *scale.std]
         if not all(map(math.isfinite, numbers)) or len(scale.mean) != len(scale.std) or len(scale.std) not in (1, 3):
             raise CorruptModelError(f"backbone features have image_mean={scale.mean} and image_std={scale.std}")
-        if not float(tensors["deviation"].min()) >= 1e-6:
-            raise CorruptModelError("tensor 'deviation' of part 'features' is not above 0")
-        self._fitted = _Fitted(
-            ImageRecipe(scale, stored_resize(content)), Scale(tensors["mean"], tensors["deviation"])
-        )
+        self._fitted = _Fitted(ImageRecipe(scale, stored_resize(content)), features)
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows as images, or as texts, once it is known that they can be."""

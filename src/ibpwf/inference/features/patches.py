@@ -27,7 +27,7 @@ from ibpwf.inference.base import Batch, Context, Features, State
 from ibpwf.inference.features.joined import SideBySide
 from ibpwf.limits import check_patch_sizes
 from ibpwf.parts import Auto, Count, Positive, register, require
-from ibpwf.storage.tensor_checks import CorruptModelError, Expected, check_part
+from ibpwf.storage.tensor_checks import CorruptModelError, TensorReader
 
 Size = Literal["small", "medium", "large", "best"]
 
@@ -260,26 +260,20 @@ class Patches(Features):
             self._threshold = content["threshold"]
             self._shape = None if content["shape"] is None else tuple(content["shape"])
             prefixes = {patch: f"{patch}." if len(self.sizes) > 1 else "" for patch in self.sizes}
-            self._check_stored(prefixes, tensors)
-            self._fitted = tuple(
-                _Fitted(patch, self._cells(patch), **{name: tensors[prefix + name] for name in TENSORS})
-                for patch, prefix in prefixes.items()
-            )
+            if not 0 <= self._threshold < 1:
+                raise CorruptModelError(f"patch features have threshold={self._threshold!r}")
+            with TensorReader("features", tensors) as reader:
+                self._fitted = tuple(self._taken(reader, patch, prefix) for patch, prefix in prefixes.items())
 
-    def _check_stored(self, prefixes: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
-        """Refuse what does not have a number for each of its products, or would divide by 0."""
-        expected: dict[str, Expected] = {}
-        for patch, prefix in prefixes.items():
-            size, filters = self._image[0] * patch**2, len(tensors[f"{prefix}filters"])
-            width = 2 * self._cells(patch) ** 2 * filters
-            shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
-            expected |= {prefix + name: Expected(shape) for name, shape in shapes.items()}
-        check_part("features", tensors, expected)
-        for name in (f"{prefix}deviation" for prefix in prefixes.values()):
-            if not float(tensors[name].min()) >= 1e-6:
-                raise CorruptModelError(f"tensor '{name}' of part 'features' is not above 0")
-        if not 0 <= self._threshold < 1:
-            raise CorruptModelError(f"patch features have threshold={self._threshold!r}")
+    def _taken(self, reader: TensorReader, patch: int, prefix: str) -> _Fitted:
+        """What was fitted for patches of a size: a number for each product, and none to divide by that is 0."""
+        size, filters = self._image[0] * patch**2, reader.length(f"{prefix}filters")
+        width = 2 * self._cells(patch) ** 2 * filters
+        shapes = {"whitening": (size, size), "filters": (filters, size), "mean": (width,), "deviation": (width,)}
+        found = {name: reader.take(prefix + name, shape) for name, shape in shapes.items()}
+        if not width or not float(found["deviation"].min()) >= 1e-6:
+            raise CorruptModelError(f"tensor '{prefix}deviation' of part 'features' is not above 0")
+        return _Fitted(patch, self._cells(patch), **found)
 
     def _kept(self, batches: Iterable[Batch], rows: int, generator: torch.Generator) -> Tensor:
         """The first task's images, or as many of them at random as may be kept."""

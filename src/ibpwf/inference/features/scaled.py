@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.inference.signs import random_signs
+from ibpwf.storage.tensor_checks import CorruptModelError, TensorReader
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class Scale:
         # A feature that never moves gives the rounding errors of its constant: they must not be made large.
         deviation = ((squares / count - mean.square()).clamp(min=0) + 1e-8).sqrt()
         return cls(mean.float(), deviation.float())
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], width: int | None = None) -> Scale:
+        """The only tensors of features, of that many numbers if it is known how many."""
+        with TensorReader("features", tensors) as reader:
+            shape = (reader.length("mean") if width is None else width,)
+            found = cls(reader.take("mean", shape), reader.take("deviation", shape))
+        if not len(found.mean) or not float(found.deviation.min()) >= 1e-6:
+            raise CorruptModelError("tensor 'deviation' of part 'features' is not above 0")
+        return found
 
     def __call__(self, raw: Tensor, projection: int = 0) -> Tensor:
         """φ; a projection of 0 is none."""

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Widths, total_bytes
+from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Widths, total_bytes
 from ibpwf.models import mlp
 from ibpwf.parts import Positive
 from ibpwf.training.method import TaskData
@@ -87,7 +87,7 @@ class ClosedForm(DenseMethod):
         zeros = torch.zeros(size, size + new, dtype=torch.float64, device=self.device)
         old = self.sums or Sums(zeros[:, :size], zeros[:, :0], zeros[0, :0])
         second, own, count = old.second.clone(), zeros[:, size:].clone(), zeros[0, size:].clone()
-        for x, y in data.rows.in_order(ROWS_AT_ONCE):
+        for x, y in data.rows.in_order():
             phi, label = self.features(x), F.one_hot(y, new).double()
             second.addmm_(phi.T, phi)
             own.addmm_(phi.T, label)

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ibpwf.data.rows import ROWS_PER_PASS
 from ibpwf.errors import InputError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.uncertainty import entropy
@@ -29,7 +30,6 @@ from ibpwf.training.method import Method, TaskData
 from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
 
-ROWS_AT_ONCE = 4096
 Optimizer = Literal["adam", "sgd", "adagrad"]
 Widths = tuple[Count, ...]
 
@@ -260,13 +260,13 @@ class DenseMethod(Method):
         """Outputs of the task's own classes."""
         self.net.eval()
         with torch.no_grad():
-            return torch.cat([self.net(rows) for rows in torch.split(x, ROWS_AT_ONCE)])[:, self.own_columns(task)]
+            return torch.cat([self.net(rows) for rows in torch.split(x, ROWS_PER_PASS)])[:, self.own_columns(task)]
 
     def class_log_probabilities(self, x: Tensor) -> Tensor:
         """log p over all classes seen so far, N×C (incremental class)."""
         self.net.eval()
         with torch.no_grad():
-            parts = [self.net(rows)[:, : self.learned].double() for rows in torch.split(x, ROWS_AT_ONCE)]
+            parts = [self.net(rows)[:, : self.learned].double() for rows in torch.split(x, ROWS_PER_PASS)]
         return torch.cat(parts).log_softmax(1)
 
     def predict(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from ibpwf.lab.methods.dense import ROWS_AT_ONCE
+from ibpwf.data.rows import ROWS_PER_PASS
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}  # gradients held at a time: on a CPU, what its caches hold
 
@@ -61,7 +61,7 @@ def gradient_sum(
     is the absolute value or the square."""
     count = sum(p.numel() for p in trainable(net).values())
     linear = only_linear(net)
-    rows = ROWS_AT_ONCE if linear else max(1, NUMBERS_AT_ONCE["cuda" if x.is_cuda else "cpu"] // count)
+    rows = ROWS_PER_PASS if linear else max(1, NUMBERS_AT_ONCE["cuda" if x.is_cuda else "cpu"] // count)
     total = torch.zeros(count, device=x.device, dtype=torch.float32)
     for batch in zip(*(torch.split(t, rows) for t in (x, *others)), strict=True):
         total += (_by_products if linear else _by_examples)(net, value, size, *batch)

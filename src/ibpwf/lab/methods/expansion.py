@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, Widths, seeded
+from ibpwf.data.rows import ROWS_PER_PASS
+from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Widths, seeded
 from ibpwf.models import mlp
 from ibpwf.parts import Count
 from ibpwf.training.method import TaskData
@@ -65,7 +66,7 @@ class Separate(DenseMethod):
     def logits(self, x: Tensor, task: int) -> Tensor:
         self.net.eval()
         with torch.no_grad():
-            return torch.cat([self.forward(rows, task) for rows in torch.split(x, ROWS_AT_ONCE)])
+            return torch.cat([self.forward(rows, task) for rows in torch.split(x, ROWS_PER_PASS)])
 
     def load_state(self, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Tensor]]) -> None:
         for task, classes in enumerate(content["classes"]):

@@ -20,10 +20,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf.data.rows import IndexedRows, Rows
+from ibpwf.data.rows import ROWS_PER_PASS, IndexedRows, Rows
 from ibpwf.inference.prediction import Prediction
 from ibpwf.lab.methods.bayesian_layers import BayesianMLP
-from ibpwf.lab.methods.dense import ROWS_AT_ONCE, DenseMethod, DenseSettings, total_bytes
+from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, total_bytes
 from ibpwf.lab.methods.rehearsal import shares
 from ibpwf.parts import Count, NotNegative, Positive, require
 from ibpwf.training.loop import fit_steps
@@ -110,7 +110,7 @@ class VCL(DenseMethod):
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for _ in range(self._samples):
             weights = self.answering.draw(noise)
-            rows = torch.split(x, ROWS_AT_ONCE)
+            rows = torch.split(x, ROWS_PER_PASS)
             parts = [self.answering.run(weights, r)[:, columns].double().softmax(1) for r in rows]
             total = total + torch.cat(parts)
         return total / self._samples

@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
@@ -20,16 +21,21 @@ FEW = 100
 """Parts that are all read, and compared with their digests, when a folder is opened."""
 
 
-class StoredPart(Mapping[str, Tensor]):
-    """The tensors of one part; its digest is compared when they are read."""
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of one part; its digest is compared when they are read.
 
-    def __init__(self, opened: OpenedFolder, name: str) -> None:
-        self.opened, self.name = opened, name
-        self.inferred = True  # of a task's part: whether it has what is known of the task's inputs
+    `content` is what the manifest says of it, for whoever stores it unread. `source` is the part itself of what was
+    `derived` from it.
+    """
+
+    content: object = None
+
+    def __init__(self, folder: Path, read: Callable[[], dict[str, Tensor]], source: TensorFile | None = None) -> None:
+        self.folder, self._read, self.source = folder, read, self if source is None else source
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        return self.opened.tensors(self.name)
+        return self.later(self._read)()
 
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
@@ -40,11 +46,15 @@ class StoredPart(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.tensors)
 
+    def derived(self, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> TensorFile:
+        """What is made of the tensors, once they are read."""
+        return TensorFile(self.folder, lambda: change(self.tensors), self.source)
+
     def later(self, read: Callable[[], T]) -> Callable[[], T]:
         """`read` this part at some later time, when what is wrong with it must still be told as of its folder."""
 
         def whole() -> T:
-            with whole_folder(self.opened.path):
+            with whole_folder(self.folder):
                 return read()
 
         return whole
@@ -70,4 +80,4 @@ def parts_of(opened: OpenedFolder) -> Mapping[str, Mapping[str, Tensor]]:
     if len(opened.files) <= FEW or _all.get():
         return opened.all_tensors()
     opened.check_sizes()
-    return {name: StoredPart(opened, name) for name in opened.files}
+    return {name: TensorFile(opened.path, partial(opened.tensors, name)) for name in opened.files}

@@ -12,7 +12,7 @@ import torch
 from ibpwf import Learner, Settings
 from ibpwf.errors import StoreError
 from ibpwf.models import mlp
-from ibpwf.storage import on_demand
+from ibpwf.storage import tensor_file
 from ibpwf.storage.folder import OpenedFolder
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
@@ -31,7 +31,7 @@ def taught(tasks: int = 4, **settings: object) -> Learner:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The parts that are read, in a folder that counts as one of many."""
-    monkeypatch.setattr(on_demand, "FEW", 0)
+    monkeypatch.setattr(tensor_file, "FEW", 0)
     seen: list[str] = []
     tensors = OpenedFolder.tensors
 
@@ -110,7 +110,7 @@ def test_what_is_missing_is_found_at_once_and_damage_when_it_is_read(tmp_path: P
         late.predict(X, task=2)
     with pytest.raises(StoreError, match="task-0002"):
         late.predict(X)
-    with pytest.raises(StoreError, match="task-0002"), on_demand.everything_now():
+    with pytest.raises(StoreError, match="task-0002"), tensor_file.everything_now():
         Learner.load(tmp_path / "model", device="cpu")
     part.write_bytes(whole[:-1])
     with pytest.raises(StoreError, match="bytes instead of"):
