@@ -11,16 +11,23 @@ if TYPE_CHECKING:
     from ibpwf.estimator import ContinualClassifier
     from ibpwf.exporting import export
     from ibpwf.factors.factorize import factorize
+    from ibpwf.factors.prior import IBP, ConstantGrowth, Prior
     from ibpwf.inference.prediction import Prediction
     from ibpwf.learner import Learner, load, open_model
+    from ibpwf.likelihoods import Categorical, Likelihood
     from ibpwf.settings import Settings
 
 __version__ = "0.1.0"
 __all__ = [
+    "IBP",
+    "Categorical",
+    "ConstantGrowth",
     "ContinualClassifier",
     "IBPWFError",
     "Learner",
+    "Likelihood",
     "Prediction",
+    "Prior",
     "Settings",
     "__version__",
     "export",
@@ -32,10 +39,15 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "IBP": "ibpwf.factors.prior",
+        "Categorical": "ibpwf.likelihoods",
+        "ConstantGrowth": "ibpwf.factors.prior",
         "ContinualClassifier": "ibpwf.estimator",
         "IBPWFError": "ibpwf.errors",
         "Learner": "ibpwf.learner",
+        "Likelihood": "ibpwf.likelihoods",
         "Prediction": "ibpwf.inference.prediction",
+        "Prior": "ibpwf.factors.prior",
         "Settings": "ibpwf.settings",
         "export": "ibpwf.exporting",
         "factorize": "ibpwf.factors.factorize",

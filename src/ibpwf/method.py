@@ -52,6 +52,7 @@ from ibpwf.inputs import named_tensors
 from ibpwf.likelihoods import RowScores
 from ibpwf.limits import check_posterior_samples, check_rate
 from ibpwf.linear import FEWEST_ROWS
+from ibpwf.parts import Part
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.checkpoint_folder import digest_of
 from ibpwf.storage.network_json import build, describe, signature
@@ -161,9 +162,11 @@ class IBPWF(Method):
                     f"{type(settings.likelihood).__name__} are none; "
                     + ("set inference='gaussian'." if name == "inference" else "set turns=1.")
                 )
-        prior = self.model.prior
-        changed = {*type(prior).model_fields} & {*Settings.model_fields} - prior.fixed
-        self.model.prior = prior.replace(**{name: getattr(settings, name) for name in changed})
+        built, prior = self.model.prior, settings.full_prior
+        shared = {name: getattr(built, name) for name in built.fixed}
+        if type(prior) is not type(built):
+            raise InputError(f"prior is {prior.kind_name()}, but the network was factorized for {built.kind_name()}.")
+        self.model.prior = prior.replace(**shared)
         self.likelihood = settings.likelihood
         self.settings = settings
         self.accelerate = settings.accelerate
@@ -178,6 +181,8 @@ class IBPWF(Method):
         """The same method with other settings from the next task on; those it was built with must be the same."""
         for name in BUILT_WITH:
             wanted, built = getattr(settings, name), getattr(self.settings, name)
+            if isinstance(wanted, Part) and type(wanted) is type(built):
+                wanted, built = ({each: getattr(part, each) for each in part.fixed} for part in (wanted, built))
             if wanted != built:
                 raise InputError(
                     f"{name} is {wanted!r}, but this was built with {built!r}, which every task reads; keep it, or "

@@ -4,10 +4,12 @@ command line (`--set name=value`)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
+from ibpwf.factors.prior import IBP, Prior
 from ibpwf.likelihoods import Categorical, Likelihood
 from ibpwf.limits import MOST_FEATURES, MOST_SUMS, check_image_sizes, check_patch_sizes
 from ibpwf.parts import Auto, Count, FrozenSettings, NotNegative, OfGroup, Positive, Probability, Share, require
@@ -18,9 +20,19 @@ ImageSize = Annotated[int, Field(ge=32, le=1024)]
 ImageSizes = Annotated[ImageSize | tuple[ImageSize, ...] | Auto, AfterValidator(check_image_sizes)]
 
 
+SHORTHAND = frozenset(IBP.model_fields)
+"""Settings that stand for those of `prior=IBP(...)`."""
+
+
 class Factorization(FrozenSettings):
     """How a network is factorized: what `factorize` takes."""
 
+    prior: Annotated[Prior, OfGroup("prior")] | None = Field(
+        None,
+        description="which factors tasks use and how many: 'ibp', or 'constant-growth' with as many new factors for "
+        "every task; none: the IBP with the settings alpha, max_factors, strength_std, kappa, temperature and "
+        "kl_terms, which are for that alone",
+    )
     alpha: Positive | Auto | dict[str, Positive] = Field(
         "auto",
         description="the IBP's expected number of factors per task and layer: a number, a mapping from layer-name or "
@@ -279,6 +291,11 @@ class Settings(Factorization):
     )
 
     def check_settings(self) -> None:
+        if self.prior is not None:
+            for name in SHORTHAND:
+                value = getattr(self, name)
+                remedy = f"prior is {self.prior.kind_name()}, which has its own settings; leave one of the two out"
+                require(value == type(self).model_fields[name].default, name, value, remedy)
         known = self.shrinkage == 0 or self.inference != "shared-gaussian"
         why = "with inference=shared-gaussian all have one covariance already; leave it at 0"
         require(known, "shrinkage", self.shrinkage, why)
@@ -295,7 +312,28 @@ class Settings(Factorization):
     @property
     def factorization(self) -> dict[str, Any]:
         """What `factorize` takes of these."""
-        return {name: getattr(self, name) for name in Factorization.model_fields}
+        names = {*Factorization.model_fields} - ({"prior"} if self.prior is None else SHORTHAND)
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def full_prior(self) -> Prior:
+        """The prior, also where only its settings were given."""
+        return IBP(**{name: getattr(self, name) for name in SHORTHAND}) if self.prior is None else self.prior
+
+    @classmethod
+    def merged(cls, *layers: Mapping[str, Any]) -> dict[str, Any]:
+        """As of all settings; a prior drops what earlier layers say of the IBP by shorthand."""
+        found: dict[str, Any] = {}
+        for layer in layers:
+            refined = [name for name in layer if name.startswith("prior.")]
+            if "prior" in layer or refined:
+                found = {name: value for name, value in found.items() if name not in SHORTHAND}
+                if found.get("prior") is None and "prior" not in layer:
+                    layer = {"prior": IBP.kind, **layer}
+            if found.get("prior") is None:
+                found.pop("prior", None)
+            found = super().merged(found, layer)
+        return found
 
     def schedule_for(self, rows: int, *, stopped: bool = False) -> Schedule:
         """How long and how fast a task of so many rows is trained; at most, where held-out rows stop it."""

@@ -77,6 +77,7 @@ def factorize(
         for name, value in given.items()
         if value is not None
     }
+    own_prior = prior
     if prior is None:
         prior = IBP(**given)
     elif given:
@@ -125,6 +126,7 @@ def factorize(
     model.compiler = compiler_of(net)
     model.options = {
         **asked,
+        "prior": own_prior,
         "heads": heads,
         "init": init,
         "base": base,

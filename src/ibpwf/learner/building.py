@@ -20,7 +20,7 @@ from ibpwf.factors.packing import Field, Packing
 from ibpwf.factors.weights import load_tensors
 from ibpwf.method import IBPWF, Parts, base_digest
 from ibpwf.parts import part_fields
-from ibpwf.settings import Factorization, Settings
+from ibpwf.settings import Settings
 from ibpwf.storage.folder import OpenedFolder
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.storage.model_record import Configuration, StoredPacking, manifest_of, read_content
@@ -66,9 +66,9 @@ def build_ibpwf(
         model = factorize(net, **settings.factorization)
     if model.tasks:
         raise InputError("this factorized model already belongs to a learner; factorize the network again.")
-    prior = {name: getattr(model.prior, name) for name in model.prior.fixed & {*Settings.model_fields}}
+    flat = {name: getattr(model.prior, name) for name in model.prior.fixed & {*Settings.model_fields}}
     settings = settings.replace(
-        **prior,
+        **(flat if model.options["prior"] is None else {"prior": model.prior}),
         heads=model.heads,
         init=model.init,
         base=model.base,
@@ -83,10 +83,10 @@ def build_ibpwf(
 
 def _check_factorization(model: FactorModel, settings: Settings) -> None:
     """Reject settings that differ from the model's factorization: one of the two would be ignored."""
-    for name in Factorization.model_fields:
-        if name in settings.model_fields_set and getattr(settings, name) != model.options.get(name):
+    for name, value in settings.factorization.items():
+        if name in settings.model_fields_set and value != model.options.get(name):
             raise InputError(
-                f"{name} is {getattr(settings, name)!r} in the settings, but the model was factorized with "
+                f"{name} is {value!r} in the settings, but the model was factorized with "
                 f"{model.options.get(name)!r}; say it once, to factorize or in the settings of a plain network."
             )
 
@@ -141,7 +141,8 @@ def _read_ibpwf(
             check_numbers("template", name, tensor, NOT_NAN if name in buffers else BOUNDED)
         of_settings = {name: given.pop(name) for name in part_fields(Settings) if name in given}
         for name in part_fields(Settings):
-            if name not in of_settings and ":" in configuration.settings.get(name, {}).get("kind", ""):
+            tree = configuration.settings.get(name) or {}
+            if name not in of_settings and ":" in tree.get("kind", ""):
                 raise NeedsParts(
                     f"{path} was taught with a {name} of your own; register it (ibpwf.parts.register), or pass it "
                     f"again: Learner.load(path, {name}=...)."

@@ -59,8 +59,8 @@ class ConstWF(IBPWF):
         with seeded(seed):
             net = mlp(problem.inputs, chosen.hidden, problem.outputs)
         prior = ConstantGrowth(nu=chosen.nu, omega=chosen.omega, strength_std=chosen.strength_std)
-        ours = Settings(finetune_epochs=0, **{name: getattr(chosen, name) for name in SHARED})
-        super().__init__(factorize(net, prior=prior, heads=chosen.heads).to(device), ours)
+        ours = Settings(prior=prior, finetune_epochs=0, **{name: getattr(chosen, name) for name in SHARED})
+        super().__init__(factorize(net, **ours.factorization).to(device), ours)
         self.problem, self.chosen, self.seed = problem, chosen, seed
 
     def configuration(self) -> dict[str, Any]:
