@@ -27,12 +27,6 @@ SHORTHAND = frozenset(IBP.model_fields)
 class Factorization(FrozenSettings):
     """How a network is factorized: what `factorize` takes."""
 
-    prior: Annotated[Prior, OfGroup("prior")] | None = Field(
-        None,
-        description="which factors tasks use and how many: 'ibp', or 'constant-growth' with as many new factors for "
-        "every task; none: the IBP with the settings alpha, max_factors, strength_std, kappa, temperature and "
-        "kl_terms, which are for that alone",
-    )
     alpha: Positive | Auto | dict[str, Positive] = Field(
         "auto",
         description="the IBP's expected number of factors per task and layer: a number, a mapping from layer-name or "
@@ -62,6 +56,12 @@ class Factorization(FrozenSettings):
         None,
         description="tokens that every example of a network of token ids is filled up to; none: the longest of the "
         "first task",
+    )
+    prior: Annotated[Prior, OfGroup("prior")] | None = Field(
+        None,
+        description="which factors tasks use and how many: 'ibp', or 'constant-growth' with as many new factors for "
+        "every task; none: the IBP with the settings alpha, max_factors, strength_std, kappa, temperature and "
+        "kl_terms, which are for that alone",
     )
 
 
