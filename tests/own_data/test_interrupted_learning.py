@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -53,20 +54,17 @@ def test_an_interrupted_task_is_kept_and_resumed_to_the_same_bits(
 
     inspected = command("inspect", "m")
     assert inspected.code == 2
-    assert "m holds no finished task yet; its first, 'first file', was broken off" in inspected.err
+    assert re.search("m .*'first file'", inspected.err)
     before = model_bytes(tmp_path / "m")
-    done = command(*words)
-    assert done.code == 2
-    assert "m holds a task that was broken off; give --resume to go on with it, or --anew to drop it." in done.err
-    done = command(*words, "--task", "other", "--resume")
-    assert done.code == 2
-    assert "cannot be resumed as 'other': its name is not the same. To drop it and start, give --anew" in done.err
-    done = command(*words[:-2], "--device", "cpu", "--set", "kappa=0.6", "--resume")
-    assert done.code == 2
-    assert "the model or a setting is not the same" in done.err
-    done = command(*(word.replace("60", "61") for word in words), "--resume")
-    assert done.code == 2
-    assert "the model or a setting is not the same" in done.err
+    for line, named in (
+        (words, "m .*--resume .*--anew"),
+        ((*words, "--task", "other", "--resume"), "'other'.*name.*--anew"),
+        ((*words[:-2], "--device", "cpu", "--set", "kappa=0.6", "--resume"), "model or a setting"),
+        ((*(word.replace("60", "61") for word in words), "--resume"), "model or a setting"),
+    ):
+        done = command(*line)
+        assert done.code == 2
+        assert re.search(named, done.err), line
     assert model_bytes(tmp_path / "m") == before
 
     done = command(*words, "--resume")
@@ -104,7 +102,7 @@ def test_a_second_process_is_refused_and_nothing_is_lost(
     for line in (("learn", "model", "fruit.csv", "--task", "more"), ("forget", "model", "fruit")):
         refused = command(*line)
         assert refused.code == 2
-        assert "model' is being written by another process. Wait for it" in refused.err
+        assert re.search("model' .*another process", refused.err)
     assert command("predict", "model", "new.csv", "-o", "out.csv").code == 0  # reading is anyone's
     process.send(signal.SIGKILL)
     assert process.finish().code == -signal.SIGKILL
@@ -146,8 +144,7 @@ def test_resuming_a_finished_task_with_other_rows_is_refused(here: Path, command
         (here / "trees.csv").write_text("\n".join(changed) + "\n")
         other = command("learn", "model", "trees.csv", "--resume")
         assert other.code == 2
-        assert "a task named 'trees' has been learnt already, from other rows (80) than trees.csv holds" in other.err
-        assert "choose another name with --task to learn these." in other.err
+        assert re.search("'trees' .*80.* trees.csv .*--task", other.err)
 
 
 def test_forgetting_a_task_leaves_neither_its_labels_nor_a_digest_of_its_rows(

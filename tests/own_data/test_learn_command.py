@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_rows_held_out_are_not_learnt_from_and_measured_on(tmp_path: Path, comma
     assert (noted["examples"], noted["accuracy"]) == (60, told["accuracy"])
     done = command("learn", "n", *words, "0.99")
     assert done.code == 2
-    assert "class '0' has 40 examples, too few to hold 99% of them out" in done.err
+    assert re.search("class '0' .*40 .*99%.*--validate", done.err)
     assert not (tmp_path / "n").exists()
 
 
@@ -145,8 +146,7 @@ def test_missing_values_are_filled_in_if_asked_for_and_from_then_on(tmp_path: Pa
     path.write_text("\n".join(lines))
     done = command("learn", "m", "first.csv", "--label", "kind", *QUICK)
     assert done.code == 2
-    words = "line 4, column 'f3': the cell is blank; fill it in or remove the row, or give --missing mean.\n"
-    assert done.err == f"error: first.csv, {words}"
+    assert re.search("^error: first.csv, line 4, column 'f3'.*--missing mean", done.err)
     assert not (tmp_path / "m").exists()
     assert command("learn", "m", "first.csv", "--label", "kind", "--missing", "mean", *QUICK).code == 0
     assert command("predict", "m", "first.csv", "-o", "out.csv").code == 0
@@ -157,34 +157,26 @@ def test_missing_values_are_filled_in_if_asked_for_and_from_then_on(tmp_path: Pa
 # Mistakes
 
 
-MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
-    ("no such file", ("none.csv",), "none.csv': there is no such file or folder"),
-    ("a known name", ("trees.csv",), "a task named 'trees' has been learnt already; choose another name with --task"),
-    ("another seed", ("next.csv", "--seed", "4"), "seed is 4, but model was begun with 0; settings are chosen with"),
-    ("another width", ("next.csv", "--hidden", "30"), "hidden is 30, but model was begun with 24;"),
-    ("another epochs", ("next.csv", "--epochs", "5"), "epochs is 5, but model was begun with 4;"),
-    ("another alpha", ("next.csv", "--alpha", "5"), "alpha is 5.0, but model was begun with auto;"),
-    ("a setting", ("next.csv", "--set", "kappa=0.7"), "kappa is 0.7, but model was begun with its default;"),
-    ("no label", ("unlabelled.csv",), "unlabelled.csv has no column 'kind', which held the labels of earlier files"),
-    (
-        "a column too many",
-        ("wide.csv",),
-        "wide.csv has column 'id', which earlier files had not; remove it, or name it",
-    ),
-    ("a column too few", ("narrow.csv",), "narrow.csv lacks column 'f3', which earlier files had"),
-    ("no number", ("words.csv",), "words.csv, line 3, column 'f0': 'x' is not a number"),
-    ("another kind of file", ("a.npz",), "a.npz holds arrays, but earlier files held tables; give a .csv"),
-    ("an empty file", ("empty.csv",), "empty.csv is empty"),
-    ("no name", ("next.csv", "--task", " "), "task is ' '; give it a name"),
-    ("a wrong share", ("next.csv", "--validate", "2"), "validate is 2.0; give the share of the rows to hold out"),
-    ("two wishes", ("next.csv", "--resume", "--anew"), "--resume and --anew were both given; choose one."),
-    (
-        "minutes",
-        ("next.csv", "--checkpoint-minutes", "-1"),
-        "--checkpoint-minutes is -1.0; give the minutes",
-    ),
-    ("a wrong device", ("next.csv", "--device", "gpu"), "device is 'gpu'; give 'auto', 'cpu' or 'cuda'."),
-]
+MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "no such file": (("none.csv",), "none.csv"),
+    "a known name": (("trees.csv",), "'trees' .*--task"),
+    "another seed": (("next.csv", "--seed", "4"), "seed is 4.* 0;"),
+    "another width": (("next.csv", "--hidden", "30"), "hidden is 30.* 24;"),
+    "another epochs": (("next.csv", "--epochs", "5"), "epochs is 5.* 4;"),
+    "another alpha": (("next.csv", "--alpha", "5"), "alpha is 5.0.* auto;"),
+    "a setting": (("next.csv", "--set", "kappa=0.7"), "kappa is 0.7"),
+    "no label": (("unlabelled.csv",), "unlabelled.csv .*'kind'"),
+    "a column too many": (("wide.csv",), "wide.csv .*'id'"),
+    "a column too few": (("narrow.csv",), "narrow.csv .*'f3'"),
+    "no number": (("words.csv",), "words.csv, line 3, column 'f0': 'x'"),
+    "another kind of file": (("a.npz",), "a.npz .*arrays.*tables"),
+    "an empty file": (("empty.csv",), "empty.csv is empty"),
+    "no name": (("next.csv", "--task", " "), "task is ' '"),
+    "a wrong share": (("next.csv", "--validate", "2"), "validate is 2.0"),
+    "two wishes": (("next.csv", "--resume", "--anew"), "--resume and --anew"),
+    "minutes": (("next.csv", "--checkpoint-minutes", "-1"), "--checkpoint-minutes is -1.0"),
+    "a wrong device": (("next.csv", "--device", "gpu"), "device is 'gpu'.*'cpu'"),
+}
 
 
 @pytest.fixture(scope="session")
@@ -206,42 +198,45 @@ def mistaken(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("words", "said"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
-def test_a_mistake_is_one_sentence_and_the_model_is_untouched(
-    words: tuple[str, ...], said: str, mistaken: Path, command: Command
+@pytest.mark.parametrize(("words", "named"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_in_one_line_and_the_model_is_untouched(
+    words: tuple[str, ...], named: str, mistaken: Path, command: Command
 ) -> None:
     before = model_bytes(mistaken / "model")
     done = command("learn", "model", *words, cwd=mistaken)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ")
     assert done.err.count("\n") == 1
-    assert said in done.err
+    assert re.search(named, done.err)
     assert model_bytes(mistaken / "model") == before
 
 
+NEW = ("m", "fruit.csv", "--label", "kind")
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named"),
     [
-        (("m", "fruit.csv"), "say which one holds the labels with --label, such as 'f15'"),
-        (("m", "fruit.csv", "--label", "knid"), "no column 'knid' with the labels; did you mean 'kind'?"),
-        (("m", "fruit.csv", "--label", "kind", "--hidden", "4x"), "--hidden is '4x'; give the widths"),
-        (("m", "fruit.csv", "--label", "kind", "--alpha", "big"), "--alpha is 'big'; give a number above 0, or auto"),
-        (("m", "fruit.csv", "--label", "kind", "--epochs", "0"), "epochs is 0; give at least 1"),
-        (("m", "fruit.csv", "--label", "kind", "--set", "kapa=1"), "unknown setting 'kapa'. Did you mean 'kappa'?"),
-        (("m", "fruit.csv", "--label", "kind", "--size", "8"), "--size is '8'; give height and width in pixels"),
-        (("m", "fruit.csv", "--label", "kind", "--size", "8x8"), "size is for image files, and fruit.csv holds none"),
-        (("fruit.csv", "m"), "fruit.csv is a file; the model folder comes first and the data second."),
-        (("others", "fruit.csv"), "others is a folder of other things ('mine.txt') and no model"),
+        (NEW[:2], "--label.*'f15'"),
+        ((*NEW[:3], "knid"), "'knid' .*'kind'"),
+        ((*NEW, "--hidden", "4x"), "--hidden is '4x'"),
+        ((*NEW, "--alpha", "big"), "--alpha is 'big'"),
+        ((*NEW, "--epochs", "0"), "epochs is 0"),
+        ((*NEW, "--set", "kapa=1"), "'kapa'.*'kappa'"),
+        ((*NEW, "--size", "8"), "--size is '8'"),
+        ((*NEW, "--size", "8x8"), "size .*fruit.csv"),
+        (("fruit.csv", "m"), "fruit.csv is a file"),
+        (("others", "fruit.csv"), "others .*'mine.txt'"),
     ],
 )
 def test_a_mistake_with_a_new_model_leaves_no_folder(
-    words: tuple[str, ...], said: str, mistaken: Path, command: Command
+    words: tuple[str, ...], named: str, mistaken: Path, command: Command
 ) -> None:
     (mistaken / "others").mkdir(exist_ok=True)
     (mistaken / "others" / "mine.txt").write_text("mine")
     done = command("learn", *words, cwd=mistaken)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert re.search(named, done.err)
     assert done.err.count("\n") == 1
     assert not (mistaken / "m").exists()
     assert [path.name for path in (mistaken / "others").iterdir()] == ["mine.txt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def test_a_version_is_kept_asked_for_and_dropped(there: Path, command: Command) 
     assert command("verify", "model").code == 0
 
 
-def test_each_mistake_is_one_sentence_and_nothing_is_lost(there: Path, command: Command) -> None:
+def test_each_mistake_is_named_in_one_line_and_nothing_is_lost(there: Path, command: Command) -> None:
     x, y = blobs((0, 2), seed=5)
     table(there / "mixed.csv", x, [WORDS[number] for number in y])
     table(there / "narrow.csv", x, [WORDS[number] for number in y])
@@ -88,21 +89,21 @@ def test_each_mistake_is_one_sentence_and_nothing_is_lost(there: Path, command: 
     (there / "narrow.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))
     (there / "few.csv").write_text("\n".join((there / "other.csv").read_text().splitlines()[:4]))
     before = content(there / "model")
-    for words, problem in (
-        (("mixed.csv", "--update", "fruit"), "mixed.csv, line 42: task 'fruit' has no class 'oak', only apple, pear"),
+    for words, named in (
+        (("mixed.csv", "--update", "fruit"), "mixed.csv, line 42.*'fruit' .*'oak'.*apple, pear"),
         (("narrow.csv", "--update", "fruit"), "f15"),
-        (("other.csv", "--update", "friut"), "unknown task 'friut'. Did you mean 'fruit'?"),
-        (("few.csv", "--update", "fruit"), "of 3 rows none can be held out"),
-        (("other.csv", "--force"), "--force is for more rows of a task; give --update TASK too."),
-        (("other.csv", "--update", "fruit", "--task", "fruit"), "--update and --task were both given"),
-        (("other.csv", "--update", "fruit", "--dry-run", "--force"), "--dry-run keeps nothing"),
+        (("other.csv", "--update", "friut"), "'friut'.*'fruit'"),
+        (("few.csv", "--update", "fruit"), "3 rows"),
+        (("other.csv", "--force"), "--force .*--update"),
+        (("other.csv", "--update", "fruit", "--task", "fruit"), "--update and --task"),
+        (("other.csv", "--update", "fruit", "--dry-run", "--force"), "--dry-run"),
     ):
         done = command("learn", "model", *words, "--device", "cpu")
         assert done.code == 2, words
-        assert problem in done.err
+        assert re.search(named, done.err), words
         assert done.err.count("\n") == 1
-    assert "--force to keep them in any case" in command("learn", "model", "few.csv", "--update", "fruit").err
+    assert "--force" in command("learn", "model", "few.csv", "--update", "fruit").err
     done = command("learn", "empty", "other.csv", "--update", "fruit")
     assert (done.code, (there / "empty").exists()) == (2, False)
-    assert "holds no model yet, so there is no task 'fruit' to learn more of" in done.err
+    assert re.search("empty .*'fruit'", done.err)
     assert content(there / "model") == before
