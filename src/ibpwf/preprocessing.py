@@ -91,8 +91,7 @@ class Standardizer:
     def in_parts(self, x: Any) -> Iterator[NDArray[np.float32]]:
         """The same, some rows at a time, of rows that are not in memory."""
         self.warn_of_another_scale(x)
-        for start in range(0, x.shape[0], x.rows_at_once):
-            yield self.scaled(x[start : start + x.rows_at_once])
+        yield from map(self.scaled, x.parts())
 
     def scaled(self, x: Any) -> NDArray[np.float32]:
         """The same without a word about the scale."""

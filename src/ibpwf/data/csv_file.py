@@ -21,6 +21,7 @@ import numpy as np
 from ibpwf.data.examples import Origins
 from ibpwf.data.number_texts import is_number
 from ibpwf.data.opening import arrow, check_columns, open_plain, shown
+from ibpwf.data.options import Naming, argument
 from ibpwf.errors import DataError
 
 _BLOCK = 1 << 22  # bytes read at a time,
@@ -50,8 +51,8 @@ class _Read:
 class CsvFile:
     """A table as text. The delimiter is a tab for .tsv and .tab, otherwise the comma or semicolon of the header."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, naming: Naming = argument) -> None:
+        self.path, self.naming = path, naming
         self.arrow = arrow(path)
         self.delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else self._sniff()
         _, names = next(self._records(), (0, []))
@@ -60,6 +61,10 @@ class CsvFile:
             raise DataError(f"{shown(path)} is empty; give a table with a header line and rows.")
         check_columns(path, len(self.names))
         self._lines: list[int] = []
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
 
     @property
     def headless(self) -> bool:

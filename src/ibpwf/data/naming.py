@@ -11,9 +11,13 @@ from typing import Any
 from ibpwf.data.opening import check_there, shown, unreadable
 from ibpwf.errors import DataError, InputError
 
-TEXTS = (".csv", ".tsv", ".tab")
-PARQUET = (".parquet", ".pq")
-TABLES = (*TEXTS, *PARQUET)
+TABLES = {
+    **dict.fromkeys((".csv", ".tsv", ".tab"), "csv_file.CsvFile"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet_file.ParquetFile"),
+}
+"""What opens a table, by its ending."""
+ARRAYS = {".npz": "npz_file.read_npz"}
+"""What reads a file of arrays."""
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -84,7 +88,7 @@ def _in_folder(folder: Path) -> list[Path] | None:
 
 
 def _alike(paths: list[Path]) -> list[Path]:
-    kinds = {path.suffix.lower() in PARQUET for path in paths}
+    kinds = {TABLES[path.suffix.lower()] for path in paths}
     if len(kinds) > 1:
         raise InputError(
             f"{shown(paths[0])} and {shown(paths[-1])} are shards in different formats; write them all in one."

@@ -37,6 +37,10 @@ class ParquetFile:
     def rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
+    @property
+    def bytes(self) -> int:
+        return 4 * self.rows * len(self.names)
+
     def parts(self, wanted: Sequence[int], rows: int | None = None) -> Iterator[Any]:
         """The columns with these numbers, all rows or so many at a time."""
         total = self.rows

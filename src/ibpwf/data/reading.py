@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ibpwf.data.examples import Examples
-from ibpwf.data.naming import PARQUET, TABLES, TEXTS, Paths, check_path, table_files
+from ibpwf.data.naming import ARRAYS, TABLES, Paths, check_path, table_files
 from ibpwf.data.opening import check_there, shown, unreadable
 from ibpwf.data.options import ReadOptions
 from ibpwf.errors import DataError, InputError, unknown
 
 if TYPE_CHECKING:
-    from ibpwf.data.table import Table
+    from ibpwf.data.table import TableFile
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _SHEETS = (".xlsx", ".xls", ".ods")
-_KNOWN = ".csv, .tsv, .parquet, .npz, an image, an IDX file (…-images-idx3-ubyte), or a folder of images"
+_KNOWN = f"{', '.join((*TABLES, *ARRAYS))}, an image, an IDX file (…-images-idx3-ubyte), or a folder of images"
 
 
 def read_examples(path: Paths, options: ReadOptions | None = None, **changed: Any) -> Examples:
@@ -79,18 +80,16 @@ def _checked(options: ReadOptions | None, changed: dict[str, Any]) -> ReadOption
 # Each format is imported when it is met: a table needs no archive reader, an image no pyarrow.
 
 
-def table_in(path: Path, options: ReadOptions) -> Table | None:
+def table_in(path: Path, options: ReadOptions) -> TableFile | None:
     """The table in a file, if it is one by its name."""
-    suffix = path.suffix.lower()
-    if suffix in TEXTS:
-        from ibpwf.data.csv_file import CsvFile
+    reader = TABLES.get(path.suffix.lower())
+    table: TableFile | None = None if reader is None else _named(reader)(path, options.naming)
+    return table
 
-        return CsvFile(path)
-    if suffix in PARQUET:
-        from ibpwf.data.parquet_file import ParquetFile
 
-        return ParquetFile(path, options.naming)
-    return None
+def _named(reader: str) -> Any:
+    module, _, name = reader.partition(".")
+    return getattr(import_module(f"ibpwf.data.{module}"), name)
 
 
 def _batches(path: Path, options: ReadOptions, rows: int) -> Iterator[Examples]:
@@ -123,7 +122,7 @@ def is_image_folder(path: Path) -> bool:
 
 
 def _is_data(name: str) -> bool:
-    return Path(name).suffix.lower() in (*TABLES, ".npz")
+    return Path(name).suffix.lower() in (*TABLES, *ARRAYS)
 
 
 def _read(path: Path, options: ReadOptions) -> Examples:
@@ -141,10 +140,9 @@ def _read(path: Path, options: ReadOptions) -> Examples:
         from ibpwf.data.table import read_table
 
         return read_table(table, options)
-    if suffix == ".npz":
-        from ibpwf.data.npz_file import read_npz
-
-        return read_npz(path, options)
+    if suffix in ARRAYS:
+        examples: Examples = _named(ARRAYS[suffix])(path, options)
+        return examples
     if suffix in SUFFIXES:
         from ibpwf.data.image_folder import read_one_image
 

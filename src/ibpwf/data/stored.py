@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from ibpwf.data.examples import CodedLabels, Examples, Origins
 from ibpwf.data.labels import check_alike
 from ibpwf.data.layout import Layout
-from ibpwf.data.naming import PARQUET, Paths, table_files
+from ibpwf.data.naming import Paths, table_files
 from ibpwf.data.opening import shown, unreadable
 from ibpwf.data.options import ReadOptions
 from ibpwf.data.reading import is_image_folder, only_path, read_examples, table_in
 from ibpwf.data.scanning import NUMBERS_AT_ONCE, ROWS_AT_ONCE, WordOrigins, first_layout
-from ibpwf.data.table import Table, means_of, table_batches
+from ibpwf.data.table import TableFile, means_of, table_batches
 from ibpwf.errors import DataError, InputError
 from ibpwf.storage.scratch import ScratchFile
 
@@ -98,13 +98,13 @@ def read_stored(path: Paths, options: ReadOptions | None = None) -> Examples:
         raise unreadable(place, error) from error
 
 
-def _table(path: Path, options: ReadOptions) -> Table:
+def _table(path: Path, options: ReadOptions) -> TableFile:
     found = table_in(path, options)
     assert found is not None
     return found
 
 
-def _stored_table(tables: list[Table], path: Paths, options: ReadOptions) -> Examples:
+def _stored_table(tables: list[TableFile], path: Paths, options: ReadOptions) -> Examples:
     layout = options.like or first_layout(tables, options)
     like, rows = replace(options, like=layout), Gathering()
     at_once = max(64, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // layout.shape[0]))
@@ -150,16 +150,7 @@ def is_large(path: Paths, options: ReadOptions) -> bool:
             return bytes_of_images(place, options) > LARGE
         except OSError as error:
             raise unreadable(place, error) from error
-    return sum(map(_bytes_of, shards)) > LARGE
-
-
-def _bytes_of(path: Path) -> int:
-    if path.suffix.lower() not in PARQUET:
-        return path.stat().st_size
-    from ibpwf.data.parquet_file import ParquetFile
-
-    table = ParquetFile(path, str)
-    return 4 * table.rows * len(table.names)
+    return sum(_table(path, options).bytes for path in shards) > LARGE
 
 
 def numbered(rows: Examples) -> NDArray[np.int64]:

@@ -40,6 +40,14 @@ class Table(Protocol):
         ...
 
 
+class TableFile(Table, Protocol):
+    """A table by itself."""
+
+    @property
+    def bytes(self) -> int:
+        """About what its rows take in memory, without reading them."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which columns of a file are there, and which of them are read: the features, then the label if it is wanted."""

@@ -260,7 +260,7 @@ def _already(classifier: ContinualClassifier, task: str, data: Path, options: Le
     classes = classes_of(classifier, task)
     examples = options.rows_of(data, options.read)
     noted = classifier.extra_.get(ROWS, {}).get(task)
-    if noted is None:  # by a version that kept no digest: as far as can be told
+    if noted is None:  # of a task that was updated since: as far as can be told
         same = set(examples.classes) == set(classes) and len(examples) >= info.examples
     else:
         same = examples.digest() == noted

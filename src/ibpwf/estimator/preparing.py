@@ -29,6 +29,7 @@ from ibpwf.errors import InputError, StoreError
 from ibpwf.labels import before_scikit_learn
 from ibpwf.plain_arrays import as_array, check_finite, check_numbers, column_names
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD, Standardizer
+from ibpwf.storage.scratch import ScratchFile
 
 if TYPE_CHECKING:
     from ibpwf.backbones.backbone import Backbone
@@ -52,8 +53,9 @@ class Preparation(Protocol):
     def __call__(self, x: Any) -> Floats:
         """Inputs of the learner, one a row, of whatever shape it takes."""
 
-    def in_parts(self, x: Any) -> Iterator[Floats]:
+    def in_parts(self, x: ScratchFile) -> Iterator[Floats]:
         """The same, some rows at a time, of rows that are not in memory."""
+        return map(self, x.parts())
 
     def to_json(self) -> dict[str, Any]:
         """What `read_preparation` makes it of again; `kind` says which it is, of none a `Standardizer`."""
@@ -92,7 +94,7 @@ def checked_rows(
 
 
 @dataclass(frozen=True)
-class PixelPreparation:
+class PixelPreparation(Preparation):
     """Images as images: pixels on one scale, and large images averaged down to `size`."""
 
     image: Image
@@ -127,10 +129,6 @@ class PixelPreparation:
             out[rows] = (down @ pixels @ across.T if self.size != self.image[1:] else pixels).numpy()
         return out
 
-    def in_parts(self, x: Any) -> Iterator[Floats]:
-        for start in range(0, x.shape[0], x.rows_at_once):
-            yield self(x[start : start + x.rows_at_once])
-
     def to_json(self) -> dict[str, Any]:
         numbers = {"mean": self.mean, "scale": self.scale, "low": self.low, "high": self.high}
         return {"kind": "pixels", "image": list(self.image), "size": list(self.size), **numbers}
@@ -142,7 +140,7 @@ class PixelPreparation:
 
 
 @dataclass(frozen=True)
-class BackbonePreparation:
+class BackbonePreparation(Preparation):
     """Images as the features of a trained network, on the first task's scale. Its weights are not stored, but their
     digest is."""
 
@@ -182,10 +180,6 @@ class BackbonePreparation:
 
     def __call__(self, x: Any) -> Floats:
         return self.standardizer(self.features(x))
-
-    def in_parts(self, x: Any) -> Iterator[Floats]:
-        for start in range(0, x.shape[0], x.rows_at_once):
-            yield self(x[start : start + x.rows_at_once])
 
     def features(self, x: Any) -> Floats:
         """What the network makes of images, each looked at once."""

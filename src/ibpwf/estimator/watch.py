@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ibpwf.data import Examples, ReadOptions, read_examples
+from ibpwf.data.naming import ARRAYS, TABLES
 from ibpwf.data.writing import rows_file
 from ibpwf.errors import IBPWFError, InputError
 from ibpwf.estimator.classifier import ContinualClassifier
@@ -40,7 +41,7 @@ WATCH = "watch"
 WATCH_LINE = "watch_line"
 """Under this name `extra_` keeps the log's line of the file that was done last."""
 
-ENDINGS = (".csv", ".tsv", ".tab", ".parquet", ".pq", ".npz")
+ENDINGS = (*TABLES, *ARRAYS)
 UNFINISHED = (".tmp", ".part", ".partial", ".crdownload", ".swp")
 SETTLED = 1.0
 """Seconds during which a file must not change to count as complete, by this process's own clock."""
