@@ -158,12 +158,12 @@ def all_steps(folder: Path, settings: list[str], steps: Steps) -> None:
     common = ("--task", "cover", "--device", "cpu", *settings)
     steps.measure("learn", ("learn", "model", "big", *common, "--on-disk"))
     steps.measure("predict", ("predict", "model", "big", "-o", "answers.parquet", "--device", "cpu"))
-    steps.measure("evaluate", ("evaluate", "model", "big", "--json", "-", "--device", "cpu"))
-    steps.measure("test", ("evaluate", "model", "test.parquet", "--json", "-", "--device", "cpu"))
+    steps.measure("evaluate", ("evaluate", "model", "big", "--json", "--device", "cpu"))
+    steps.measure("test", ("evaluate", "model", "test.parquet", "--json", "--device", "cpu"))
     for name, where in (("tenth in memory", "--in-memory"), ("tenth on disk", "--on-disk")):
         model = name.replace(" ", "-")
         steps.measure(f"learn {name}", ("learn", model, "tenth.parquet", *common, where))
-        steps.measure(f"test of {name}", ("evaluate", model, "test.parquet", "--json", "-", "--device", "cpu"))
+        steps.measure(f"test of {name}", ("evaluate", model, "test.parquet", "--json", "--device", "cpu"))
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,9 @@ import ibpwf.lab
 import processes
 import zoos
 from ibpwf import Learner, Settings, models
+from ibpwf.cli import program
 from ibpwf.lab.data.tasks import Scenario
+from own_files import QUICK, blobs, table
 from tallies import tally
 
 __all__ = ["tally"]
@@ -33,7 +37,7 @@ LONGEST = (
     "lab/experiments/test_executors.py",
     "lab/experiments/test_cluster.py",
     "lab/experiments/test_run_together.py",
-    "test_cli.py",
+    "cli/test_program.py",
     "properties/test_forgetting_a_task.py",
     "test_docs.py",
     "lab/experiments/test_run_folder.py",
@@ -46,7 +50,7 @@ LONGEST = (
     "test_learner.py",
     "lab/evaluation/test_evaluate.py",
     "exporting/test_turned_and_routed.py",
-    "own_data/test_interrupted_learning.py",
+    "cli/test_interrupted_learning.py",
     "faults/test_killed_learning.py",
     "hugging_face/test_networks.py",
     "estimator/test_scikit_learn.py",
@@ -55,9 +59,9 @@ LONGEST = (
     "test_defaults.py",
     "exporting/test_prepared_inputs.py",
     "lab/methods/test_generative_replay.py",
-    "own_data/test_later_settings.py",
+    "cli/test_later_settings.py",
     "faults/test_threads.py",
-    "own_data/test_learn_command.py",
+    "cli/test_learn.py",
     "test_export.py",
 )
 """By the sum of their tests, longest first: see `pytest --durations=0`."""
@@ -138,6 +142,48 @@ def learnt_folder(tmp_path_factory: pytest.TempPathFactory, digits: Scenario) ->
 def learned(learnt_folder: Path) -> Learner:
     """A learner that has learnt '0/1' and '2/3'."""
     return Learner.load(learnt_folder)
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., processes.Finished]:
+    """Runs `ibpwf` with the given words in this process and folder."""
+
+    def run(*words: object) -> processes.Finished:
+        monkeypatch.setattr(sys, "argv", ["ibpwf", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        printed = capsys.readouterr()
+        return processes.Finished(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+WORDS = {0: "apple", 1: "pear", 2: "oak", 3: "elm"}
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """fruit.csv and trees.csv, learned into `model`; test.csv and new.csv, not learned. Read it only."""
+    folder = tmp_path_factory.mktemp("taught") / "here"
+    folder.mkdir()
+    for name, classes in (("fruit", (0, 1)), ("trees", (2, 3))):
+        x, y = blobs(classes)
+        table(folder / f"{name}.csv", x, [WORDS[number] for number in y])
+    x, y = blobs((0, 1, 2, 3), each=15, seed=1)
+    table(folder / "test.csv", x, [WORDS[number] for number in y])
+    table(folder / "new.csv", x, None)
+    for words in (("fruit.csv", "--label", "kind", *QUICK), ("trees.csv", "--device", "cpu")):
+        done = processes.start(("learn", "model", *words), folder, {}).finish()
+        assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture
+def here(taught: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(taught, tmp_path, dirs_exist_ok=True)
+    return tmp_path
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ _context = multiprocessing.get_context("forkserver")
 _RUN = ["ibpwf.lab.experiments.run", "ibpwf.cli.run", "torch._dynamo", "sklearn.datasets"]
 _RUN += ["ibpwf.cli", "ibpwf.cli.run_display", "ibpwf.lab.experiments.compare", "ibpwf.lab.report.page"]
 _OWN = ["ibpwf.estimator.files", "ibpwf.estimator.scoring", "pandas", "pyarrow.csv"]
-_OWN += ["ibpwf.cli.learn", "ibpwf.cli.predict", "ibpwf.cli.evaluate"]
+_OWN += ["ibpwf.cli.learn_bar", "ibpwf.cli.learn", "ibpwf.cli.predict", "ibpwf.cli.evaluate"]
 _SERVE = ["ibpwf.serving.routes", "ibpwf.serving.worker", "ibpwf.estimator.files", "uvicorn"]
 _context.set_forkserver_preload([*_RUN, *_OWN, *_SERVE])
 

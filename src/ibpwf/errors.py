@@ -53,15 +53,22 @@ LONGEST = 80
 """Characters of a mistyped name that are repeated to who typed it."""
 
 
+MOST_NAMED, NEAREST = 12, 5
+"""So many known names are all named beside an unknown one; of more, only the nearest."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
-    """An `InputError` for an unknown name, with the nearest known one suggested."""
+    """An `InputError` for an unknown name, with the nearest known one suggested and others named."""
     names = [printable(name) for name in known]
     given = printable(str(given))
     given = given if len(given) <= LONGEST else given[: LONGEST - 1] + "…"
-    near = difflib.get_close_matches(given.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
-    closest = next((name for name in names if near and name.lower() == near[0]), None)
-    hint = f" Did you mean '{closest}'?" if closest else ""
-    return InputError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(names)}.")
+    by_lower = {name.lower(): name for name in reversed(names)}
+    near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.5)
+    hint = f" Did you mean '{by_lower[near[0]]}'?" if near else ""
+    if len(names) <= MOST_NAMED:
+        return InputError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(names)}.")
+    near = difflib.get_close_matches(given.lower(), by_lower, n=NEAREST, cutoff=0)
+    return InputError(f"unknown {kind} '{given}'.{hint} Nearest: {', '.join(by_lower[name] for name in near)}.")
 
 
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:

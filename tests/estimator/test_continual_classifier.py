@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 
 import ibpwf
 from ibpwf import ContinualClassifier, Learner, models
-from ibpwf.cli.model import forget_command
+from ibpwf.cli.forget import Forget
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.novelty import Novelty
 from ibpwf.lab.data.tasks import Scenario
@@ -279,7 +279,7 @@ def test_a_forgotten_task_is_gone_and_the_others_answer_as_before(
     before = three_tasks.predict_proba(x, task="high")[:, left]
     here = ContinualClassifier.load(tmp_path / "model", device="cpu")
     assert here.forget("middle").removed.keys() == {"hidden1"}
-    forget_command(tmp_path / "model", "middle")
+    Forget(model=tmp_path / "model", task="middle").run()
     there = ContinualClassifier.load(tmp_path / "model", device="cpu")
     for classifier in (here, there):
         assert classifier.tasks_ == ["low", "high"]
@@ -290,9 +290,9 @@ def test_a_forgotten_task_is_gone_and_the_others_answer_as_before(
     here.forget(0)
     with pytest.raises(InputError, match="task 'high' is the only one"):
         here.forget("high")
-    forget_command(tmp_path / "model", "low")
+    Forget(model=tmp_path / "model", task="low").run()
     with pytest.raises(InputError, match="task 'high' is the only one"):
-        forget_command(tmp_path / "model", "high")
+        Forget(model=tmp_path / "model", task="high").run()
 
 
 def test_answers_say_all_of_it_at_once(
@@ -338,7 +338,7 @@ def test_json_of_your_own_is_kept_through_saving_and_forgetting(
     again = ContinualClassifier.load(tmp_path / "model", device="cpu")
     assert again.extra_ == {"columns": ["a", "b"]}
     again.save(tmp_path / "model")
-    forget_command(tmp_path / "model", "middle")
+    Forget(model=tmp_path / "model", task="middle").run()
     assert ContinualClassifier.load(tmp_path / "model", device="cpu").extra_ == {"columns": ["a", "b"]}
     three_tasks.save(tmp_path / "other", extra={})
     assert ContinualClassifier.load(tmp_path / "other", device="cpu").extra_ == {}

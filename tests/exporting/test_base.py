@@ -58,7 +58,7 @@ def test_a_file_of_weights_is_the_base_of_a_network_that_the_folder_describes(
 @pytest.mark.parametrize(
     ("base", "words"),
     [
-        ((), "give that network with --base"),
+        ((), "--base"),
         (("--base", "other.safetensors"), "differences from another network"),
         (("--base", "none.safetensors"), "which is no file, no folder and no backbone"),
         (("--base", "."), "has no config.json"),

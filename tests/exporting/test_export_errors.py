@@ -138,13 +138,10 @@ def test_the_command_says_what_it_wrote_and_what_is_wrong(
 ) -> None:
     done = command("export", str(learnt_folder), "--task", "2/3", "--to", "pt2")
     assert done.code == 0, done.err
-    wrote, takes, checked = done.out.splitlines()
-    assert wrote.startswith("Wrote model-2-3.pt2 (")
-    assert wrote.endswith("task '2/3', labels 2, 3.")
-    assert takes == "It takes 64 numbers a row, prepared as its metadata says."
-    assert checked.startswith("Checked in torch: at most ")
+    for named in ("model-2-3.pt2", "'2/3'", "2, 3", "64 numbers", "Checked in torch"):
+        assert named in done.out
     told = command("export", str(learnt_folder), "--task", "0/1", "--to", "safetensors", "--json")
     assert json.loads(told.out)["files"] == ["model-0-1.safetensors", "model-0-1.json", "predict.py"]
     wrong = command("export", str(learnt_folder), "--task", "4/5", "--to", "pt2")
     assert (wrong.code, wrong.out) == (2, "")
-    assert wrong.err.startswith("error: unknown task '4/5'.")
+    assert "'4/5'" in wrong.err

@@ -187,4 +187,4 @@ def test_the_command_says_how_to_load_it_and_what_it_lacks(
     learner.save(tmp_path / "model")
     done = command("export", "model", "--task", "0", "--to", "peft")
     assert done.code == 2
-    assert "differences from a trained network, which is not in it" in done.err
+    assert "--base" in done.err

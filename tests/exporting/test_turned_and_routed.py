@@ -146,7 +146,7 @@ def test_plain_weights_of_a_turned_task_say_that_they_answer_for_images_as_they_
     close(net(X).detach(), learner.logits(X, 0))
     show(done, "safetensors")
     said = " ".join(capsys.readouterr().out.split())
-    assert "Its outputs are class scores of the image as it is, unturned; the model itself" in said
+    assert "class scores of the image as it is, unturned; the model itself" in said
 
     plain = ibpwf.export(learner, "0/1", "safetensors", tmp_path / "plain.safetensors")
     assert plain.about["network"]["turns"] == 1

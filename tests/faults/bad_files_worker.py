@@ -66,6 +66,7 @@ def main() -> None:
     for module in (
         "torch",
         "ibpwf.cli.learn",
+        "ibpwf.cli.learn_bar",
         "pyarrow.parquet",
         "PIL.Image",
         "ibpwf.estimator.files",

@@ -57,14 +57,14 @@ KNOWN = {
     "--missing": ["error", "mean", "median"],
     "--only": ["step", "nothing"],
 }
-READ, WRITTEN = ("MODEL", "DATA", "DIR...", "--from"), ("--out", "-o", "--output", "--json", "--runs")
+READ, WRITTEN = ("MODEL", "DATA", "DIR...", "--from"), ("--out", "-o", "--runs")
 RIGHT = {
     "MODEL": ["model"],
     "DATA": ["a.csv", "b.csv", "bytes-\udcff.csv"],
     "TASK": ["a"],
     "SCENARIO": ["split-digits"],
 }
-NEVER_ALONE = ("run", "compare", "reproduce", "bench", "data get")
+NEVER_ALONE = ("run", "compare", "reproduce", "bench", "data fetch")
 """Commands that take minutes, or the network, unless something is wrong with the request: that is seen to."""
 
 
@@ -93,34 +93,19 @@ def places(folder: Path) -> list[str]:
     return [*names, "out.parquet", "bytes-\udcff.csv", "\x1b[2J.csv", "y" * 300, "a\0b"]
 
 
-def options(command: Any) -> tuple[list[str], list[tuple[str, bool]]]:
-    """A command's arguments, and its options with whether they take a value, from the parser itself."""
-    arguments, found = [], []
-    for one in command.params:
-        if one.param_type_name == "argument":
-            arguments.append(one.metavar or one.name)
-        elif one.name != "help":
-            found += [(name, not one.is_flag) for name in one.opts]
-    return arguments, found
-
-
 def tree() -> dict[str, tuple[list[str], list[tuple[str, bool]]]]:
-    """Every command of the program by its words."""
-    from typer.main import get_command
-
-    from ibpwf.cli import program as cli
+    """Every command of the program by its words: its arguments, and its options with whether they take a value."""
+    from ibpwf.cli.parsing import options_of
+    from ibpwf.cli.program import PLACES, command_named
 
     found = {}
-    for group in cli.COMMANDS.values():
-        for name in group:
-            app = cli.typer_of(name)
-            assert app is not None
-            command: Any = get_command(app)
-            inner = getattr(command, "commands", None)
-            for words, one in (
-                {f"{name} {sub}": it for sub, it in inner.items()}.items() if inner else [(name, command)]
-            ):
-                found[words] = options(one)
+    for name in PLACES:
+        options = options_of(command_named(name))
+        arguments = [one.metavar for one in options if one.place]
+        found[name] = (
+            arguments,
+            [(flag, one.kind is not bool) for one in options for flag in (*one.on, *one.off) if not one.place],
+        )
     return found
 
 

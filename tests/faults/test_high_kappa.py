@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from ibpwf import Learner, Settings
-from ibpwf.cli.program import app
+from ibpwf.cli.inspect import Inspect
 from ibpwf.method import IBPWF
 from tests.tallies import Tally
 
@@ -72,7 +71,9 @@ def test_no_task_is_ruined_at_any_kappa(tally: Tally) -> None:
     tally("tasks learned at a kappa of 0.5 to 0.99", tried, seed=0, ruined=ruined)
 
 
-def test_factors_that_are_kept_below_kappa_are_reported_and_stored(tmp_path: Path) -> None:
+def test_factors_that_are_kept_below_kappa_are_reported_and_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     learner = taught(4, 0, kappa=0.9)
     reported = [task for task in learner.tasks if task.further_factors]
     assert reported
@@ -82,7 +83,8 @@ def test_factors_that_are_kept_below_kappa_are_reported_and_stored(tmp_path: Pat
             assert 0 < count < use[layer]["active"]
     learner.save(tmp_path / "model")
     assert Learner.load(tmp_path / "model").tasks == learner.tasks
-    assert "below kappa" in CliRunner().invoke(app, ["inspect", str(tmp_path / "model")]).output
+    Inspect(model=tmp_path / "model").run()
+    assert "below kappa" in capsys.readouterr().out
 
 
 def test_an_ordinary_kappa_keeps_no_further_factors() -> None:

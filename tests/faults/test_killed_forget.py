@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from killed_learner import examples, fresh
 
 from ibpwf import Learner
-from ibpwf.cli.model import DAMAGED, forget_command, verify_command
+from ibpwf.cli.forget import Forget
+from ibpwf.cli.verify import CORRUPT, Verify
 from ibpwf.errors import InputError
 from ibpwf.estimator.files import learn_file
 from ibpwf.learner import open_model
@@ -51,7 +51,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget(folder: Path) -> None:
-    forget_command(folder, DELETED, True)
+    Forget(model=folder, task=DELETED, json=True).run()
 
 
 def contents(folder: Path) -> bytes:
@@ -92,7 +92,7 @@ def use(folder: Path) -> None:
 
 
 def learn_no_file(folder: Path) -> None:
-    with contextlib.suppress(InputError, typer.Exit, Exception):
+    with contextlib.suppress(Exception):
         learn_file(folder, folder / "none.csv", "new")
 
 
@@ -131,14 +131,10 @@ def test_what_a_killed_forget_has_left_is_reported_and_removed_by_whoever_takes_
             found = any(data in contents(folder) for data in deleted)
             deleted_then += found
             capsys.readouterr()
-            code = 0
-            try:
-                verify_command(folder, True)
-            except typer.Exit as ended:
-                code = ended.exit_code
+            code = Verify(model=folder, json=True).run()
             said = json.loads(capsys.readouterr().out)
             lost += bool(said["problems"])
-            unreported += found and not (said["leftovers"] and code == DAMAGED)
+            unreported += found and not (said["leftovers"] and code == CORRUPT)
             LOCKING[at % len(LOCKING)](folder)
         now = contents(folder)
         kept += any(data in now for data in deleted)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from typer.testing import CliRunner
 
-from ibpwf.cli import program as cli
+from ibpwf.cli import program
 from ibpwf.errors import InputError
 from ibpwf.lab.bench import NAMES, measure, memory, page, registry, steps
 from ibpwf.lab.bench.measure import Row, Setup
@@ -75,8 +74,7 @@ def test_optimiser_bytes_count_two_averages_and_a_counter_per_parameter() -> Non
 def test_the_command_writes_json_and_the_page_made_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["ibpwf", "bench", "--only", "memory", "--only", "step-gpu"])
     arguments = ["bench", "--quick", "--device", "cpu", "--only", "memory", "--only", "step-gpu"]
-    result = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "bench")])
-    assert result.exit_code == 0, result.output
+    assert program.call([*arguments, "--out", str(tmp_path / "bench")]) == 0
     content = json.loads((tmp_path / "bench" / "bench.json").read_text(encoding="utf-8"))
     assert (tmp_path / "bench" / "README.md").read_text(encoding="utf-8") == page.markdown(content)
     assert [entry["name"] for entry in content["measurements"]] == ["memory", "step-gpu"]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from own_files import blobs, model_bytes, table
 
 from ibpwf.data import ReadOptions
 from ibpwf.estimator.files import LearnOptions, answer_rows, learn_file, load_classifier, read_like_before
 from ibpwf.estimator.scoring import score_rows
+from own_files import blobs, model_bytes, table
 from processes import Finished, Started
 
 Command = Callable[..., Finished]

@@ -9,7 +9,6 @@ import os
 import re
 import resource
 import signal
-import sys
 import threading
 import time
 import zipfile
@@ -24,9 +23,6 @@ from starlette.testclient import TestClient
 import processes
 from ibpwf.serving.routes import make_app
 from ibpwf.serving.service import ServeOptions, Service
-
-sys.path.append(str(Path(__file__).parents[1] / "own_data"))  # whose rows are served here
-
 from own_files import NAMES, blobs, pixels, table
 
 WORDS = ["apple", "pear", "oak", "elm", "cat", "dog", "red", "blue", "one", "two", "up", "down"]

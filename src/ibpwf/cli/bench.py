@@ -1,4 +1,4 @@
-"""`ibpwf bench`: how fast everything is, as ratios measured in one run."""
+"""`ibpwf bench`: speed and memory, as ratios measured in one run."""
 
 from __future__ import annotations
 
@@ -7,86 +7,77 @@ import platform
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ibpwf.cli.options import command_typed, command_with, of_run
-from ibpwf.device import check_device
+from ibpwf.cli.options import AsJson, OnDevice, command_typed
+from ibpwf.cli.output import Screen, print_json
+from ibpwf.cli.parsing import option
 from ibpwf.errors import printable, unknown
 from ibpwf.lab.bench import NAMES
-from ibpwf.lab.bench.page import joined, mark, markdown, number, spread, target
 
 if TYPE_CHECKING:
     import torch
 
-    from ibpwf.cli.screen import Screen
     from ibpwf.lab.bench.measure import Setup
 
 
-@dataclass
-class BenchOptions:
-    """What is asked of `ibpwf bench`."""
-
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="NAME", help=f"One of {', '.join(NAMES)}; may be given several times."),
-    ] = None
-    profile: Annotated[bool, typer.Option("--profile", help="Also say where a step's time goes.")] = False
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and tasks: about a minute on a CPU.")] = False
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Write bench.json and README.md there, beside what was measured before."
-        ),
-    ] = None
-    runs: Annotated[
-        Path | None, typer.Option("--runs", metavar="DIR", help="Keep the whole runs' folders there.")
-    ] = None
-    device: Annotated[str, of_run("device")] = "auto"
+def check_measurement(name: str) -> None:
+    if name not in NAMES:
+        raise unknown("measurement", name, NAMES)
 
 
-@command_with(BenchOptions)
-def bench_command(asked: BenchOptions) -> None:
-    """Measure speed and memory side by side, in turns, and show the ratios beside their targets."""
-    for name in asked.only or []:
-        if name not in NAMES:
-            raise unknown("measurement in --only", name, NAMES)
-    check_device(asked.device)
-    from ibpwf.cli.screen import Screen
-    from ibpwf.device import choose_device
-    from ibpwf.lab.bench.measure import Setup
-    from ibpwf.lab.bench.registry import chosen, measured, runs_on
-    from ibpwf.storage.files import read_json, write_json, write_text
+@dataclass(kw_only=True)
+class Bench(OnDevice, AsJson):
+    """Measure speed and memory side by side, in alternating rounds, and show the ratios next to their targets."""
 
-    # Measurements train for seconds, on purpose: that their tasks are hardly learned is no news.
-    warnings.filterwarnings("ignore", message="task .* was hardly learned")
-    screen, out = Screen(), asked.out
-    setup, wanted = Setup(choose_device(asked.device), asked.quick, asked.runs), chosen(asked.only)
-    for folder in (out, asked.runs):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had should not show after minutes
-    content = conditions(setup)
-    before = read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
-    joined(before, content)  # a folder of another machine is refused before anything is measured
-    screen.print(content["machine"]["words"], style="dim")
-    for measurement in wanted:
-        if runs_on(measurement, setup.device):
-            screen.print(f"measuring {measurement.name}: {measurement.summary}", style="dim")
-        stamp = {key: content[key] for key in ("command", "commit")}
-        content["measurements"].append({**measured(measurement, setup), **stamp})
-        if out is not None:  # each as it comes: whole runs take minutes
-            write_json(out / "bench.json", joined(before, content))
-    if asked.profile:
-        from ibpwf.lab.bench.profile import step_profile
+    only: tuple[str, ...] = option(
+        (), f"Only this measurement: {', '.join(NAMES)}.", metavar="NAME", check="ibpwf.cli.bench:check_measurement"
+    )
+    profile: bool = option(False, "Also show where a step's time goes.")
+    quick: bool = option(False, "Fewer rounds and tasks: about a minute on a CPU.")
+    out: Path | None = option(
+        None, "Write bench.json and README.md there, with earlier measurements.", "-o", "--out", metavar="DIR"
+    )
+    runs: Path | None = option(None, "Keep the folders of whole runs there.", metavar="DIR")
 
-        content["profile"] = step_profile(setup)
-    content = joined(before, content)
-    show(screen, content)
-    if out is not None:
-        write_json(out / "bench.json", content)
-        write_text(out / "README.md", markdown(content))
-        screen.say(f"Written: {printable(str(out / 'README.md'))}")
+    def run(self) -> None:
+        from ibpwf.device import choose_device
+        from ibpwf.lab.bench.measure import Setup
+        from ibpwf.lab.bench.page import joined, markdown
+        from ibpwf.lab.bench.registry import chosen, measured, runs_on
+        from ibpwf.storage.files import read_json, write_json, write_text
+
+        # Measurements train for seconds, on purpose: that their tasks are hardly learned is no news.
+        warnings.filterwarnings("ignore", message="task .* was hardly learned")
+        screen, out = Screen(stderr=self.json), self.out
+        setup, wanted = Setup(choose_device(self.device), self.quick, self.runs), chosen(list(self.only) or None)
+        for folder in (out, self.runs):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)  # an impossible folder should not show after minutes
+        content = conditions(setup)
+        before = read_json(out / "bench.json") if out is not None and (out / "bench.json").exists() else None
+        joined(before, content)  # a folder of another machine is rejected before anything is measured
+        screen.say(content["machine"]["words"], "dim")
+        for measurement in wanted:
+            if runs_on(measurement, setup.device):
+                screen.say(f"measuring {measurement.name}: {measurement.summary}", "dim")
+            stamp = {key: content[key] for key in ("command", "commit")}
+            content["measurements"].append({**measured(measurement, setup), **stamp})
+            if out is not None:  # each as it comes: whole runs take minutes
+                write_json(out / "bench.json", joined(before, content))
+        if self.profile:
+            from ibpwf.lab.bench.profile import step_profile
+
+            content["profile"] = step_profile(setup)
+        content = joined(before, content)
+        if self.json:
+            print_json(content)
+        else:
+            show(screen, content)
+        if out is not None:
+            write_json(out / "bench.json", content)
+            write_text(out / "README.md", markdown(content))
+            screen.say(f"Written: {printable(str(out / 'README.md'))}")
 
 
 def conditions(setup: Setup) -> dict[str, Any]:
@@ -122,32 +113,20 @@ def machine_in_words(device: torch.device) -> str:
 
 
 def show(screen: Screen, content: dict[str, Any]) -> None:
-    from rich.table import Table
+    from ibpwf.lab.bench.page import mark, number, spread, target
 
-    table = Table(box=None, pad_edge=False)
-    for head in ("measurement", "what"):
-        table.add_column(head, overflow="fold")
-    for head in ("median", "middle half", "target", ""):
-        table.add_column(head, justify="right", no_wrap=True)
+    rows = []
     for entry in content["measurements"]:
         if "skipped" in entry:
-            table.add_row(entry["name"], entry["summary"], "–", "", entry["skipped"], "")
+            rows.append((entry["name"], entry["summary"], "–", "", entry["skipped"], ""))
         for row in entry["rows"]:
-            table.add_row(
-                row["name"], row["what"], number(row["value"], row["unit"]), spread(row), target(row), mark(row)
-            )
-    screen.print()
-    screen.print(table)
-    found = content.get("profile")
-    if found:
-        for title, numbers in (
-            ("part of a step, timed alone", "parts"),
-            ("operation, in the profiler", "operations"),
-        ):
-            parts = Table(box=None, pad_edge=False)
-            parts.add_column(title)
-            parts.add_column("ms", justify="right")
-            for name, spent in found[numbers].items():
-                parts.add_row(name, f"{spent:.3f}")
-            screen.print()
-            screen.print(parts)
+            median = number(row["value"], row["unit"])
+            rows.append((row["name"], row["what"], median, spread(row), target(row), mark(row)))
+    heads = ("measurement", "what", "median", "middle half", "target", "")
+    screen.say()
+    screen.table(heads, rows, right=heads[2:], whole=heads[2:])
+    for title, numbers in (("part of a step, timed alone", "parts"), ("operation, in the profiler", "operations")):
+        if content.get("profile"):
+            times = [(name, f"{spent:.3f}") for name, spent in content["profile"][numbers].items()]
+            screen.say()
+            screen.table((title, "ms"), times, right=("ms",))

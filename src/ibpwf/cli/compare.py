@@ -1,76 +1,57 @@
-"""`ibpwf compare` and `ibpwf methods`."""
+"""`ibpwf compare`: several methods on one scenario."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ibpwf.cli.options import (
-    ClusterChoices,
-    RunChoices,
-    at_least_one,
-    command_with,
-    flush_denormals,
-    interrupted,
-)
+from ibpwf.cli.interrupts import interrupted
+from ibpwf.cli.options import AsJson, OfScenario, OnCluster, flush_denormals
+from ibpwf.cli.output import Screen, print_json
+from ibpwf.cli.parsing import option
 from ibpwf.errors import InputError, printable
-from ibpwf.lab.experiments.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.compare import Outcome
+    from ibpwf.lab.experiments.run_config import RunConfig
 
 
-def methods_command() -> None:
-    """List every method: what it does, what it keeps between tasks, which settings it answers."""
-    from rich.table import Table
+def read_methods(text: str, flag: str) -> str:
+    from ibpwf.lab.names import check_method
 
-    from ibpwf.cli.screen import Screen
-    from ibpwf.lab.methods import methods
-
-    screen = Screen()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", no_wrap=True, style="bold")
-    table.add_column("what it does")
-    table.add_column("keeps")
-    table.add_column("answers", no_wrap=True)
-    for name, method in methods().items():
-        table.add_row(name, method.summary, method.stores, ", ".join(method.answers))
-    screen.print(table)
+    for name in text.split(",") if text != "all" else []:
+        check_method(name.strip())
+    return text
 
 
-@dataclass
-class CompareOptions(RunChoices, ClusterChoices):
-    """What is asked of `ibpwf compare`."""
+@dataclass(kw_only=True)
+class Compare(OfScenario, AsJson, OnCluster):
+    """Run several methods on one scenario and print one table, next to the paper's numbers.
 
-    methods: Annotated[
-        str, typer.Option(help="Names separated by commas (see `ibpwf methods`), module:Class among them, or all.")
-    ] = "all"
-    seeds: Annotated[int, typer.Option(help="Run seeds 0 to N-1 of each.")] = 5
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of every method that has it. Repeatable."),
-    ] = None
-    jobs: Annotated[int, typer.Option(help="Methods to run at the same time, each in its own process.")] = 1
-    out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/compare-SCENARIO")] = None
+    Finished runs are not repeated. A run that fails is reported and does not stop the others. --set changes a setting
+    of every method that has it.
+    """
+
+    methods: str = option(
+        "all", "Comma-separated methods (see `ibpwf methods`), module:Class among them, or all.", read=read_methods
+    )
+    seeds: int = option(5, "Run seeds 0 to N-1 of each.", least=1)
+    jobs: int = option(1, "Methods to run at the same time, each in its own process.", least=1)
+    out: Path | None = option(None, "The folder.", "-o", "--out", metavar="DIR", usual="runs/compare-SCENARIO")
 
     def configs(self) -> list[RunConfig]:
         """One for each method, with those changes that it has a setting for."""
-        at_least_one(seeds=self.seeds, jobs=self.jobs)
+        changes = self.changes()
         if self.engine() is not None and self.jobs > 1:
             raise InputError("--jobs is for this machine; with --cluster its workers decide how many run at once.")
-        self.check(*(name.strip() for name in self.methods.split(",") if self.methods != "all"))
         from ibpwf.lab.experiments.compare import chosen_methods
         from ibpwf.lab.experiments.presets import settings_type
 
         known = {name: settings_type(name).model_fields for name in chosen_methods(self.methods, self.scenario)}
-        changes = self.changes()
         for change in changes:
             if not any(change in names for names in known.values()):
-                raise InputError(f"no chosen method has a setting '{change}'; see docs or `ibpwf run --set`.")
+                raise InputError(f"no chosen method has a setting '{change}'; see docs/settings.md.")
         return [
             self.config(
                 self.scenario,
@@ -81,116 +62,83 @@ class CompareOptions(RunChoices, ClusterChoices):
             for method, names in known.items()
         ]
 
+    def run(self) -> None:
+        configs = self.configs()
+        flush_denormals()
+        from ibpwf.lab.experiments.compare import write_tables
 
-@command_with(CompareOptions)
-def compare_command(asked: CompareOptions) -> None:
-    """Run several methods on one scenario and print one table, ours beside the paper's.
+        folder = self.out or Path("runs") / f"compare-{self.scenario.replace(':', '.')}"
+        screen = Screen(stderr=self.json)
+        if configs[0].preset == "none":
+            screen.say(f"Preset: {'; '.join(one.note() for one in configs)}.")
+        try:
+            outcomes = (self._here if self.cluster is None else self._elsewhere)(configs, folder, screen)
+        except KeyboardInterrupt:
+            raise interrupted(folder) from None
+        rows = write_tables(folder, outcomes)
+        if self.json:
+            print_json(rows)
+        else:
+            show(screen, rows, outcomes)
+            screen.say(f"Tables: {printable(str(folder))}/comparison.md, .csv, .json")
+        if all(outcome.result is None for outcome in outcomes):
+            raise InputError("every run failed; see the lines above.")
 
-    Runs that have finished are not run again. A run that fails is reported and does not stop the others.
-    """
-    configs = asked.configs()
-    flush_denormals()
-    from ibpwf.cli.screen import Screen
-    from ibpwf.lab.experiments.compare import write_tables
+    def _here(self, configs: list[RunConfig], folder: Path, screen: Screen) -> list[Outcome]:
+        from ibpwf.cli.run_display import NewestRun
+        from ibpwf.lab.experiments.compare import compare
 
-    folder = asked.out or Path("runs") / f"compare-{asked.scenario.replace(':', '.')}"
-    screen = Screen()
-    if configs[0].preset == "none":
-        screen.print(f"Preset: {'; '.join(one.note() for one in configs)}.", soft_wrap=True)
-    try:
-        outcomes = (_compare_here if asked.cluster is None else _compare_elsewhere)(configs, folder, asked, screen)
-    except KeyboardInterrupt:
-        raise interrupted(folder) from None
-    show(screen, write_tables(folder, outcomes), outcomes)
-    screen.say(f"Tables: {printable(str(folder))}/comparison.md, .csv, .json")
-    if all(outcome.result is None for outcome in outcomes):
-        raise InputError("every run failed; see the lines above.")
+        bar = NewestRun(screen, len(configs))
 
+        def report(outcome: Outcome, done: int, total: int) -> None:
+            bar.finished(done)
+            say_outcome(screen, outcome)
 
-def _compare_here(configs: list[RunConfig], folder: Path, asked: CompareOptions, screen: Screen) -> list[Outcome]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        with bar.shown:
+            return compare(configs, folder, jobs=self.jobs, resume=self.resume, told=report, watch=bar.watch)
 
-    from ibpwf.lab.experiments.compare import compare
-    from ibpwf.lab.experiments.seed_training import RunCallback
+    def _elsewhere(self, configs: list[RunConfig], folder: Path, screen: Screen) -> list[Outcome]:
+        """All methods at once, in the workers of a cluster."""
+        from ibpwf.cli.run_table import RunTable
+        from ibpwf.lab.experiments.compare import compare
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}"),
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
-    whole = bar.add_task("methods", total=len(configs), detail="")
+        table = RunTable(screen)
 
-    class Newest(RunCallback):
-        def __init__(self, method: str) -> None:
-            self.method = method
+        def report(outcome: Outcome, done: int, total: int) -> None:
+            say_outcome(screen, outcome)
+            if outcome.result is None:
+                table.failed(outcome.method)
 
-        def task_start(self, training: str, task: str, epochs: int) -> None:
-            bar.update(whole, detail=printable(f"{self.method} {training}: {task}"))
-
-        def step_end(self, training: str, epochs: float, loss: float) -> None:
-            bar.update(whole, detail=f"{self.method} {training}: epoch {epochs:.0f} loss {loss:.3g}")
-
-    def told(outcome: Outcome, done: int, total: int) -> None:
-        bar.update(whole, completed=done)
-        _line(screen, outcome)
-
-    with bar:
-        return compare(configs, folder, jobs=asked.jobs, resume=asked.resume, told=told, watch=Newest)
+        with table:
+            engine = self.engine(screen.say)
+            return compare(configs, folder, resume=self.resume, told=report, watch=table.watch, engine=engine)
 
 
-def _compare_elsewhere(
-    configs: list[RunConfig], folder: Path, asked: CompareOptions, screen: Screen
-) -> list[Outcome]:
-    """All methods at once, in the workers of a cluster."""
-    from ibpwf.cli.run_table import RunTable
-    from ibpwf.lab.experiments.compare import compare
-
-    table = RunTable(screen)
-
-    def told(outcome: Outcome, done: int, total: int) -> None:
-        _line(screen, outcome)
-        if outcome.result is None:
-            table.failed(outcome.method)
-
-    with table:
-        engine = asked.engine(screen.say)
-        return compare(configs, folder, resume=asked.resume, told=told, watch=table.watch, engine=engine)
-
-
-def _line(screen: Screen, outcome: Outcome) -> None:
+def say_outcome(screen: Screen, outcome: Outcome) -> None:
     if outcome.result is None:
-        screen.print(f"{outcome.method}: failed: {outcome.error}", style="red")
+        screen.say(f"{outcome.method}: failed: {outcome.error}", "red")
         return
     from ibpwf.lab.experiments.compare import number
 
     parts = []
-    for setting, words in (("task", "task given"), ("class", "task inferred")):
+    for setting, words in (("task", "task known"), ("class", "task inferred")):
         entry = outcome.result["accuracy"][setting]
         if entry:
             parts.append(f"{words} {number(entry['mean'], entry['std'])}")
-    screen.print(f"{outcome.method}: {', '.join(parts)}")
+    screen.say(f"{outcome.method}: {', '.join(parts)}")
 
 
-def show(screen: Screen, table: list[dict[str, Any]], outcomes: list[Outcome]) -> None:
+def show(screen: Screen, rows: list[dict[str, Any]], outcomes: list[Outcome]) -> None:
     """The final table."""
-    from rich.table import Table
-
     from ibpwf.lab.experiments.compare import floor_lines, mark, number, size
 
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("method", no_wrap=True)
-    for head in ("task given", "paper", "", "task inferred", "paper", "", "kept", "time"):
-        shown.add_column(head, justify="right", no_wrap=True)
-    for row in table:
+    heads = ("method", "task known", "paper", "", "task inferred", "paper", "", "stored", "time")
+    shown = []
+    for row in rows:
         if row["error"]:
-            shown.add_row(row["method"], "failed")
+            shown.append([row["method"], "failed"])
             continue
-        cells = []
+        cells = [row["method"]]
         for setting in ("task", "class"):
             paper = row[f"{setting}_paper"]
             cells += [
@@ -198,8 +146,8 @@ def show(screen: Screen, table: list[dict[str, Any]], outcomes: list[Outcome]) -
                 "–" if paper is None else f"{paper:.2f}",
                 mark(row[f"{setting}_reproduces"]),
             ]
-        shown.add_row(row["method"], *cells, size(row["kept_bytes"]), f"{row['seconds']:.0f} s")
-    screen.print()
-    screen.print(shown)
+        shown.append([*cells, size(row["kept_bytes"]), f"{row['seconds']:.0f} s"])
+    screen.say()
+    screen.table(heads, shown, right=heads[1:], whole=heads)
     for line in floor_lines(outcomes):
-        screen.print(line, style="dim")
+        screen.say(line, "dim")

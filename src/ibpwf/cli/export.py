@@ -2,82 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Literal
 
-import typer
-
-from ibpwf.cli.model import AsJson, Model, counted, size
-from ibpwf.cli.output import print_json, say
-from ibpwf.data.opening import check_there
+from ibpwf.cli.options import AsJson, OfModel
+from ibpwf.cli.output import counted, print_json, say, size
+from ibpwf.cli.parsing import option
 from ibpwf.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from ibpwf.exporting.writing import Exported, Format
-
-Task = Annotated[
-    str | None,
-    typer.Option("--task", metavar="NAME", help="The task (see `ibpwf inspect`); without it, or `all`: all of them."),
-]
-To = Annotated[
-    str,
-    typer.Option("--to", metavar="FORMAT", help="onnx, pt2 (torch.export), safetensors, peft (LoRA) or mlflow."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="PATH",
-        help="The file, or a folder for it; of peft and mlflow the folder itself. Default: MODEL-NAME.FORMAT.",
-    ),
-]
+    from ibpwf.exporting.writing import Exported
 
 
-Base = Annotated[
-    str | None,
-    typer.Option(
-        "--base",
-        metavar="NAME",
-        help="The trained network of tasks learned with base=frozen: a backbone's name, a folder of transformers, or "
-        "a file of weights for a network that the model describes.",
-    ),
-]
+@dataclass(kw_only=True)
+class Export(OfModel, AsJson):
+    """Export a task's network for use without ibpwf: ONNX, torch.export, plain weights or a peft adapter.
 
-
-def export_command(
-    model: Model,
-    to: To,
-    task: Task = None,
-    output: Out = None,
-    base: Base = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
-    json_: AsJson = False,
-) -> None:
-    """Write a task's network for use without ibpwf: ONNX, torch.export, plain weights or a peft adapter.
-
-    Without --task, all tasks go into one graph that infers the task itself. A graph takes your own numbers and gives
-    probabilities; it is compared with the model's answers before it is written. Beside an ONNX model lies a small
-    predict.py that needs only onnxruntime and numpy. A peft adapter is a folder with a task's difference from the
-    trained network that it was learned beside (setting base=frozen). A folder for MLflow holds the whole model, and
-    needs ibpwf where it runs.
+    Without --task, all tasks go into one graph that infers the task. A graph takes your own numbers and returns
+    probabilities; it is compared with the model's predictions before it is written. An ONNX model comes with a small
+    predict.py that needs only onnxruntime and numpy. A peft adapter is a folder with a task's difference from its
+    pretrained base (setting base=frozen). A folder for MLflow holds the whole model, and needs ibpwf where it runs.
     """
-    check_there(model)
-    from ibpwf.exporting.base import configuration_of
-    from ibpwf.exporting.writing import export
 
-    if base is None and configuration_of(model) is not None:
-        raise InputError(
-            f"{model} holds differences from a trained network, which is not in it; give that network with --base "
-            "(a backbone's name, a folder of transformers, or a file of weights). One of your own class: "
-            "ibpwf.export(Learner.load(path, net=trained), task, 'peft') in Python."
-        )
-    done = export(model, task, cast("Format", to), output, base=base, overwrite=overwrite)
-    if json_:
-        told = {"files": [str(file) for file in done.files], "difference": done.difference, "about": done.about}
-        print_json(told)
-        return
-    show(done, to)
+    to: Literal["onnx", "pt2", "safetensors", "peft", "mlflow"] = option(
+        ..., "The format; pt2 is torch.export, peft a LoRA adapter.", metavar="FORMAT"
+    )
+    task: str | None = option(None, "The task; see `ibpwf inspect MODEL`.", metavar="NAME", usual="all tasks")
+    out: Path | None = option(
+        None,
+        "The file, or a folder for it; for peft and mlflow the folder itself.",
+        "-o",
+        "--out",
+        usual="MODEL-NAME.FORMAT",
+    )
+    base: str | None = option(
+        None,
+        "The pretrained base of tasks learned with base=frozen: a backbone's name, a folder of transformers, or a "
+        "file of weights for a network that the model describes.",
+        metavar="NAME",
+    )
+    overwrite: bool = option(False, "Replace existing files.")
+
+    def run(self) -> None:
+        from ibpwf.exporting.base import configuration_of
+        from ibpwf.exporting.writing import export
+
+        if self.base is None and configuration_of(self.model) is not None:
+            raise InputError(
+                f"{self.model} holds differences from a pretrained base, which is not in it; give that base with "
+                "--base (a backbone's name, a folder of transformers, or a file of weights). With a network of your "
+                "own class: ibpwf.export(Learner.load(path, net=base), task, 'peft') in Python."
+            )
+        done = export(self.model, self.task, self.to, self.out, base=self.base, overwrite=self.overwrite)
+        if self.json:
+            print_json({"files": done.files, "difference": done.difference, "about": done.about})
+        else:
+            show(done, self.to)
 
 
 def show(done: Exported, to: str) -> None:
@@ -94,28 +75,26 @@ def show(done: Exported, to: str) -> None:
     labels = printable(", ".join(map(str, about["labels"][:6]))) + (", …" if len(about["labels"]) > 6 else "")
     say(f"Wrote {printable(str(where))} ({size(written)}): {what}, labels {labels}.")
     if to == "peft":
-        say(f"Load it onto the trained network: peft.PeftModel.from_pretrained(net, {str(where)!r}).")
+        say(f"Load it onto its base: peft.PeftModel.from_pretrained(net, {str(where)!r}).")
         say(f"The first {len(about['labels'])} outputs are {printable(about['network']['words'])}.")
         return
     if to == "mlflow":
         say(printable(f"Load it: mlflow.pyfunc.load_model({str(where)!r}). Serve it: mlflow models serve -m {where}"))
         return
     shape = "×".join(map(str, about["input"]["shape"]))
-    kind = {"safetensors": "The network takes", "onnx": "It takes", "pt2": "It takes"}[to]
-    included = about["preprocessing"]["included"] and to != "safetensors"
-    how = "as they are: standardised inside" if included else f"prepared as {_notes(target, to)} says"
-    say(f"{kind} {shape} numbers a row, {how}.")
-    if to == "safetensors" and about["network"]["turns"] > 1:
-        say(f"Its outputs are {printable(about['network']['words'])}.")
-    if to != "safetensors":
+    if about["preprocessing"]["included"] and to != "safetensors":
+        how = "unscaled: standardization is part of the graph"
+    else:
+        how = f"prepared as described in {target.with_suffix('.json') if to == 'safetensors' else 'its metadata'}"
+    say(f"Input: {shape} numbers per row, {printable(how)}.")
+    if to == "safetensors":
+        if about["network"]["turns"] > 1:
+            say(f"Outputs: {printable(about['network']['words'])}.")
+        return
+    if done.difference is None:
+        say("Not checked: onnxruntime is not installed (pip install 'ibpwf[export]').")
+    else:
         runner = "ONNX Runtime" if to == "onnx" else "torch"
-        if done.difference is None:
-            say("Not checked: onnxruntime is not installed here (pip install 'ibpwf[export]').")
-        else:
-            say(f"Checked in {runner}: at most {done.difference:.1g} from the model's own answers.")
+        say(f"Checked in {runner}: at most {done.difference:.1g} from the model's own predictions.")
     if to == "onnx":
-        say(printable(f"Beside it {beside[0].name}: python {beside[0]} {target} DATA.csv"))
-
-
-def _notes(target: Path, to: str) -> str:
-    return str(target.with_suffix(".json")) if to == "safetensors" else "its metadata"
+        say(printable(f"To run it: python {beside[0]} {target} DATA.csv"))

@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. Errors are one sentence and exit code 2.
+"""The command line: finds a command, parses its options, calls it. Errors are one sentence and exit code 2.
 
 A command's module is imported when the command is asked for, and what takes seconds to import (torch, scikit-learn)
 only once the request has been checked: help and mistakes are answered at once.
@@ -6,25 +6,20 @@ only once the request has been checked: help and mistakes are answered at once.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-import typer
-from typer.core import TyperGroup
-from typer.main import get_command
-
-from ibpwf.cli.output import prepare_streams, say
-from ibpwf.errors import IBPWFError, InputError, printable
+from ibpwf.cli.output import drop_output, prepare_streams, say
+from ibpwf.cli.parsing import Command, described, help_text, parse, wrapped
+from ibpwf.errors import IBPWFError, InputError, printable, unknown
 from ibpwf.launched import started_as
 
 
 class Place(NamedTuple):
-    """Where a command is to be found, and what it is for."""
+    """Where a command is found, and what it is for."""
 
     where: str
     summary: str
@@ -32,113 +27,99 @@ class Place(NamedTuple):
 
 COMMANDS: Mapping[str, Mapping[str, Place]] = {
     "Your own data": {
-        "learn": Place("ibpwf.cli.learn:learn_command", "Learn a file as the next task of a model folder."),
-        "predict": Place("ibpwf.cli.predict:predict_command", "Answer every row of a file."),
-        "watch": Place("ibpwf.cli.watch:watch_command", "Learn files as they arrive in a folder."),
-        "evaluate": Place("ibpwf.cli.evaluate:evaluate_command", "Compare the answers with a file's labels."),
+        "learn": Place("learn:Learn", "Learn a file as a new task of a model, or update a task."),
+        "predict": Place("predict:Predict", "Predict every row of a file."),
+        "evaluate": Place("evaluate:Evaluate", "Measure accuracy on a labeled file."),
+        "watch": Place("watch:Watch", "Learn files as they arrive in a folder."),
     },
     "Model folders": {
-        "inspect": Place("ibpwf.cli.model:inspect_command", "Show what a model folder holds."),
-        "verify": Place("ibpwf.cli.model:verify_command", "Check every file of a model folder."),
-        "forget": Place("ibpwf.cli.model:forget_command", "Remove a task and all that only it used."),
-        "export": Place("ibpwf.cli.export:export_command", "Write a network for use without ibpwf."),
-        "serve": Place("ibpwf.cli.serve:serve_command", "Answer and learn over HTTP, every version of a model."),
+        "inspect": Place("inspect:Inspect", "Show what a model folder holds."),
+        "verify": Place("verify:Verify", "Check every file of a model folder."),
+        "forget": Place("forget:Forget", "Delete a task and every factor that only it uses."),
+        "export": Place("export:Export", "Export a model to ONNX, torch.export, peft and others."),
+        "serve": Place("serve:Serve", "Serve models over HTTP: predict, learn, every version."),
     },
-    "Trained networks": {
-        "backbones": Place("ibpwf.cli.backbones:app", "List and fetch the trained networks known by name."),
+    "Pretrained backbones": {
+        "backbones list": Place("backbones:List", "List the pretrained backbones."),
+        "backbones fetch": Place("backbones:Fetch", "Download a pretrained backbone."),
     },
-    "The laboratory": {
-        "run": Place("ibpwf.cli.run:run_command", "Learn a scenario task by task, beside the paper's."),
-        "compare": Place("ibpwf.cli.compare:compare_command", "Run several methods on one scenario."),
-        "methods": Place("ibpwf.cli.compare:methods_command", "List every method."),
-        "reproduce": Place("ibpwf.cli.reproduce:reproduce_command", "Reproduce a table or figure."),
-        "report": Place("ibpwf.cli.report:report_command", "Write one HTML page of results and figures."),
-        "data": Place("ibpwf.cli.data:app", "List, fetch and check the data sets."),
-        "bench": Place("ibpwf.cli.bench:bench_command", "Measure speed and memory, as ratios."),
+    "Benchmark suite": {
+        "run": Place("run:Run", "Run a method on a scenario; compare with the paper."),
+        "compare": Place("compare:Compare", "Run several methods on one scenario."),
+        "methods": Place("methods:Methods", "List the methods."),
+        "reproduce": Place("reproduce:Reproduce", "Reproduce a table or figure of the paper."),
+        "report": Place("report:Report", "Write an HTML report of results and figures."),
+        "data list": Place("data:List", "List the data sets."),
+        "data fetch": Place("data:Fetch", "Download a data set."),
+        "data verify": Place("data:Verify", "Check the files of a data set."),
+        "bench": Place("bench:Bench", "Measure speed and memory."),
     },
 }
+PLACES = {name: place for group in COMMANDS.values() for name, place in group.items()}
+GROUPS = {name.split()[0] for name in PLACES if " " in name}
+"""First words that need a second one; alone they list."""
+
+EPILOG = """
+Options:
+  -h, --help  Show this message, or a command's arguments and options.
+  --version   Show the version.
+  --debug     Show the full traceback of an error."""
 
 
-def typer_of(name: str) -> typer.Typer | None:
-    """A command, or a group of them, as an app of its own."""
-    place = next((group[name] for group in COMMANDS.values() if name in group), None)
-    if place is None:
-        return None
-    module, _, attribute = place.where.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    if isinstance(found, typer.Typer):
-        return found
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(name)(found)
-    return single
+def command_named(name: str) -> type[Command]:
+    module, _, attribute = PLACES[name].where.partition(":")
+    found: type[Command] = getattr(importlib.import_module(f"ibpwf.cli.{module}"), attribute)
+    return found
 
 
-class Commands(TyperGroup):
-    """The commands by name; listed in groups, without importing any of them."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for group in COMMANDS.values() for name in group]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        try:
-            os.getcwd()
-        except FileNotFoundError:  # torch would end the process
-            raise InputError("the folder you are in has been removed; change to another one.") from None
-        found = typer_of(cmd_name)
-        return None if found is None else get_command(found)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.commands: Any = dict.fromkeys(self.list_commands(ctx))  # of which the nearest is suggested
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        longest = max(map(len, self.list_commands(ctx)))
-        for title, group in COMMANDS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(longest), place.summary) for name, place in group.items()])
+def split(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """A command's name and the words after it; the name of a group alone is that of its list."""
+    name, *rest = words
+    if name in GROUPS:
+        if not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help")):
+            return f"{name} list", rest
+        if not rest[0].startswith("-"):
+            name, *rest = f"{name} {rest[0]}", *rest[1:]
+    if name not in PLACES and name not in GROUPS:
+        raise unknown("command", name, PLACES)
+    return name, rest
 
 
-app = typer.Typer(
-    name="ibpwf",
-    cls=Commands,
-    help="Continual learning that forgets nothing: tasks share a growing dictionary of weight factors (IBP-WF).",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _version(asked: bool) -> None:
-    if asked:
+def call(words: Sequence[str]) -> int:
+    """Run a command line, without the program's name, and return the exit code."""
+    if words[:1] in ([], ["-h"], ["--help"]):
+        say(overview())
+        return 0 if words else 2
+    if words[0] == "--version":
         from ibpwf import __version__
 
         say(f"ibpwf {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def top(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show the whole traceback of an error."),
-) -> None:
-    pass
-
-
-USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[2]
-"""What the parser raises for words that it does not understand; its module has another name in older versions."""
-
-
-def call(words: list[str]) -> int:
-    """Run a command line, without the program's name; the exit code, where the command has one."""
-    command = get_command(app)
+        return 0
+    if words[0].startswith("-"):
+        raise unknown("option of `ibpwf`", words[0], ("--help", "--version", "--debug"))
     try:
-        with command.make_context("ibpwf", words) as context:
-            command.invoke(context)
-    except typer.Exit as ended:
-        return int(ended.exit_code)
-    return 0
+        os.getcwd()
+    except FileNotFoundError:  # torch would end the process
+        raise InputError("the current directory has been removed; change to another one.") from None
+    name, rest = split(words)
+    if {"-h", "--help"} & set(rest):
+        say(help_text(command_named(name), f"ibpwf {name}") if name in PLACES else overview(name))
+        return 0
+    return parse(command_named(name), rest, f"ibpwf {name}").run() or 0
+
+
+def overview(group: str = "") -> str:
+    """Every command in a line, or those of a group."""
+    lines = [f"Usage: ibpwf {group or 'COMMAND'} ...".replace("COMMAND ...", "COMMAND [arguments] [options]"), ""]
+    if not group:
+        about = "Continual learning without forgetting: tasks share a growing dictionary of weight factors (IBP-WF)."
+        lines += [*wrapped(about, "  ", "  "), ""]
+    width = max(map(len, PLACES))
+    for title, places in COMMANDS.items():
+        rows = [(name.ljust(width), place.summary) for name, place in places.items() if name.startswith(group)]
+        if rows:
+            lines += [f"{title}:", *described(rows), ""]
+    return "\n".join(lines).rstrip() + ("" if group else f"\n{EPILOG}")
 
 
 def main() -> None:
@@ -148,54 +129,38 @@ def main() -> None:
     debug = "--debug" in words
     if debug:
         words.remove("--debug")  # accepted anywhere on the line
-    if (number := started_as()) and words[:1] in (["learn"], ["run"]):  # the first speaks for all
-        spoken, sys.stdout, sys.stderr = sys.stderr, nowhere(), nowhere()
+    if (number := started_as()) and words[:1] in (["learn"], ["run"]):  # the first process speaks for all
+        spoken, sys.stdout, sys.stderr = sys.stderr, open(os.devnull, "w"), open(os.devnull, "w")  # noqa: SIM115
     try:
         code = call(words)
         sys.stdout.flush()  # while there is someone to tell that it could not be written
         sys.exit(code)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        _drop_output()
+    except BrokenPipeError:  # the reader of our output has seen enough
+        drop_output()
         sys.exit(141)
-    except USAGE_ERROR as error:
-        written = io.StringIO()
-        error.show(file=written)
-        say(written.getvalue().rstrip("\n"), err=True)
-        sys.exit(2)
-    except (KeyboardInterrupt, typer.Abort):
-        say("Interrupted.", err=True)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        say(str(error) or "Interrupted.", err=True)
+        sys.exit(getattr(error, "code", 130))
     except (IBPWFError, OSError, MemoryError, RuntimeError) as error:
         sentence = _sentence(error)
         if debug or sentence is None:
             raise
         if isinstance(error, OSError):
-            _drop_output()  # it may be standard output that cannot be written
+            drop_output()  # it may be standard output that cannot be written
         if number:
             sys.stderr = spoken
         say(f"{f'process {number}: ' if number else ''}error: {sentence}", err=True)
         sys.exit(2)
 
 
-def nowhere() -> io.TextIOWrapper:
-    """What is written to it is gone."""
-    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-
-
 def _sentence(error: Exception) -> str | None:
-    """What went wrong, in words; None for a fault of ours, whose traceback is worth having."""
+    """What went wrong, in words; None for a bug of ours, whose traceback is worth having."""
     if isinstance(error, IBPWFError):
         return str(error)
     if isinstance(error, OSError):
         where = f"'{printable(os.fsdecode(error.filename))}': " if isinstance(error.filename, (str, bytes)) else ""
-        return f"{where}{error.strerror or error}. Check the path, its rights and the disk."
+        return f"{where}{error.strerror or error}. Check the path, its permissions and the disk."
     told = next(iter(str(error).splitlines()), "")
     if isinstance(error, MemoryError) or "out of memory" in told or "t allocate memory" in told:  # torch's
-        return f"there is not enough memory for this ({told or 'out of memory'}). Ask for less, or use smaller data."
+        return f"out of memory ({told or 'no memory left'}). Ask for less, or use smaller data."
     return None
-
-
-def _drop_output() -> None:
-    """Let what is still to be written go nowhere: Python would try, and complain, once more when it ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,118 +6,120 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from ibpwf.cli.options import (
-    ClusterChoices,
-    at_least_one,
-    command_typed,
-    command_with,
-    flush_denormals,
-    interrupted,
-    of_run,
-)
-from ibpwf.device import check_device
+from ibpwf.cli.interrupts import interrupted
+from ibpwf.cli.options import AsJson, OnCluster, OnDevice, Resume, command_typed, flush_denormals
+from ibpwf.cli.output import Screen, print_json
+from ibpwf.cli.parsing import argument, option
 from ibpwf.errors import IBPWFError, InputError, printable, unknown
-from ibpwf.lab import names
+from ibpwf.lab.names import EXPERIMENTS
 
 if TYPE_CHECKING:
-    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.executors import Engine
     from ibpwf.lab.experiments.reproduction.experiment import Experiment, Request
     from ibpwf.lab.experiments.reproduction.reproduce import Job
 
 
-@dataclass
-class ReproduceOptions(ClusterChoices):
-    """What is asked of `ibpwf reproduce`."""
-
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help=f"One of {', '.join(names.EXPERIMENTS)}, or all.",
-        ),
-    ]
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            help="Run seeds 0 to N-1 of each run.",
-            show_default="1 quick; full: figures 3, tables 5, of IBP-WF 10, on CIFAR-10 3 and 5",
-        ),
-    ] = None
-    budget: Annotated[
-        str, typer.Option(help="full: the paper's size, for a GPU; quick: a shrunken stand-in, for a first look.")
-    ] = "full"
-    device: Annotated[str, of_run("device")] = "auto"
-    out: Annotated[Path | None, typer.Option(help="The folder.", show_default="runs/reproduce-BUDGET")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with runs that were interrupted.")] = False
-    plan: Annotated[bool, typer.Option("--plan", help="List the runs with their state; run nothing.")] = False
+def check_experiment(name: str) -> None:
+    if name not in (*EXPERIMENTS, "all"):
+        raise unknown("experiment", name, [*EXPERIMENTS, "all"])
 
 
-@command_with(ReproduceOptions)
-def reproduce_command(options: ReproduceOptions) -> None:
+@dataclass(kw_only=True)
+class Reproduce(OnDevice, Resume, AsJson, OnCluster):
     """Reproduce a table or figure of the paper: run what has not been run, measure, check the paper's claims.
 
-    Runs are shared between experiments and finished ones are not run again.
+    Runs are shared between experiments, and finished ones are not repeated.
     """
-    if options.name not in (*names.EXPERIMENTS, "all"):
-        raise unknown("experiment", options.name, [*names.EXPERIMENTS, "all"])
-    check_device(options.device)
-    at_least_one(seeds=options.seeds)
-    options.engine()
-    flush_denormals()
-    from ibpwf.cli.screen import Screen
-    from ibpwf.device import choose_device
-    from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request, checked_budget
-    from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
-    from ibpwf.lab.experiments.reproduction.reproduce import plan
-    from ibpwf.lab.report import need_jinja2, write_report
 
-    chosen, budget = chosen_experiments(options.name), checked_budget(options.budget)
-    choose_device(options.device)
-    folder = options.out or Path("runs") / f"reproduce-{budget}"
-    asked = Request(folder, budget, options.seeds, options.device, command_typed(), options.resume)
-    screen = Screen()
-    if budget == "quick":
-        screen.say(f"{QUICK_NOTE}.", "yellow")
-    if options.plan:
-        show_plan(screen, plan(chosen, asked))
-        return
-    need_jinja2()  # the report comes last
-    try:
-        failed = _reproduce_all(chosen, asked, screen, options.engine(screen.say))
-    except KeyboardInterrupt:
-        raise interrupted(folder) from None
-    if len(failed) < len(chosen):
-        screen.say(printable(f"Report: {write_report([folder], folder / 'report.html')}"))
-    if failed:
-        raise InputError(
-            f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}; see the lines above."
-        )
+    name: str = argument(
+        "NAME", f"One of {', '.join(EXPERIMENTS)}, or all.", check="ibpwf.cli.reproduce:check_experiment"
+    )
+    seeds: int | None = option(
+        None,
+        "Run seeds 0 to N-1 of each run.",
+        usual="quick: 1; full: figures 3, tables 5, of IBP-WF 10, on CIFAR-10 3 and 5",
+        least=1,
+    )
+    budget: Literal["full", "quick"] = option(
+        "full", "full is the paper's size, for a GPU; quick is a scaled-down version, for a first look."
+    )
+    out: Path | None = option(None, "The folder.", "-o", "--out", metavar="DIR", usual="runs/reproduce-BUDGET")
+    plan: bool = option(False, "List the runs and their state; run nothing.")
+
+    def run(self) -> None:
+        self.engine()  # rejected now or not at all
+        flush_denormals()
+        from ibpwf.device import choose_device
+        from ibpwf.lab.experiments.reproduction.experiment import QUICK_NOTE, Request
+        from ibpwf.lab.experiments.reproduction.registry import chosen_experiments
+        from ibpwf.lab.experiments.reproduction.reproduce import plan
+        from ibpwf.lab.report import need_jinja2, write_report
+
+        chosen = chosen_experiments(self.name)
+        choose_device(self.device)
+        folder = self.out or Path("runs") / f"reproduce-{self.budget}"
+        asked = Request(folder, self.budget, self.seeds, self.device, command_typed(), self.resume)
+        screen = Screen(stderr=self.json)
+        if self.budget == "quick":
+            screen.say(f"{QUICK_NOTE}.", "yellow")
+        if self.plan:
+            self._show_plan(screen, plan(chosen, asked))
+            return
+        need_jinja2()  # the report comes last
+        try:
+            results, failed = reproduce_all(chosen, asked, screen, self.engine(screen.say))
+        except KeyboardInterrupt:
+            raise interrupted(folder) from None
+        if results:
+            screen.say(printable(f"Report: {write_report([folder], folder / 'report.html')}"))
+        if self.json:
+            print_json(results)
+        if failed:
+            raise InputError(
+                f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}; see the lines above."
+            )
+
+    def _show_plan(self, screen: Screen, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> None:
+        """One row per run: its length, and which experiments use it."""
+        rows = [
+            {"run": job.spec.name, "seeds": len(job.config.seeds), "trainings": job.trainings}
+            | {"length": job.length, "state": job.state, "for": list(experiments)}
+            for job, experiments in runs
+        ]
+        if self.json:
+            print_json(rows)
+            return
+        cells = [[", ".join(cell) if isinstance(cell, list) else str(cell) for cell in row.values()] for row in rows]
+        heads = ("run", "seeds", "trainings", "length", "state", "for")
+        screen.table(heads, cells, right=("seeds", "trainings"))
+        left = [job for job, _ in runs if job.state != "finished"]
+        trainings = sum(job.trainings for job in left)
+        screen.say(f"{len(runs)} runs, {len(left)} of them not finished ({trainings} trainings).")
 
 
-def _reproduce_all(chosen: Sequence[Experiment], asked: Request, screen: Screen, engine: Engine | None) -> list[str]:
-    """All of them, each shown as it comes; the names of those that failed. An engine trains all their runs first."""
+def reproduce_all(
+    chosen: Sequence[Experiment], asked: Request, screen: Screen, engine: Engine | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The results, each shown as it comes, and the names of those that failed. An engine trains all runs first."""
     from ibpwf.lab.experiments.reproduction.reproduce import reproduce
 
-    failed = []
+    results, failed = [], []
     failures: dict[str, IBPWFError] = {}
     if engine is not None:
         failures = _trained_in_advance(chosen, asked, screen, engine)
         asked = replace(asked, resume=True)
     for experiment in chosen:
         try:
-            found = reproduce(experiment, asked, told=partial(screen.say, style="dim"), failures=failures)
-            show(screen, found)
+            results.append(reproduce(experiment, asked, told=partial(screen.say, style="dim"), failures=failures))
+            show(screen, results[-1])
         except IBPWFError as error:
             if len(chosen) == 1:
                 raise
             failed.append(experiment.name)
             screen.say(f"{experiment.name} failed: {error}", "red")
-    return failed
+    return results, failed
 
 
 def _trained_in_advance(
@@ -141,51 +143,22 @@ def _trained_in_advance(
         return train_in_advance(jobs, engine, table.watch, ended)
 
 
-def show_plan(screen: Screen, runs: Sequence[tuple[Job, tuple[str, ...]]]) -> None:
-    """One line per run: how long it is, and who wants it."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for head in ("run", "seeds", "trainings", "length", "state"):
-        table.add_column(head, overflow="fold", justify="right" if head in ("seeds", "trainings") else "left")
-    table.add_column("for", overflow="fold")
-    for job, experiments in runs:
-        numbers = str(len(job.config.seeds)), str(job.trainings)
-        table.add_row(job.spec.name, *numbers, job.length, job.state, ", ".join(experiments))
-    screen.print(table)
-    left = [job for job, _ in runs if job.state != "finished"]
-    screen.print(
-        f"{len(runs)} runs, {len(left)} of them not finished ({sum(job.trainings for job in left)} trainings)."
-    )
-
-
 def show(screen: Screen, result: dict[str, Any]) -> None:
-    """An experiment's numbers beside the paper's, and its claims."""
-    from rich.table import Table
-
+    """An experiment's numbers next to the paper's, and its claims."""
     from ibpwf.lab.experiments.compare import mark, number
 
-    label = " (quick, not the paper's size)" if result["budget"] == "quick" else ""
-    screen.print(f"\n{result['title']}{label}", style="bold", soft_wrap=True)
+    is_quick = result["budget"] == "quick"
+    screen.say(f"\n{result['title']}{' (quick: smaller than the paper)' if is_quick else ''}", "bold")
     if result["shows"] == "table":
-        table = Table(box=None, pad_edge=False)
-        for head in ("benchmark", "method", "setting"):
-            table.add_column(head, no_wrap=True)
-        for head in ("ours", "paper", ""):
-            table.add_column(head, justify="right", no_wrap=True)
+        heads = ("benchmark", "method", "setting", "ours", "paper", "")
+        rows = []
         for row in result["measured"]["rows"]:
             ours, paper = row["ours"] or {}, row["paper"]
-            table.add_row(
-                row["benchmark"],
-                row["method"],
-                row["setting"],
-                number(ours.get("mean"), ours.get("std")),
-                number(paper["mean"], paper["std"]),
-                mark(row["reproduces"]),
-            )
-        screen.print(table)
+            numbers = number(ours.get("mean"), ours.get("std")), number(paper["mean"], paper["std"])
+            rows.append((row["benchmark"], row["method"], row["setting"], *numbers, mark(row["reproduces"])))
+        screen.table(heads, rows, right=heads[3:], whole=heads)
     for claim in result["claims"]:
-        sign = "–" if result["budget"] == "quick" and result["shows"] == "table" else mark(claim["held"])
-        screen.print(f"{sign} {claim['statement']}", soft_wrap=True)
+        sign = "–" if is_quick and result["shows"] == "table" else mark(claim["held"])
+        screen.say(f"{sign} {claim['statement']}")
     for run in result["failed"]:
-        screen.print(f"{run['name']} failed: {run['error']}", style="red")
+        screen.say(f"{run['name']} failed: {run['error']}", "red")

@@ -6,14 +6,22 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from ibpwf.cli.output import Screen, counted
 from ibpwf.errors import printable
 from ibpwf.lab.experiments.seed_training import RunCallback
 
 if TYPE_CHECKING:
-    from ibpwf.cli.screen import Screen
     from ibpwf.lab.experiments.run_config import RunConfig
     from ibpwf.training.callbacks import EpochEnd
 
@@ -41,7 +49,7 @@ class Display(RunCallback):
         ]
         if self.wide and not self.several:
             columns.insert(1, BarColumn(bar_width=6))
-        self.bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+        self.bar = Progress(*columns, console=screen.console, transient=True, disable=not screen.is_terminal)
         self.bars: dict[str, TaskID] = {}  # one per training: on a GPU they take turns
         self.done: dict[str, int] = {}  # epochs of its task
         self.factors: dict[str, str] = {}  # what the last epoch's end said of them
@@ -49,12 +57,12 @@ class Display(RunCallback):
         self.head_printed = False
 
     def say(self, text: str) -> None:
-        self.screen.print(text, style="dim")
+        self.screen.say(text, "dim")
 
     def say_preset(self, config: RunConfig) -> None:
         """A scenario without a preset runs all the same; that is said in one line."""
         if config.preset == "none":
-            self.screen.print(f"Preset: {config.note()}.", soft_wrap=True)
+            self.screen.say(f"Preset: {config.note()}.")
 
     def fetched(self, label: str, done: int, total: int | None) -> None:
         """Megabytes, or a handful of steps."""
@@ -93,8 +101,8 @@ class Display(RunCallback):
             self.head_printed = True
             newest = f"{'newest task':>16}" if self.wide else ""
             self._line("", "", f"{newest}  {'mean of all tasks so far':>26}", "", style="bold")
-            newest = f"{'given':>7}{'inferred':>9}" if self.wide else ""
-            means = f"  {'given':>7}{'inferred':>9}{'inference':>10}"
+            newest = f"{'known':>7}{'inferred':>9}" if self.wide else ""
+            means = f"  {'known':>7}{'inferred':>9}{'inference':>10}"
             self._line("training", "task", newest + means, "factors (new)" if self.wide else "factors", style="bold")
         keys = (("task_accuracy", 7), ("class_accuracy", 9), ("task_inference", 10))
         last = "".join(f"{row[key][-1]:{w}.2f}" if key in row else f"{'–':>{w}}" for key, w in keys[:2])
@@ -106,7 +114,39 @@ class Display(RunCallback):
     def _line(self, training: str, task: str, numbers: str, factors: str, style: str = "") -> None:
         first = f"{training.removeprefix('seed-'):<9}" if self.several else ""
         text = f"{first}{task:<{NAME}}{numbers}{factors:>{14 if self.wide else 8}}"
-        self.screen.print(text, style=style)
+        self.screen.say(text, style)
+
+
+class NewestRun:
+    """One bar for the methods of a comparison, with what happened last."""
+
+    def __init__(self, screen: Screen, total: int) -> None:
+        self.shown = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            console=screen.console,
+            transient=True,
+            disable=not screen.is_terminal,
+        )
+        self.bar = self.shown.add_task("methods", total=total, detail="")
+
+    def finished(self, done: int) -> None:
+        self.shown.update(self.bar, completed=done)
+
+    def watch(self, method: str) -> RunCallback:
+        shown, bar = self.shown, self.bar
+
+        class Newest(RunCallback):
+            def task_start(self, training: str, task: str, epochs: int) -> None:
+                shown.update(bar, detail=printable(f"{method} {training}: {task}"))
+
+            def step_end(self, training: str, epochs: float, loss: float) -> None:
+                shown.update(bar, detail=f"{method} {training}: epoch {epochs:.0f} loss {loss:.3g}")
+
+        return Newest()
 
 
 def _with_spread(entry: dict[str, Any] | None) -> str:
@@ -123,60 +163,55 @@ def _mean_entry(result: dict[str, Any], setting: str, row: int, column: int) -> 
 
 
 def per_task(screen: Screen, result: dict[str, Any]) -> None:
-    """Every task's accuracy, right after it was learnt and after the last task, as a mean over seeds."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("accuracy, %")
-    for head in ("when learnt", "at the end", "task inferred"):
-        shown.add_column(head, justify="right")
+    """Every task's accuracy, right after it was learned and after the last task, as a mean over seeds."""
     tasks = len(result["tasks"])
     columns = [
         [_mean_entry(result, "task", number, number) for number in range(tasks)],
         [_mean_entry(result, "task", -1, number) for number in range(tasks)],
         [_mean_entry(result, "class", -1, number) for number in range(tasks)],
     ]
-    for number, values in enumerate(zip(*columns, strict=True)):
-        cells = ("–" if value is None else f"{value:.2f}" for value in values)
-        shown.add_row(printable(result["tasks"][number]["name"]), *cells)
+    names = [task["name"] for task in result["tasks"]]
+    rows = [
+        [name, *("–" if value is None else f"{value:.2f}" for value in values)]
+        for name, *values in zip(names, *columns, strict=True)
+    ]
     means = ("–" if None in column else f"{fmean(v for v in column if v is not None):.2f}" for column in columns)
-    shown.add_row("mean", *means, style="bold")
-    screen.print()
-    screen.print(shown)
+    heads = ("accuracy, %", "when learned", "at the end", "task inferred")
+    screen.say()
+    screen.table(heads, [*rows, ["mean", *means]], right=heads[1:])
 
 
 def summary(screen: Screen, result: dict[str, Any]) -> None:
-    """The final tables: every task's accuracy, and the averages beside the paper's where it has any."""
+    """The final tables: every task's accuracy, and the averages next to the paper's where it has any."""
     per_task(screen, result)
-    seeds = len(result["seeds"])
-    title = f"{result['scenario']}, {result['method']}, preset {result['preset']}, {seeds} seed{'s' * (seeds > 1)}"
-    screen.print(f"\n{title}", style="bold")
+    seeds = counted(len(result["seeds"]), "seed")
+    screen.say(f"\n{result['scenario']}, {result['method']}, preset {result['preset']}, {seeds}", "bold")
     compared = any(result["paper"].values())
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("average over tasks, %")
-    for head in ("ours", "paper", "difference") if compared else ("ours",):
-        shown.add_column(head, justify="right")
-    rows = (
-        ("task given (incremental task)", result["accuracy"]["task"], "task"),
-        ("task inferred (incremental class)", result["accuracy"]["class"], "class"),
+    numbers = ("ours", "paper", "difference") if compared else ("ours",)
+    measured = (
+        ("task known (task-incremental)", result["accuracy"]["task"], "task"),
+        ("task inferred (class-incremental)", result["accuracy"]["class"], "class"),
         ("task inference", result["task_inference"], "task-inference"),
         ("calibration error, task inferred", result.get("calibration_error", {}).get("class"), None),
         ("forgetting", result["forgetting"], None),
         ("backward transfer", result["backward_transfer"], None),
         ("forward transfer", result["forward_transfer"], None),
     )
-    for label, ours, key in rows:
+    rows = []
+    for label, ours, key in measured:
         paper = result["paper"].get(key) if key else None
         difference = f"{ours['mean'] - paper['mean']:+.2f}" if paper and ours else ""
-        shown.add_row(label, _with_spread(ours), *([_with_spread(paper), difference] if compared else []))
+        rows.append([label, _with_spread(ours), *([_with_spread(paper), difference] if compared else [])])
         if key == "class" and "beside" in result:
             other = result["beside"]
-            beside = [_with_spread(other["class"]), "", ""] if compared else [_with_spread(other["class"])]
-            shown.add_row(f"  … by the method {printable(other['method'])}", *beside)
-    screen.print(shown)
+            rows.append([f"  … by the method {other['method']}", _with_spread(other["class"])])
+    screen.table(("average over tasks, %", *numbers), rows, right=numbers)
     seconds, rate = result["seconds"], result["samples_per_second"]
-    screen.print(
+    screen.say(
         f"\n{result['parameters']['mean']:,.0f} parameters stored; {seconds['train']:.1f} s training"
         + (f" ({rate:,.0f} samples/s)" if rate else "")
         + f", {seconds['eval']:.1f} s evaluation on {result['environment']['device']}.",
+        wrap=True,
     )
     if result["note"]:
-        screen.print(f"Preset: {result['note']}.", style="dim")
+        screen.say(f"Preset: {result['note']}.", "dim")

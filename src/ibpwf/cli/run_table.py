@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
-from rich.table import Table
 
+from ibpwf.cli.output import Screen, table
 from ibpwf.errors import printable
 from ibpwf.lab.experiments.seed_training import RunCallback
 
 if TYPE_CHECKING:
-    from ibpwf.cli.screen import Screen
+    from rich.table import Table
+
     from ibpwf.training.callbacks import EpochEnd
 
 STATES = ("training", "failed", "waiting", "done")
@@ -56,7 +57,11 @@ class RunTable:
         self.lines: dict[tuple[str, str], Line] = {}
         self.note = ""
         self.live = Live(
-            console=screen, get_renderable=self.rendered, refresh_per_second=4, transient=True, auto_refresh=True
+            console=screen.console,
+            get_renderable=self.rendered,
+            refresh_per_second=4,
+            transient=True,
+            auto_refresh=True,
         )
 
     def __enter__(self) -> RunTable:
@@ -79,12 +84,12 @@ class RunTable:
 
     def rendered(self) -> Table:
         lines = sorted(self.lines.copy().items(), key=lambda item: STATES.index(item[1].state))
-        shown = Table(box=None, pad_edge=False)
-        for head in ("run", "training", "", "tasks", "now", "epoch", "loss", "for"):
-            right = head in ("tasks", "epoch", "loss", "for")
-            shown.add_column(head, no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
-        for (run, training), line in lines[: max(self.screen.height - BESIDES, 1)]:
-            shown.add_row(*map(printable, (run, training.removeprefix("seed-"), *line.cells())))
+        heads = ("run", "training", "", "tasks", "now", "epoch", "loss", "for")
+        rows = (
+            (run, training.removeprefix("seed-"), *line.cells())
+            for (run, training), line in lines[: max(self.screen.console.height - BESIDES, 1)]
+        )
+        shown = table(heads, rows, right=("tasks", "epoch", "loss", "for"), whole=heads)
         counts = Counter(line.state for line in self.lines.copy().values())
         words = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         shown.caption = "  ".join(part for part in (words, printable(self.note)) if part)

@@ -224,7 +224,7 @@ class Watching:
         if found is not None:
             raise InputError(
                 f"{self.model} holds the task '{found.task}', whose training was interrupted; go on with it by ibpwf "
-                "learn --resume, or drop it with --anew."
+                "learn --resume, or drop it with --restart."
             )
 
     def run(self) -> Watched:

@@ -1,98 +1,75 @@
-"""`ibpwf data`: what a user at a terminal sees."""
+"""`ibpwf data list`, `fetch` and `verify`."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tiny_set import CONTENT, NAME, Shelf
-from typer.testing import CliRunner, Result
 
-from ibpwf.cli.data import app
-from ibpwf.errors import DataError, InputError
+from processes import Finished
 
+Invoke = Callable[..., Finished]
 IMAGES = "train-images-idx3-ubyte"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
-
-
-def test_list_shows_every_set_and_whether_it_is_cached(tiny, root: Path) -> None:
+def test_list_shows_every_set_and_whether_it_is_cached(tiny, root: Path, invoke: Invoke) -> None:
     tiny(Shelf())
-    line = next(line for line in run("list").output.splitlines() if line.startswith(NAME))
-    assert " no " in line
-    run("get", NAME)
-    listed = run("list")
-    assert listed.exit_code == 0
-    line = next(line for line in listed.output.splitlines() if line.startswith(NAME))
-    assert " yes " in line
+    found = {one["name"]: one for one in json.loads(invoke("data", "--json").out)["data_sets"]}
+    assert {"mnist", "fashion-mnist", "cifar10", "digits", NAME} <= set(found)
+    assert (found[NAME]["cached"], found["digits"]["cached"]) == (False, True)
+    assert invoke("data", "fetch", NAME).code == 0
+    line = next(line for line in invoke("data", "list").out.splitlines() if line.startswith(NAME))
     assert "20 + 6" in line
-    for name in ("mnist", "fashion-mnist", "cifar10", "digits"):
-        assert name in listed.output
-    assert "comes with scikit-learn" in listed.output
+    assert " yes " in line
 
 
-def test_get_says_where_the_files_are(tiny, root: Path) -> None:
-    tiny(Shelf())
-    result = run("get", NAME)
-    assert result.exit_code == 0
-    assert str(root / NAME) in result.output
-    assert (root / NAME / IMAGES).read_bytes() == CONTENT[IMAGES]
-
-
-def test_get_from_a_folder_and_again(tiny, tmp_path: Path, root: Path) -> None:
+def test_fetch_puts_the_files_into_the_cache_and_again_does_so_anew(
+    tiny, tmp_path: Path, root: Path, invoke: Invoke
+) -> None:
     shelf = Shelf()
     tiny(shelf)
     (tmp_path / "mine").mkdir()
     for name, content in CONTENT.items():
         (tmp_path / "mine" / name).write_bytes(content)
-    assert run("get", NAME, "--from", str(tmp_path / "mine")).exit_code == 0
+    assert invoke("data", "fetch", NAME, "--from", tmp_path / "mine").code == 0
     assert shelf.asked == 0
-    assert run("get", NAME, "--again").exit_code == 0
+    assert json.loads(invoke("data", "fetch", NAME, "--again", "--json").out)["folder"] == str(root / NAME)
     assert shelf.asked == 1
+    assert (root / NAME / IMAGES).read_bytes() == CONTENT[IMAGES]
 
 
-def test_verify_prints_a_line_a_file_and_fails_on_a_wrong_one(tiny, root: Path) -> None:
+def test_verify_names_every_file_and_fails_on_a_corrupt_one(tiny, root: Path, invoke: Invoke) -> None:
     tiny(Shelf())
-    run("get", NAME)
-    good = run("verify", NAME)
-    assert good.exit_code == 0
-    assert good.output.count("ok ") == len(CONTENT)
+    invoke("data", "fetch", NAME)
+    good = invoke("data", "verify", NAME)
+    assert (good.code, good.out.count("ok ")) == (0, len(CONTENT))
     (root / NAME / IMAGES).write_bytes(b"wrong")
     (root / NAME / "t10k-labels-idx1-ubyte").unlink()
-    bad = run("verify", NAME)
-    assert bad.exit_code != 0
-    assert f"WRONG    {IMAGES}" in bad.output
-    assert "MISSING  t10k-labels-idx1-ubyte" in bad.output
-    assert isinstance(bad.exception, DataError)
-    assert f"ibpwf data get {NAME}" in str(bad.exception)
-    assert run("get", NAME).exit_code == 0
-    assert run("verify", NAME).exit_code == 0
+    bad = invoke("data", "verify", NAME)
+    assert bad.code == 2
+    assert f"CORRUPT  {IMAGES}" in bad.out
+    assert "MISSING  t10k-labels-idx1-ubyte" in bad.out
+    assert f"ibpwf data fetch {NAME}" in bad.err
+    files = json.loads(invoke("data", "verify", NAME, "--json").out)["files"]
+    assert {one["name"] for one in files if not one["ok"]} == {IMAGES, "t10k-labels-idx1-ubyte"}
+    assert invoke("data", "fetch", NAME).code == 0
+    assert invoke("data", "verify", NAME).code == 0
 
 
-def test_verify_of_a_missing_path_is_an_error(tiny, tmp_path: Path) -> None:
+def test_a_path_or_name_that_does_not_exist_is_named(tiny, tmp_path: Path, invoke: Invoke) -> None:
     tiny(Shelf())
-    result = run("verify", NAME, "--from", str(tmp_path / "nowhere"))
-    assert isinstance(result.exception, DataError)
-    assert "no such file or folder" in str(result.exception)
+    for words, named in (
+        (("verify", NAME, "--from", tmp_path / "nowhere"), "nowhere"),
+        (("fetch", "minst"), "Did you mean 'mnist'"),
+    ):
+        done = invoke("data", *words)
+        assert done.code == 2
+        assert named in done.err
 
 
-def test_an_unknown_name_comes_out_as_our_error() -> None:
-    result = run("get", "minst")
-    assert isinstance(result.exception, InputError)
-    assert "Did you mean 'mnist'" in str(result.exception)
-
-
-@pytest.mark.parametrize("command", ["get", "verify"])
-def test_digits_have_nothing_to_fetch_or_check(command: str) -> None:
-    result = run(command, "digits")
-    assert result.exit_code == 0
-    assert "comes with scikit-learn" in result.output
-
-
-def test_help_names_the_choices() -> None:
-    for arguments in (["--help"], ["get", "--help"], ["verify", "--help"]):
-        assert run(*arguments).exit_code == 0
-    assert "--from" in run("get", "--help").output
-    assert "fashion-mnist" in run("get", "--help").output
+@pytest.mark.parametrize("command", ["fetch", "verify"])
+def test_digits_have_nothing_to_fetch_or_check(command: str, invoke: Invoke) -> None:
+    assert invoke("data", command, "digits").code == 0

@@ -75,7 +75,7 @@ def test_when_every_source_fails_each_is_listed_with_its_reason_and_a_remedy(tin
     assert "first: has no" in message
     assert "second: md5" in message
     assert "5 bytes, expected 336" in message
-    assert f"ibpwf data get {NAME} --from PATH" in message
+    assert f"ibpwf data fetch {NAME} --from PATH" in message
     assert "IBPWF_DATA" in message
     assert left() == []
 

@@ -335,7 +335,7 @@ def test_nothing_here_needs_the_command_line_packages() -> None:
     # An empty parent package, so that only what the data package itself imports is looked at.
     script = f"""
 import sys, types
-sys.modules["rich"] = sys.modules["typer"] = None
+sys.modules["rich"] = None
 sys.modules["ibpwf"] = types.ModuleType("ibpwf")
 sys.modules["ibpwf"].__path__ = [{str(package)!r}]
 import ibpwf.lab.data

@@ -45,7 +45,7 @@ class Entry:
     @property
     def command(self) -> str:
         """What to type to take its files from a path of one's own."""
-        return f"ibpwf data get {self.name} --from PATH"
+        return f"ibpwf data fetch {self.name} --from PATH"
 
 
 _IDX_FILES = (

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from own_files import blobs, model_bytes, table
 
+from own_files import blobs, model_bytes, table
 from processes import Finished, Started
 
 Command = Callable[..., Finished]
 Start = Callable[..., Started]
 
 LONG = ("--epochs", "60", "--hidden", "24", "--set", "random_features=32", "--device", "cpu")
-
-RECIPE = (
-    "Recipe: plain (a perceptron on numbers as they come, Gaussians on random features); change it with --recipe."
-)
 
 
 @pytest.fixture
@@ -45,26 +40,23 @@ def test_an_interrupted_task_is_kept_and_resumed_to_the_same_bits(
     process.send(number)
     ended = process.finish()
     assert (ended.code, ended.out) == (code, "")
-    recipe, said = ended.err.split("\n", 1)
-    assert recipe == RECIPE
-    assert said.startswith("Interrupted. The task is kept in m as far as it got. To go on:\n  ibpwf learn m ")
-    again = said.splitlines()[1].strip()
+    again = ended.err.splitlines()[-1].strip()
     assert again.startswith("ibpwf learn m 'first file.csv' --label kind --epochs 60")
     assert again.endswith(" --resume")
 
     inspected = command("inspect", "m")
     assert inspected.code == 2
-    assert re.search("m .*'first file'", inspected.err)
+    assert "'first file'" in inspected.err
     before = model_bytes(tmp_path / "m")
-    for line, named in (
-        (words, "m .*--resume .*--anew"),
-        ((*words, "--task", "other", "--resume"), "'other'.*name.*--anew"),
-        ((*words[:-2], "--device", "cpu", "--set", "kappa=0.6", "--resume"), "model or a setting"),
-        ((*(word.replace("60", "61") for word in words), "--resume"), "model or a setting"),
+    for changed, named in (
+        (words, "--restart"),
+        ((*words, "--task", "other", "--resume"), "'other'"),
+        ((*words[:-2], "--device", "cpu", "--set", "kappa=0.6", "--resume"), "setting"),
+        ((*(word.replace("60", "61") for word in words), "--resume"), "setting"),
     ):
-        done = command(*line)
+        done = command(*changed)
         assert done.code == 2
-        assert re.search(named, done.err), line
+        assert named in done.err
     assert model_bytes(tmp_path / "m") == before
 
     done = command(*words, "--resume")
@@ -74,7 +66,8 @@ def test_an_interrupted_task_is_kept_and_resumed_to_the_same_bits(
     assert model_bytes(tmp_path / "m") == model_bytes(tmp_path / "undisturbed")
     once_more = command(*words, "--resume")
     assert once_more.code == 0
-    assert once_more.out.startswith("Task 'first file' had been learnt already: 300 rows, classes 0, 1.")
+    assert "'first file'" in once_more.out
+    assert model_bytes(tmp_path / "m") == model_bytes(tmp_path / "undisturbed")
 
 
 def test_a_task_that_was_broken_off_can_be_dropped(
@@ -84,7 +77,7 @@ def test_a_task_that_was_broken_off_can_be_dropped(
     training(process, tmp_path / "m")
     process.send(signal.SIGINT)
     assert process.finish().code == 130
-    done = command(*(word.replace("60", "3") for word in words), "--anew")
+    done = command(*(word.replace("60", "3") for word in words), "--restart")
     assert done.code == 0, done.err
     assert not (tmp_path / "m" / ".in-progress").exists()
 
@@ -102,7 +95,7 @@ def test_a_second_process_is_refused_and_nothing_is_lost(
     for line in (("learn", "model", "fruit.csv", "--task", "more"), ("forget", "model", "fruit")):
         refused = command(*line)
         assert refused.code == 2
-        assert re.search("model' .*another process", refused.err)
+        assert "another process" in refused.err
     assert command("predict", "model", "new.csv", "-o", "out.csv").code == 0  # reading is anyone's
     process.send(signal.SIGKILL)
     assert process.finish().code == -signal.SIGKILL
@@ -110,10 +103,10 @@ def test_a_second_process_is_refused_and_nothing_is_lost(
     assert json.loads(command("verify", "model", "--json").out)["whole"]
     now = model_bytes(here / "model")
     assert {name: now[name] for name in before} == before
-    assert "in progress: task 'long'" in command("inspect", "model").out
-    done = command("learn", "model", "fruit.csv", "--task", "more", "--anew", "--device", "cpu")
+    assert json.loads(command("inspect", "model", "--json").out)["in_progress"] == "long"
+    done = command("learn", "model", "fruit.csv", "--task", "more", "--restart", "--device", "cpu")
     assert done.code == 0, done.err
-    assert "model has 3 tasks: fruit, trees, more." in done.out
+    assert done.out.endswith("fruit, trees, more.\n")
 
 
 def test_interrupted_before_anything_was_kept_nothing_is_left(
@@ -127,14 +120,12 @@ def test_interrupted_before_anything_was_kept_nothing_is_left(
     assert ended.code == 130
     kept = (tmp_path / "m" / ".in-progress" / "manifest.json").exists()
     assert kept or not (tmp_path / "m").exists()
-    said = ended.err.removeprefix(f"{RECIPE}\n")
-    assert said.startswith("Interrupted. " + ("The task is kept" if kept else "Nothing of this task was kept"))
+    assert ("--resume" in ended.err) == kept
 
 
 def test_resuming_a_finished_task_with_other_rows_is_refused(here: Path, command: Callable[..., Finished]) -> None:
     rows = (here / "trees.csv").read_text().splitlines()
-    same = command("learn", "model", "trees.csv", "--resume")
-    assert "had been learnt already" in same.out
+    assert command("learn", "model", "trees.csv", "--resume").code == 0
     first, rest = rows[1].split(",", 1)
     for changed in (
         rows[:-1],  # one fewer, of the same classes
@@ -144,7 +135,8 @@ def test_resuming_a_finished_task_with_other_rows_is_refused(here: Path, command
         (here / "trees.csv").write_text("\n".join(changed) + "\n")
         other = command("learn", "model", "trees.csv", "--resume")
         assert other.code == 2
-        assert re.search("'trees' .*80.* trees.csv .*--task", other.err)
+        assert "'trees'" in other.err
+        assert "--task" in other.err
 
 
 def test_forgetting_a_task_leaves_neither_its_labels_nor_a_digest_of_its_rows(

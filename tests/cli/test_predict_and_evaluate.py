@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from own_files import QUICK, blobs, model_bytes, pixels, table
 
 from ibpwf import ContinualClassifier
+from own_files import QUICK, blobs, model_bytes, pixels, table
 from processes import Finished
 
 Command = Callable[..., Finished]
@@ -62,7 +59,8 @@ def test_draws_add_the_mutual_information(taught: Path, command: Command) -> Non
     found = list(csv.DictReader(done.out.splitlines()))
     assert all(float(row["mutual_information"]) >= 0 for row in found)
     refused = command("predict", "model", "new.csv", "--posterior-samples", "-1", cwd=taught)
-    assert refused.err.startswith("error: --posterior-samples is -1")
+    assert refused.code == 2
+    assert "--posterior-samples is -1" in refused.err
 
 
 def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> None:
@@ -74,19 +72,19 @@ def test_the_label_column_is_not_looked_at(taught: Path, command: Command) -> No
 
 def test_noise_is_flagged_and_ordinary_rows_are_not(taught: Path, tmp_path: Path, command: Command) -> None:
     table(tmp_path / "noise.csv", np.random.default_rng(0).uniform(-60, 60, (50, 16)), None)
-    done = command("predict", "model", str(tmp_path / "noise.csv"), cwd=taught)
-    assert "novel: 50 of 50 look like nothing learnt" in done.out
-    told = command("predict", "model", "new.csv", cwd=taught).out.splitlines()[-1]
-    assert int(told.split()[1]) <= 3
+    for file, few, many in ((str(tmp_path / "noise.csv"), 50, 50), ("new.csv", 0, 3)):
+        assert few <= json.loads(command("predict", "model", file, "--json", cwd=taught).out)["novel"] <= many
 
 
 def test_without_a_file_a_few_rows_and_a_summary_are_shown(taught: Path, command: Command) -> None:
     done = command("predict", "model", "new.csv", cwd=taught, COLUMNS="80")
     lines = done.out.splitlines()
     assert lines[0].split() == ["row", "label", "probability", "task", "entropy", "novelty", "novel"]
-    assert lines[11] == "… and 50 rows more; -o FILE.csv writes them all."
-    assert lines[13].startswith("labels: ")
+    assert "50 more rows" in lines[11]
     assert max(map(len, lines)) <= 80
+    told = json.loads(command("predict", "model", "new.csv", "--json", cwd=taught).out)
+    assert [list(row) for row in told["predictions"]] == 60 * [lines[0].split()]
+    assert (told["rows"], sum(told["labels"].values()), sum(told["tasks"].values())) == (60, 60, 60)
 
 
 def test_other_formats_hold_the_same(taught: Path, tmp_path: Path, command: Command) -> None:
@@ -95,7 +93,7 @@ def test_other_formats_hold_the_same(taught: Path, tmp_path: Path, command: Comm
     for name in ("a.csv", "a.tsv", "a.jsonl", "a.parquet"):
         done = command("predict", "model", "new.csv", "-o", str(tmp_path / name), cwd=taught)
         assert done.code == 0, done.err
-        assert done.out.startswith(f"60 rows written to {tmp_path / name}.\n")
+        assert str(tmp_path / name) in done.out
     first = pandas.read_csv(tmp_path / "a.csv")
     for other in (
         pandas.read_csv(tmp_path / "a.tsv", sep="\t"),
@@ -108,24 +106,26 @@ def test_other_formats_hold_the_same(taught: Path, tmp_path: Path, command: Comm
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("none.csv",), "none.csv"),
-        (("new.csv", "--task", "tree"), "'tree'.*'trees'.*fruit, trees"),
-        (("new.csv", "-o", "out.xls"), "out.xls .*'.xls'.*.csv"),
+        (("none.csv",), "'none.csv'"),
+        (("new.csv", "--task", "tree"), "'trees'"),
+        (("new.csv", "-o", "out.xls"), "'.xls'"),
+        (("new.csv", "-o", "-", "--json"), "--json"),
         (("copy.csv", "-o", "copy.csv"), "copy.csv"),
-        (("new.csv", "-o", "no/where.csv"), ": no .*folder|'no'"),
-        (("late.csv", "-o", "out.csv"), "late.csv, line 3002, column 'f0': 'x'"),
+        (("new.csv", "-o", "no/where.csv"), "no "),
+        (("late.csv", "-o", "out.csv"), "late.csv, line 3002, column 'f0'"),
     ],
 )
-def test_a_mistake_is_named_in_one_line_and_writes_nothing(
-    words: tuple[str, ...], named: str, here: Path, command: Command
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+    words: tuple[str, ...], named: str, here: Path, invoke: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(here)
     x, _ = blobs((0,), each=3000)
     table(here / "copy.csv", x, None)
     (here / "late.csv").write_text((here / "copy.csv").read_text() + ",".join(["x"] + ["0"] * 15) + "\n")
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
-    done = command("predict", "model", *words)
+    done = invoke("predict", "model", *words)
     assert (done.code, done.out) == (2, "")
-    assert re.search(named, done.err)
+    assert named in done.err
     assert done.err.count("\n") == 1
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
 
@@ -141,24 +141,11 @@ def test_images_of_another_size_are_resized_as_the_error_advises(tmp_path: Path,
     image.fromarray(pixels(x)[0]).resize((8, 8)).save(tmp_path / "large.png")
     refused = command("predict", "m", "large.png")
     assert refused.code == 2
-    assert re.search("large.png .*8×8.*4×4.*--size 4x4", refused.err)
+    assert "large.png is 8×8" in refused.err
+    assert "--size 4x4" in refused.err
     assert command("predict", "m", "large.png", "--size", "4x4").code == 0
     wrong = command("predict", "m", "large.png", "--size", "5x5")
-    assert re.search("--size is 5×5.*4×4", wrong.err)
-
-
-@pytest.mark.parametrize(
-    "words", [("learn", "m", "none.csv"), ("predict", "none", "new.csv"), ("evaluate", "none", "a")]
-)
-def test_a_mistyped_path_is_named_before_torch_is_imported(words: tuple[str, ...], tmp_path: Path) -> None:
-    program = (
-        "import sys; from ibpwf import cli; sys.argv = ['ibpwf', *sys.argv[1:]]\n"
-        "try: cli.main()\n"
-        "finally: print([name for name in ('torch', 'sklearn', 'pyarrow') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "[]\n")
-    assert "no such file or folder" in done.stderr
+    assert "--size is 5×5" in wrong.err
 
 
 # evaluate
@@ -170,10 +157,10 @@ def test_what_is_counted_is_what_can_be_counted_by_hand(
     truth = [line.split(",")[0] for line in (taught / "test.csv").read_text().splitlines()[1:]]
     swapped = ["pear" if number < 4 else label for number, label in enumerate(truth)]  # four apples called pears
     table(tmp_path / "test.csv", rows, swapped)
-    out = tmp_path / "scores.json"
-    done = command("evaluate", "model", str(tmp_path / "test.csv"), "--json", str(out), cwd=taught, COLUMNS="90")
+    words = ("evaluate", "model", str(tmp_path / "test.csv"))
+    done = command(*words, cwd=taught, COLUMNS="90")
     assert done.code == 0, done.err
-    told = json.loads(out.read_text())
+    told = json.loads(command(*words, "--json", cwd=taught).out)
     x = rows.astype(np.float32)
     classifier = ContinualClassifier.load(taught / "model", device="cpu")
     answers = classifier.predict(x)
@@ -197,22 +184,21 @@ def test_what_is_counted_is_what_can_be_counted_by_hand(
 def test_labels_never_learned_are_counted_apart(taught: Path, tmp_path: Path, command: Command) -> None:
     x, y = blobs((0, 10), each=10, seed=3)
     table(tmp_path / "odd.csv", x, np.where(y == 0, "apple", "stone"))
-    told = json.loads(command("evaluate", "model", str(tmp_path / "odd.csv"), "--json", "-", cwd=taught).out)
+    told = json.loads(command("evaluate", "model", str(tmp_path / "odd.csv"), "--json", cwd=taught).out)
     assert told["rows"] == 10
     assert told["never_learned"]["labels"] == {"stone": 10}
     assert told["accuracy"]["task_inferred"] > 80
-    shown = command("evaluate", "model", str(tmp_path / "odd.csv"), cwd=taught).out
-    assert "and 10 rows with labels never learnt (stone), not counted below" in shown
+    assert "(stone)" in command("evaluate", "model", str(tmp_path / "odd.csv"), cwd=taught).out
 
 
 def test_a_given_task_must_have_the_labels(taught: Path, command: Command) -> None:
     done = command("evaluate", "model", "test.csv", "--task", "fruit", cwd=taught)
     assert done.code == 2
-    assert re.search("line [0-9]+.*'fruit' .*'oak'.*--task", done.err)
+    assert "task 'fruit' has no class 'oak'" in done.err
     assert command("evaluate", "model", "fruit.csv", "--task", "fruit", cwd=taught).code == 0
     done = command("evaluate", "model", "new.csv", cwd=taught)
     assert done.code == 2
-    assert re.search("new.csv .*'kind'", done.err)
+    assert "'kind'" in done.err
 
 
 def test_answers_with_the_task_given_survive_forgetting_another(here: Path, command: Command) -> None:
@@ -221,5 +207,5 @@ def test_answers_with_the_task_given_survive_forgetting_another(here: Path, comm
     assert command("forget", "model", "fruit").code == 0
     assert [row.rsplit(",", 2)[0] for row in command(*line).out.splitlines()] == before
     assert command("verify", "model").code == 0
-    assert json.loads(command("evaluate", "model", "trees.csv", "--json", "-").out)["accuracy"]["task_inferred"] > 95
+    assert json.loads(command("evaluate", "model", "trees.csv", "--json").out)["accuracy"]["task_inferred"] > 95
     assert model_bytes(here / "model")

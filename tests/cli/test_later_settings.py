@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_files import model_bytes
 
-from ibpwf.cli.reading import option
+from ibpwf.cli.options import flag
 from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
 from ibpwf.estimator.files import LearnOptions, learn_file
 from ibpwf.settings import Settings
+from own_files import model_bytes
 
 NAMED: dict[str, Any] = {"alpha": 3.0, "epochs": 7, "hidden": (9,), "random_state": 5, "false_alarm_rate": 0.2}
 
@@ -34,8 +34,8 @@ def another(name: str) -> Any:
 def test_another_value_with_a_later_task_is_refused_by_name(name: str, here: Path) -> None:
     plain = name.removeprefix("set ")
     asked = {plain: NAMED[plain]} if plain == name else {"settings": {plain: another(plain)}}
-    options = LearnOptions(ReadOptions(label="kind", naming=option), device="cpu")
+    options = LearnOptions(ReadOptions(label="kind", naming=flag), device="cpu")
     before = model_bytes(here / "model")
-    with pytest.raises(InputError, match=rf"^{option(name) if plain == name else plain} is .*leave it out"):
+    with pytest.raises(InputError, match=rf"^{flag(name) if plain == name else plain} is .*leave it out"):
         learn_file(here / "model", here / "test.csv", "more", asked, options)
     assert model_bytes(here / "model") == before

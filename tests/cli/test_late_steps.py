@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ibpwf.cli import program as cli
+from ibpwf.cli import program
 from ibpwf.errors import IBPWFError
 from ibpwf.lab.report import rendering
 
@@ -21,14 +21,14 @@ def refused(monkeypatch: pytest.MonkeyPatch, place: str, words: list[str], match
 
     monkeypatch.setattr(place, work)
     with pytest.raises(IBPWFError, match=match):
-        cli.call(words)
+        program.call(words)
 
 
 @pytest.mark.parametrize(
     ("place", "words"),
     [
         ("ibpwf.lab.experiments.run.run", ["run", "split-digits", "--preset", "quick"]),
-        ("ibpwf.cli.reproduce._reproduce_all", ["reproduce", "table1", "--budget", "quick"]),
+        ("ibpwf.cli.reproduce.reproduce_all", ["reproduce", "table1", "--budget", "quick"]),
     ],
 )
 def test_without_jinja2_nothing_is_trained(
@@ -42,12 +42,17 @@ def test_without_jinja2_nothing_is_trained(
 
 @pytest.mark.parametrize("name", ["none/out", "taken"])
 def test_a_file_that_cannot_be_written_is_named_before_the_work(
-    name: str, learnt_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").mkdir()
-    (tmp_path / "rows.csv").write_text("a,label\n1,x\n")
     out = str(tmp_path / name)
-    words = ["evaluate", str(learnt_folder), str(tmp_path / "rows.csv"), "--json", out]
-    refused(monkeypatch, "ibpwf.estimator.files.load_classifier", words, name.split("/")[0])
     words = ["report", str(tmp_path), "-o", out]
     refused(monkeypatch, "ibpwf.lab.report.page.make_page", words, name.split("/")[0])
+
+
+def test_without_tensorboard_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IBPWFError, match=r"ibpwf\[tensorboard\]"):
+        program.call(["run", "split-digits", "--tensorboard"])
+    assert list(tmp_path.iterdir()) == []
