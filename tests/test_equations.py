@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 from functools import cache
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import special
 
-from ibpwf import Settings, factorize
+from ibpwf import Learner, Settings, factorize
 from ibpwf.dispatch import stand_ins
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp
@@ -69,7 +72,7 @@ def test_every_labeled_equation_of_the_paper_has_its_row() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[2].rpartition('.')[2]}".replace("`", ""))
 def test_the_function_of_an_equation_names_it_and_its_test_is_there(row: list[str]) -> None:
-    names, _, function, stand_in, test = row
+    names, _, function, _, stand_in, test = row
     text = getattr(found(function.strip("`")), "__doc__", None) or ""
     for name in re.findall(r"[`*]([^`*]+)[`*]", names):
         wanted = REPEATED.get(name, name)
@@ -85,7 +88,50 @@ def test_every_stand_in_on_the_page_is_one_that_is_registered() -> None:
     references += ("factors.layers.layer_product", "inference.base.infer_tasks")
     known = {one for name in references for one in stand_ins(found(f"ibpwf.{name}"))}  # type: ignore[arg-type]
     for row in ROWS:
-        assert not row[3] or found(row[3].strip("`")) in known, row[3]
+        assert not row[4] or found(row[4].strip("`")) in known, row[4]
+
+
+def code_of(dotted: str) -> CodeType:
+    """What Python runs when a function is called, or a class."""
+    thing: Any = found(dotted)
+    thing = getattr(thing, "__wrapped__", thing)  # without the choice of a fast path
+    code: CodeType = (thing.__new__ if isinstance(thing, type) else thing).__code__
+    return code
+
+
+def called(**changes: Any) -> set[CodeType]:
+    """The code of all functions that training two tasks and predicting run."""
+    torch.manual_seed(0)
+    settings = Settings(alpha=6.0, epochs=2, finetune_epochs=1, batch_size=16, **changes)
+    learner = Learner(mlp(6, [12], 4), settings, device="cpu")
+    seen = set[CodeType]()
+    sys.setprofile(lambda frame, event, _: seen.add(frame.f_code) if event == "call" else None)
+    try:
+        for task in range(2):
+            y = torch.arange(64) % 2
+            learner.learn(torch.randn(64, 6) + 3 * task + y.unsqueeze(1), y, task=f"t{task}")
+        learner.predict(torch.randn(20, 6))
+        learner.predict(torch.randn(20, 6), marginal=True, posterior_samples=3)
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:task")
+def test_the_functions_that_run_are_those_that_the_page_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IBPWF_ACCELERATE", raising=False)
+    by_default, plain = called(), called(accelerate=False)
+    cut = called(accelerate=False, kl_terms=10)
+    for _, _, function, runs, fast, _ in ROWS:
+        name = function.strip("`")
+        assert runs in ("itself", "fast path", "both", "–"), name
+        assert (code_of(name) in by_default) == (runs in ("itself", "both")), name
+        assert (code_of(name) in plain) == (runs != "–"), name
+        if fast and runs != "–":
+            assert (code_of(fast.strip("`")) in by_default) == (runs in ("fast path", "both")), fast
+            assert code_of(fast.strip("`")) not in plain, fast
+    for name in ("cut_log_series", "log_moment"):
+        assert code_of(f"ibpwf.factors.distributions.{name}") in cut
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_outputs_that_are_not_four_per_class_are_refused(whole: Folder, tmp_path
     folder = whole.changed()
     folder.content["state"]["tasks"][0]["outputs"] = outputs
     folder.write(tmp_path / "model")
-    with pytest.raises(StoreError, match=f"task 0 has {outputs} outputs for 2 classes in 4 turns"):
+    with pytest.raises(StoreError, match=r"task 0 .*outputs"):
         ibpwf.load(tmp_path / "model", device="cpu")
 
 
