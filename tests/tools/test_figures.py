@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -17,32 +16,32 @@ IMAGES = RESULTS.parent / "images"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_committed_figures_are_drawn_from_the_committed_results(tmp_path: Path) -> None:
+def words(path: Path) -> list[str]:
+    return [element.text or "" for element in ET.parse(path).getroot().iter(f"{SVG}text")]
+
+
+def test_the_committed_figures_say_what_the_committed_results_say(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     drawn = ("comparison", "expert-weight", "method")
     assert figures.main([*drawn, "--out", str(tmp_path)]) == 0
     for name in drawn:
-        assert (tmp_path / f"{name}.svg").read_bytes() == (IMAGES / f"{name}.svg").read_bytes(), "run `make results`"
+        assert words(tmp_path / f"{name}.svg") == words(IMAGES / f"{name}.svg"), "run `make results`"
 
 
-def test_the_method_has_its_tasks_factors_and_command_inside_its_sheet() -> None:
+def test_the_method_has_its_tasks_factors_and_command() -> None:
     found = json.loads((RESULTS / "reproduction" / "figure-factors.json").read_text())["measured"]["panels"]
     (panel,) = [panel for panel in found if panel["ran"] == "split-mnist"]
-    root = ET.parse(IMAGES / "method.svg").getroot()
-    words = [element.text or "" for element in root.iter(f"{SVG}text")]
-    assert any("ibpwf" in word and "split-mnist" in word for word in words)
+    shown = words(IMAGES / "method.svg")
+    assert any("ibpwf" in word and "split-mnist" in word for word in shown)
     for opened in panel["opened"]:
-        assert (f"{len(opened)} new" if opened else "none") in words
-    left, top, width, height = map(float, root.get("viewBox", "").split())
-    for rect in root.iter(f"{SVG}rect"):
-        assert left <= float(rect.get("x", "")) <= width
-        assert float(rect.get("x", "")) + float(rect.get("width", "")) <= width + 1
-        assert top <= float(rect.get("y", "")) + float(rect.get("height", "")) <= height + 1
+        assert (f"{len(opened)} new" if opened else "none") in shown
 
 
-def test_results_that_are_not_there_are_an_error(tmp_path: Path) -> None:
-    for draw in (figures.comparison, figures.expert_weight):
-        with pytest.raises(InputError):
-            draw(tmp_path, tmp_path / "out.svg")
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_results_that_are_not_there_are_an_error(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(InputError):
+        figures.draw(name, tmp_path, tmp_path)
 
 
 def test_layers_have_their_stage_and_block() -> None:
@@ -57,7 +56,5 @@ def test_layers_have_their_stage_and_block() -> None:
 
 def test_ranks_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    (tmp_path / "trained-networks").mkdir()
-    shutil.copy(RESULTS / "trained-networks" / "cifar10.json", tmp_path / "trained-networks")
-    figures.ranks(tmp_path, tmp_path / "ranks.png")
+    figures.draw("ranks", RESULTS, tmp_path)
     assert (tmp_path / "ranks.png").read_bytes().startswith(b"\x89PNG")
