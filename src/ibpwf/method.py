@@ -560,7 +560,9 @@ class IBPWF(Method):
 
     def logits(self, x: Tensor, task: int) -> Tensor:
         views, place = self.views(task), self.place(task)
-        parts = [self.model.logits(rows, place, views) for rows in torch.split(x, ROWS_PER_PASS)]
+        parts = list[Tensor]()
+        for rows in torch.split(x, ROWS_PER_PASS):
+            parts.append(self.model.logits(rows, place, views))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def merge(self, task: int) -> nn.Module:
@@ -607,8 +609,7 @@ class IBPWF(Method):
         None where it tells tasks alone."""
         if not self.inference.has_class_scores:
             return None
-        router, experts = self.fusion_weights()
-        return self.class_scores(x, self.settings.experts if experts else 0).joint(router, experts)
+        return self.class_scores(x, self._experts_asked()).joint(*self.fusion_weights())
 
     def fusion_weights(self) -> tuple[float, float]:
         """α of the router and β of the experts: what held-out rows say, or the user's β beside a router of 1."""
@@ -631,7 +632,7 @@ class IBPWF(Method):
                 f"inference is {self.settings.inference}, which does not look at every class; learn with "
                 "inference='router' and held_out above 0 to tell what is new, or with a ContinualClassifier."
             )
-        scores = self.class_scores(x, self.settings.experts or "likely", distances=True)
+        scores = self.class_scores(x, self._novel_by(), distances=True)
         return fusion.novelty(scores, self.calibrations, rate)
 
     def task_probabilities(self, x: Tensor) -> Tensor:
@@ -641,6 +642,31 @@ class IBPWF(Method):
             return by_task(joint, [len(labels) for labels in self.classes])
         with accelerated(self.accelerate):
             return infer_tasks(self.inference, self.features, x)
+
+    def predict_with_novelty(
+        self, x: Tensor, task: Tensor | None, rate: float, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
+        experts = self._experts_asked()
+        if (
+            task is not None
+            or posterior_samples
+            or not self.inference.has_class_scores
+            or experts != self._novel_by()
+        ):
+            how: dict[str, Any] = {"marginal": marginal, "posterior_samples": posterior_samples, "seed": seed}
+            return super().predict_with_novelty(x, task, rate, **how)
+        check_rate(rate)
+        scores = self.class_scores(x, experts, distances=True)
+        found = self._joint_prediction(scores.joint(*self.fusion_weights()), marginal)
+        return found.with_novelty(fusion.novelty(scores, self.calibrations, rate))
+
+    def _experts_asked(self) -> fusion.Experts:
+        """Whose experts join the router in a prediction."""
+        return self.settings.experts if self.fusion_weights()[1] else 0
+
+    def _novel_by(self) -> fusion.Experts:
+        """Whose experts tell novelty."""
+        return self.settings.experts or "likely"
 
     def class_columns(self) -> tuple[tuple[int, int], ...]:
         return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)
@@ -656,9 +682,9 @@ class IBPWF(Method):
                     f"{name} is {asked}, which averages class probabilities, and {type(self.likelihood).__name__} "
                     "has none; leave it out."
                 )
-        joint = self.class_log_scores(x) if task is None and not posterior_samples else None
-        if joint is not None:
-            return self._joint_prediction(joint, marginal)
+        if task is None and not posterior_samples and self.inference.has_class_scores:
+            scores = self.class_scores(x, self._experts_asked())
+            return self._joint_prediction(scores.joint(*self.fusion_weights()), marginal)
         inferred = self.task_probabilities(x) if task is None else None
         if task is None:
             assert inferred is not None
@@ -672,8 +698,8 @@ class IBPWF(Method):
             information = (total - single).clamp(min=0)
             return OwnTaskPrediction(own, self.versions.newest, owners, total, information, inferred)
         widths = [self.width(t) for t in of.numbers]
-        scores = self._scores_of_rows(x, of, widths)
-        return self.likelihood.predict(RowScores(scores, of, widths, self.versions.newest, owners, inferred))
+        own_scores = self._scores_of_rows(x, of, widths)
+        return self.likelihood.predict(RowScores(own_scores, of, widths, self.versions.newest, owners, inferred))
 
     def _sampled_by_task(
         self, x: Tensor, of: RowTasks, posterior_samples: int, seed: int

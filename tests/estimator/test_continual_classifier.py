@@ -299,14 +299,14 @@ def test_answers_say_all_of_it_at_once(
     three_tasks: ContinualClassifier, table: tuple[Array, Array, Array, Array]
 ) -> None:
     x, _ = known(table)
-    answers = three_tasks.answers(x)
+    answers = three_tasks.prediction(x)
     np.testing.assert_array_equal(answers.labels, three_tasks.predict(x))
     np.testing.assert_array_equal(answers.probability, three_tasks.predict_proba(x).max(1))
-    np.testing.assert_array_equal(answers.tasks, three_tasks.predict_task(x))
+    np.testing.assert_array_equal(answers.task, three_tasks.predict_task(x))
     np.testing.assert_array_equal(answers.entropy, three_tasks.uncertainty(x))
     np.testing.assert_array_equal(answers.is_novel, three_tasks.is_novel(x))
     assert answers.mutual_information is None
-    drawn = three_tasks.answers(x[:5], task="high", posterior_samples=3)
+    drawn = three_tasks.prediction(x[:5], task="high", posterior_samples=3)
     assert set(drawn.labels) <= {"four", "five"}
     np.testing.assert_array_equal(
         drawn.mutual_information, three_tasks.uncertainty(x[:5], task="high", posterior_samples=3)
@@ -321,13 +321,17 @@ def test_the_label_of_an_answer_is_one_of_the_task_it_names(
     rng = np.random.default_rng(0)
     noise = np.concatenate([(x + rng.permutation(x)) / 2 + rng.normal(0, 2, x.shape) for _ in range(6)])
     labels = {task: set(three_tasks.labels_of(task)) for task in three_tasks.tasks_}
-    answers = three_tasks.answers(noise)
+    answers = three_tasks.prediction(noise)
     at_odds = [
         label not in labels[task] for label, task in zip(answers.labels, three_tasks.predict_task(noise), strict=True)
     ]
     assert any(at_odds), "rows for which it matters"
-    for one in (answers, three_tasks.answers(noise, posterior_samples=3), three_tasks.answers(noise, task="high")):
-        assert all(label in labels[task] for label, task in zip(one.labels, one.tasks, strict=True))
+    for one in (
+        answers,
+        three_tasks.prediction(noise, posterior_samples=3),
+        three_tasks.prediction(noise, task="high"),
+    ):
+        assert all(label in labels[task] for label, task in zip(one.labels, one.task, strict=True))
     np.testing.assert_array_equal(answers.labels, three_tasks.predict(noise))
 
 

@@ -206,7 +206,7 @@ def test_a_trained_network_looks_at_each_image_once(
     one, label = waves((4,))
     made.learn(one, label, task="one")
     assert (made.predict(one, task="one") == "kind 4").all()
-    p = made.answers(more).probability
+    p = made.prediction(more).probability
     assert sum(seen) == len(x) + len(more) + len(one)
     net = backbones.load(NAME)
     pixels = torch.from_numpy(more).permute(0, 3, 1, 2).float()
@@ -215,7 +215,7 @@ def test_a_trained_network_looks_at_each_image_once(
     made.save(tmp_path / "m")
     loaded = ContinualClassifier.load(tmp_path / "m", device="cpu")
     assert loaded.recipe_ == "backbone"
-    assert np.allclose(loaded.answers(more).probability, p)
+    assert np.allclose(loaded.prediction(more).probability, p)
     done = ibpwf.export(tmp_path / "m", None, "pt2", tmp_path / "m.pt2")
     assert done.difference is not None
     assert done.difference < 1e-5

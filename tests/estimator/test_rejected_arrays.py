@@ -187,7 +187,7 @@ TAKES_X: dict[str, Callable[[ContinualClassifier, Any], object]] = {
     "predict": lambda c, x: c.predict(x),
     "predict_proba": lambda c, x: c.predict_proba(x, task="a"),
     "predict_task": lambda c, x: c.predict_task(x),
-    "answers": lambda c, x: c.answers(x),
+    "answers": lambda c, x: c.prediction(x),
     "score": lambda c, x: c.score(x, Y),
     "uncertainty": lambda c, x: c.uncertainty(x),
     "novelty": lambda c, x: c.novelty(x),

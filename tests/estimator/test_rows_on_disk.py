@@ -51,7 +51,7 @@ def taught(*given: Any, **changed: Any) -> ContinualClassifier:
 
 def same(left: ContinualClassifier, right: ContinualClassifier) -> bool:
     asked = np.concatenate([X, LATER_X, 9 + X])
-    answers = (one.answers(asked) for one in (left, right))
+    answers = (one.prediction(asked) for one in (left, right))
     one, other = ([a.labels.astype(str), a.probability, a.entropy, a.novelty] for a in answers)
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 

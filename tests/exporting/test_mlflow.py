@@ -52,7 +52,7 @@ def test_mlflow_loads_it_and_answers_as_the_model_does(model, tmp_path):
     classifier = ContinualClassifier.load(model)
     layout = ibpwf.data.Layout.from_json(classifier.extra_["layout"])
     x = read_examples(model.parent / "1.csv", ReadOptions(like=layout)).x
-    truth = classifier.answers(x)
+    truth = classifier.prediction(x)
     assert found["label"].tolist() == truth.labels.tolist()
     for name in ("probability", "entropy", "novelty"):
         np.testing.assert_array_equal(found[name], getattr(truth, name))
@@ -86,7 +86,7 @@ def test_arrays_that_hold_no_plain_numbers_are_rejected_and_others_answered():
     for words, rows in bad.items():
         with pytest.raises(InputError, match=words):
             answering.predict(rows)
-    expected = classifier.answers(x).probability
+    expected = classifier.prediction(x).probability
     for rows in (x, x.astype(np.float64), x.tolist(), pandas.DataFrame(x), sparse.csr_matrix(x)):
         np.testing.assert_array_equal(answering.predict(rows)["probability"], expected)
 
@@ -121,7 +121,7 @@ def test_mlflow_serves_it_with_the_same_answers(model, tmp_path):
         log.close()
     classifier = ContinualClassifier.load(model)
     layout = ibpwf.data.Layout.from_json(classifier.extra_["layout"])
-    truth = classifier.answers(read_examples(model.parent / "1.csv", ReadOptions(like=layout)).x)
+    truth = classifier.prediction(read_examples(model.parent / "1.csv", ReadOptions(like=layout)).x)
     assert [row["label"] for row in sent] == truth.labels.tolist()
     np.testing.assert_allclose([row["probability"] for row in sent], truth.probability, rtol=1e-6)
 

@@ -276,7 +276,7 @@ SMALL = {"hidden": (12,), "epochs": 2, "settings": {"random_features": 8}, "devi
 
 def said(classifier: ContinualClassifier) -> list[Any]:
     x = TABLES[1][0]
-    told = classifier.answers(x, posterior_samples=2)
+    told = classifier.prediction(x, posterior_samples=2)
     return [
         classifier.predict(x),
         classifier.predict_proba(x),

@@ -252,10 +252,10 @@ def test_a_classifier_answers_threads_while_it_learns(tally: Tally) -> None:
             return
         while not done.is_set():
             asked[number] += 1
-            told = classifier.answers(x)
+            told = classifier.prediction(x)
             found = [classifier.predict(x).tolist(), classifier.predict_proba(x).tobytes()]
             wrong[number] += not all(found[part] in [one[part] for one in known] for part in range(2))
-            labels, tasks = {str(label) for label in told.labels}, set(told.tasks)
+            labels, tasks = {str(label) for label in told.labels}, set(told.task)
             wrong[number] += not any(labels <= {f"{c}{t}" for c in "ab" for t in range(n + 1)} for n in range(4))
             wrong[number] += told.novelty.tobytes() not in [one[2] for one in known] or not tasks
 

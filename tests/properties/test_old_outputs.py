@@ -104,10 +104,10 @@ def test_a_classifier_tells_an_old_tasks_entropy_to_the_bit() -> None:
     x, known = rows_of(3)[0][:48].numpy(), dict[str, tuple[np.ndarray, ...]]()
 
     def said(name: str) -> tuple[np.ndarray, ...]:
-        found, drawn = asked.answers(x, name), asked.answers(x, name, posterior_samples=3)
+        found, drawn = asked.prediction(x, name), asked.prediction(x, name, posterior_samples=3)
         columns = np.searchsorted(asked.classes_, sorted(asked.labels_of(name)))
         assert drawn.mutual_information is not None
-        parts = [found.labels, found.probability, found.tasks, found.entropy, drawn.probability, drawn.entropy]
+        parts = [found.labels, found.probability, found.task, found.entropy, drawn.probability, drawn.entropy]
         parts += [drawn.mutual_information, asked.predict_proba(x, name)[:, columns], asked.uncertainty(x, name)]
         return tuple(parts)
 

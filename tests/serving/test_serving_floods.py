@@ -38,8 +38,8 @@ from served import (
     wait_for,
 )
 
-from ibpwf.estimator.answering import Answers
 from ibpwf.estimator.files import layout_of, load_classifier
+from ibpwf.inference.prediction import Prediction
 from ibpwf.serving import batching, inputs
 from ibpwf.serving import inference_routes as ask
 from ibpwf.serving.batching import Rows, predict
@@ -410,12 +410,12 @@ def test_a_large_question_is_answered_between_others_with_the_same_bits(made_mod
     many, one = Rows(np.tile(X, (100, 1)).astype(np.float32), tasks), Rows(X[:1].astype(np.float32), [None])
     order = list[str]()
 
-    async def ask(name: str, rows: Rows) -> Answers:
+    async def ask(name: str, rows: Rows) -> Prediction[Any]:
         found = await service.batcher.ask(version, rows)
         order.append(name)
         return found
 
-    async def both() -> list[Answers]:
+    async def both() -> list[Prediction[Any]]:
         return await asyncio.gather(ask("large", many), ask("small", one))
 
     large, small = asyncio.run(both())
@@ -457,7 +457,7 @@ def test_a_large_file_has_its_place_until_it_is_answered(made_models, monkeypatc
     service = service_of(made_models, limits=Limits(large=1), read_only=True)
     held, real = list[bool](), batching._predictions
 
-    def answering(*asked: Any) -> list[Answers]:
+    def answering(*asked: Any) -> list[Prediction[Any]]:
         held.append(service.bodies._places.locked())
         return real(*asked)
 
@@ -480,7 +480,7 @@ def test_rows_of_a_question_that_fails_or_is_given_up_do_not_wait_for_good(made_
     many = Rows(np.tile(X, (100, 1)).astype(np.float32), [None] * len(X) * 100)
     calls, real = 0, batching._predictions
 
-    def second_fails(*asked: Any) -> list[Answers]:
+    def second_fails(*asked: Any) -> list[Prediction[Any]]:
         nonlocal calls
         calls += 1
         if calls > 1:

@@ -286,5 +286,5 @@ def test_a_disk_that_fills_up_at_any_moment_costs_no_bit_and_no_version(made_mod
         assert server.http.get("/v2/models/things").json()["parameters"]["tasks"] == list(TASKS[:4])
     finally:
         server.kill()
-    assert np.isfinite(ContinualClassifier.load(models / "things").answers(X.astype(np.float32)).probability).all()
+    assert np.isfinite(ContinualClassifier.load(models / "things").prediction(X.astype(np.float32)).probability).all()
     tally("requests to a server whose disk is full", tried, **found)

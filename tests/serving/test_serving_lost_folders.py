@@ -21,7 +21,7 @@ from served import Server, blobs, client_of, request, service_of, task_table, wa
 from starlette.testclient import TestClient
 
 from ibpwf import ContinualClassifier
-from ibpwf.estimator.answering import Answers
+from ibpwf.inference.prediction import Prediction
 from ibpwf.serving import worker
 from ibpwf.serving.service import Service
 from ibpwf.storage.folder import MANIFEST
@@ -256,7 +256,7 @@ def test_comparing_versions_names_each_output_that_is_not_the_same_to_the_bit(cl
     http, service = client
     real = service.ask
 
-    async def nudged(version: Any, rows: Any) -> Answers:
+    async def nudged(version: Any, rows: Any) -> Prediction[Any]:
         found = await real(version, rows)
         return replace(found, entropy=np.nextafter(found.entropy, 9)) if version.number == 2 else found
 

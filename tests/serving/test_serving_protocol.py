@@ -62,7 +62,7 @@ def test_triton_is_answered_what_the_classifier_answers(server, classifier, bina
         request_id="mine",
         request_compression_algorithm=compressed,
     )
-    truth = classifier.answers(X.astype(np.float32))
+    truth = classifier.prediction(X.astype(np.float32))
     labels = [one.decode() if isinstance(one, bytes) else one for one in found.as_numpy("label")]
     assert labels == truth.labels.tolist()
     assert found.get_response()["id"] == "mine"
@@ -79,7 +79,7 @@ def test_a_given_task_is_answered_for_and_rows_of_several_tasks_go_in_one_reques
     each.set_data_from_numpy(np.array([one.encode() for one in tasks], dtype=object))
     found = client.infer("things", [*triton_inputs(X, True), each])
     for row, task in enumerate(tasks):
-        alone = classifier.answers(np.repeat(X[row : row + 1], 16, 0).astype(np.float32), task or None)
+        alone = classifier.prediction(np.repeat(X[row : row + 1], 16, 0).astype(np.float32), task or None)
         assert found.as_numpy("label")[row].decode() == alone.labels[0]
         assert found.as_numpy("probability")[row] == alone.probability[0]
     listed = server.http.post("/v2/models/things/infer", json=request(X, parameters={"task": ["fruit"] * len(X)}))
@@ -90,7 +90,7 @@ def test_every_version_answers_as_the_model_did_when_it_was_the_newest(server, m
     for number in (1, 2, 3):
         classifier = ContinualClassifier.load(server.models / "things").first_tasks(number)
         classifier.save(tmp_path / str(number))
-        truth = ContinualClassifier.load(tmp_path / str(number)).answers(X.astype(np.float32))
+        truth = ContinualClassifier.load(tmp_path / str(number)).prediction(X.astype(np.float32))
         found = server.http.post(f"/v2/models/things/versions/{number}/infer", json=request(X)).json()
         assert found["model_version"] == str(number)
         assert outputs(found)["probability"] == truth.probability.tolist()
@@ -114,7 +114,7 @@ def test_images_come_as_files_in_bytes_or_as_pixels(server):
     numbers.set_data_from_numpy(images[:, None])
     both = [client.infer("pictures", [given]) for given in (files, numbers)]
     np.testing.assert_array_equal(both[0].as_numpy("probability"), both[1].as_numpy("probability"))
-    truth = ContinualClassifier.load(server.models / "pictures").answers(
+    truth = ContinualClassifier.load(server.models / "pictures").prediction(
         np.repeat(images[:, None] / np.float32(255), 3, 0)
     )
     assert both[0].as_numpy("label")[0].decode() == truth.labels[0]
@@ -163,7 +163,7 @@ def test_a_version_is_never_read_from_a_path_of_the_clients(server, tmp_path: Pa
 
 
 def test_an_answer_that_is_written_in_pieces_says_what_it_says_as_a_whole():
-    from ibpwf.estimator.answering import Answers
+    from ibpwf.inference.prediction import Prediction
     from ibpwf.serving.protocol import AT_ONCE, OUTPUTS, InferRequest, Output, write_response
 
     count, tasks = AT_ONCE + 7, 3
@@ -171,7 +171,9 @@ def test_an_answer_that_is_written_in_pieces_says_what_it_says_as_a_whole():
     names = np.array(['a, "b"', "[c]"], dtype=object)[chance.integers(0, 2, count)]
     novelty = np.where(chance.random(count) < 0.1, np.inf, chance.random(count))
     p = chance.random((count, tasks))
-    answer = Answers(names, chance.random(count), names, chance.random(count), novelty, task_probabilities=p)
+    sure = chance.random((count, 2))
+    classes = ('a, "b"', "[c]")
+    answer = Prediction(names, sure, classes, names, p, chance.random(count), novelty=novelty)
     request = InferRequest({}, tuple(map(Output, OUTPUTS)), None, "mine")
     content = json.loads(write_response(request, "things", 2, answer)[0])
     found = {one["name"]: one for one in content.pop("outputs")}

@@ -17,8 +17,8 @@ from served import WORDS, blobs, table
 from ibpwf import ContinualClassifier
 from ibpwf.data import ReadOptions
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import Answers
 from ibpwf.estimator.files import LearnOptions, learn_file, update_file
+from ibpwf.inference.prediction import Prediction
 from ibpwf.serving import worker
 from ibpwf.serving.batching import Rows, predict
 from ibpwf.serving.registry import NoSuchModel, ServedModel
@@ -155,10 +155,10 @@ class World:
         return kind
 
 
-def _bits(found: Answers) -> tuple[Any, ...]:
+def _bits(found: Prediction[Any]) -> tuple[Any, ...]:
     assert found.novelty is not None
     numbers = (found.probability, found.task_probabilities, found.entropy, found.novelty)
-    return (found.labels.tolist(), found.tasks.tolist(), *(one.tobytes() for one in numbers))
+    return (found.labels.tolist(), found.task.tolist(), *(one.tobytes() for one in numbers))
 
 
 def given(said: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -47,7 +47,7 @@ def test_answers_come_from_the_first_two_classes_on() -> None:
     assert not hasattr(classifier, "tasks_")
     assert np.mean(classifier.predict(x) == y) > 0.95
     assert classifier.predict_proba(x).sum(1) == pytest.approx(1.0)
-    assert set(classifier.answers(x[:3]).tasks) == {"none yet"}
+    assert set(classifier.prediction(x[:3]).task) == {"none yet"}
 
 
 def test_many_batches_of_one_kind_are_one_task() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -28,25 +27,6 @@ R = TypeVar("R")
 def asks(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """A predicting method: from one state of the classifier, in torch's default state."""
     return at_one_moment(pinned()(method))
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What `ContinualClassifier.answers` says of each row. `tasks` has the task that each label was answered for,
-    which always has that label; `predict_task` has the likeliest, by `task_probabilities` (a column per task).
-    `entropy` and `mutual_information` are in nats."""
-
-    labels: NDArray[Any]
-    probability: NDArray[np.float64]
-    tasks: NDArray[Any]
-    entropy: NDArray[np.float64]
-    novelty: NDArray[np.float64]
-    mutual_information: NDArray[np.float64] | None = None
-    task_probabilities: NDArray[np.float64] | None = None  # None before there is a task
-
-    @property
-    def is_novel(self) -> NDArray[np.bool_]:
-        return self.novelty > 1
 
 
 def entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:

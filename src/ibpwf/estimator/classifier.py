@@ -20,7 +20,7 @@ from torch import Tensor
 from ibpwf.concurrency import SingleWriter, finish, moment_of
 from ibpwf.data.rows import ROWS_PER_PASS
 from ibpwf.errors import InputError
-from ibpwf.estimator.answering import MOST_NOVEL, Answers, asks, entropy, features_of, plain_task
+from ibpwf.estimator.answering import MOST_NOVEL, asks, entropy, features_of, plain_task
 from ibpwf.estimator.building import (
     check_as_before,
     gaussians,
@@ -541,17 +541,19 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._settle(segment)
 
     def _told(self, x: NDArray[Any]) -> TaskAnswers | None:
-        """What the tasks say of rows; None before there is one."""
+        """What the tasks predict for rows; None before there is one."""
+        found = self._by_tasks(x)
+        return None if found is None else self._task_answers(found)
+
+    def _by_tasks(self, x: NDArray[Any], *, novelty: bool = False) -> Prediction | None:
         if not self._has_tasks():
             return None
-        parts = [self._asked(x[at : at + ROWS_PER_PASS], None) for at in range(0, len(x), ROWS_PER_PASS)]
-        task, label = np.array(parts[0].classes, dtype=np.int64).T
-        serials = np.array([self.learner_.method.serial(number) for number in range(len(self.tasks_))])
-        return TaskAnswers(np.concatenate([p.probabilities.cpu().numpy() for p in parts]), serials[task], label)
+        return self._by_learner(torch.from_numpy(self._standardizer(x)), None, novelty=novelty)
 
-    def _asked(self, x: NDArray[Any], task: int | None) -> Prediction:
-        """`_prediction` of rows that have been checked."""
-        return self.learner_.predict(torch.from_numpy(self._standardizer(x)), task, marginal=True)
+    def _task_answers(self, found: Prediction) -> TaskAnswers:
+        task, label = np.array(found.classes, dtype=np.int64).T
+        serials = np.array([self.learner_.method.serial(number) for number in range(len(self.tasks_))])
+        return TaskAnswers(found.probabilities.cpu().numpy(), serials[task], label)
 
     def _likeliest(self, told: TaskAnswers) -> str:
         """The task that most rows of a batch are taken for."""
@@ -601,7 +603,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = {}
         for number, name in enumerate(self.tasks_):
             if wanted <= set(self.learner_.tasks[number].classes):
-                said = self._asked(segment.x[at], number)
+                said = self._by_learner(torch.from_numpy(self._standardizer(segment.x[at])), number)
                 columns = np.array([label for _, label in said.classes])
                 answers = columns[said.probabilities.cpu().numpy().argmax(1)]
                 found[name] = float(np.mean(answers == segment.y[at]))
@@ -669,10 +671,20 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, _, _ = checked_rows(self, X, like=self._plan.first.image)
         return torch.from_numpy(self._standardizer(rows))
 
-    def _prediction(self, inputs: Tensor, task: Any, posterior_samples: int = 0) -> Prediction:
-        return self.learner_.predict(
-            inputs, plain_task(task), marginal=True, posterior_samples=posterior_samples, seed=self.learner_.seed
+    def _by_learner(
+        self, inputs: Tensor, task: Any, posterior_samples: int = 0, *, novelty: bool = False
+    ) -> Prediction:
+        """The learner's prediction for prepared inputs, averaged over tasks where none is given."""
+        rate = self._parameters["false_alarm_rate"] if novelty and self._novelty is None else None
+        found = self.learner_.predict(
+            inputs,
+            plain_task(task),
+            marginal=True,
+            posterior_samples=posterior_samples,
+            seed=self.learner_.seed,
+            novelty_rate=rate,
         )
+        return found.with_novelty(self._gaussian_novelty(inputs)) if novelty and self._novelty is not None else found
 
     def _class_probabilities(self, prediction: Prediction) -> NDArray[np.float64]:
         """One column per label: a label that several tasks have gets the sum."""
@@ -692,25 +704,48 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tasks
 
     @asks
-    def answers(self, X: Any, task: Any = None, posterior_samples: int = 0, *, novelty: bool = True) -> Answers:
-        """All there is to say of each row at once: label, probability, task, entropy, novelty, and with
-        `posterior_samples` the mutual information. Without `novelty`, which takes longest, that is NaN. In a
-        stream `tasks` are those likeliest to have the label."""
+    def prediction(
+        self, X: Any, task: Any = None, posterior_samples: int = 0, *, novelty: bool = True
+    ) -> Prediction[NDArray[Any]]:
+        """Labels, probabilities, tasks, entropy and novelty of each row at once, with labels and tasks by name.
+
+        Parameters
+        ----------
+        X
+            Rows as for `learn`.
+        task
+            A task's name or number, or one per row; None infers it.
+        posterior_samples
+            Average over so many samples of the weights, which adds the mutual information.
+        novelty
+            Whether to compute `novelty`, which takes longest.
+        """
         if self._asked_of_stream(task):
-            return self._answers_of_stream(X, novelty=novelty)
-        inputs = self._inputs(X)
-        prediction = self._prediction(inputs, task, posterior_samples)
-        probabilities = self._class_probabilities(prediction)
-        best = probabilities.argmax(1)
-        spread = prediction.mutual_information
-        return Answers(
+            p, found = self._mixed(X, novelty=novelty)
+            return self._named(p, found, entropy(p))
+        found = self._by_learner(self._inputs(X), task, posterior_samples, novelty=novelty)
+        p = self._class_probabilities(found)
+        return self._named(p, found, self._entropy(found, p, task))
+
+    def _named(
+        self, p: NDArray[np.float64], found: Prediction | None, total: NDArray[np.float64]
+    ) -> Prediction[NDArray[Any]]:
+        """A prediction by the names of labels and tasks; `found` is the learner's, if there is a task."""
+        best, classes = p.argmax(1), tuple(self.classes_)
+        if found is None:
+            task, none = np.full(len(p), NO_TASK, dtype=object), np.zeros((len(p), 0))
+            return Prediction(self.classes_[best], p, classes, task, none, total, novelty=np.zeros(len(p)))
+        task = np.array(self.tasks_)[self._task_of_label(found, best)]
+        spread, novelty = found.mutual_information, found.novelty
+        return Prediction(
             self.classes_[best],
-            probabilities[np.arange(len(best)), best],
-            np.array(self.tasks_)[self._task_of_label(prediction, best)],
-            self._entropy(prediction, probabilities, task),
-            self._novelty_of(inputs) if novelty else np.full(len(best), np.nan),
+            p,
+            classes,
+            task,
+            found.task_probabilities.cpu().numpy(),
+            total,
             None if spread is None else spread.cpu().numpy(),
-            prediction.task_probabilities.cpu().numpy(),
+            None if novelty is None else novelty.clamp(max=MOST_NOVEL).cpu().numpy(),
         )
 
     @asks
@@ -719,7 +754,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         and the online part (docs/streams.md)."""
         if self._asked_of_stream(task):
             return self._mixed(X)[0]
-        return self._class_probabilities(self._prediction(self._inputs(X), task))
+        return self._class_probabilities(self._by_learner(self._inputs(X), task))
 
     @asks
     def predict(self, X: Any, task: Any = None) -> NDArray[Any]:
@@ -781,7 +816,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         information over so many of them, the part that comes from not knowing the weights (and the task)."""
         if not posterior_samples and self._asked_of_stream(task):
             return entropy(self._mixed(X)[0])
-        prediction = self._prediction(self._inputs(X), task, posterior_samples)
+        prediction = self._by_learner(self._inputs(X), task, posterior_samples)
         if prediction.mutual_information is not None:
             return prediction.mutual_information.cpu().numpy()
         return self._entropy(prediction, self._class_probabilities(prediction), task)
@@ -796,14 +831,16 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def novelty(self, X: Any) -> NDArray[np.float64]:
         """How unlike everything learnt each row is: its distance from the nearest class in units of what is usual.
         Above 1 it is farther out than all but `false_alarm_rate` of the rows of any task; it is at most a million."""
-        return self._novelty_of(self._inputs(X))
-
-    def _novelty_of(self, inputs: Tensor) -> NDArray[np.float64]:
+        inputs = self._inputs(X)
         if self._novelty is None:
-            parts = torch.split(inputs.to(self.learner_.device), ROWS_PER_PASS)
-            found = [self.learner_.method.novelty(rows, self._parameters["false_alarm_rate"]) for rows in parts]
-            return torch.cat(found).clamp(max=MOST_NOVEL).cpu().numpy() if found else np.zeros(0)
-        return self._novelty(features_of(self.learner_, inputs)).clamp(max=MOST_NOVEL).cpu().numpy()
+            found = self.learner_.novelty(inputs, self._parameters["false_alarm_rate"])
+        else:
+            found = self._gaussian_novelty(inputs)
+        return found.clamp(max=MOST_NOVEL).cpu().numpy()
+
+    def _gaussian_novelty(self, inputs: Tensor) -> Tensor:
+        assert self._novelty is not None
+        return self._novelty(features_of(self.learner_, inputs))
 
     @asks
     def is_novel(self, X: Any) -> NDArray[np.bool_]:
@@ -818,29 +855,17 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._check_tasks("asked of a task")
         return task is None
 
-    def _mixed(self, X: Any) -> tuple[NDArray[np.float64], TaskAnswers | None]:
-        """P(c|x) of all labels of `classes_`, and what the tasks alone say."""
+    def _mixed(self, X: Any, *, novelty: bool = False) -> tuple[NDArray[np.float64], Prediction | None]:
+        """P(c|x) of all labels of `classes_`, and what the tasks alone predict."""
         X, _, _ = checked_rows(self, X)
         x = X.toarray() if hasattr(X, "toarray") else X
-        told, stream = self._told(x), self._stream
+        found = self._by_tasks(x, novelty=novelty)
+        told, stream = None if found is None else self._task_answers(found), self._stream
         mixed = stream.recent.mixed(stream.online.probabilities(x), told, len(self._labels.names))
         out = np.zeros((len(x), len(self.classes_)))
         columns = self._labels.columns()
         out[:, columns[columns >= 0]] = mixed[:, columns >= 0]
-        return out / np.maximum(out.sum(1, keepdims=True), 1e-300), told
-
-    def _answers_of_stream(self, X: Any, *, novelty: bool) -> Answers:
-        p, told = self._mixed(X)
-        best = p.argmax(1)
-        names, new, tasks = np.full(len(p), NO_TASK, dtype=object), np.zeros(len(p)), None
-        if told is not None:
-            inputs = self._inputs(X)
-            prediction = self._prediction(inputs, None)
-            names = np.array(self.tasks_)[self._task_of_label(prediction, best)]
-            new = self._novelty_of(inputs) if novelty else np.full(len(p), np.nan)
-            tasks = prediction.task_probabilities.cpu().numpy()
-        sure = p[np.arange(len(p)), best]
-        return Answers(self.classes_[best], sure, names, entropy(p), new, task_probabilities=tasks)
+        return out / np.maximum(out.sum(1, keepdims=True), 1e-300), found
 
     # Storing
 

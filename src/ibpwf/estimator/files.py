@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -465,17 +465,18 @@ def answer_rows(
         )
     number = 0
     for batch in batches:
-        found = classifier.answers(batch.inputs, task, posterior_samples)
+        found = classifier.prediction(batch.inputs, task, posterior_samples)
         rows: list[Row] = []
+        probability, novelty, novel = found.probability, cast(Any, found.novelty), found.is_novel
         for at in range(len(batch)):
             number += 1
             row: Row = {"file": batch.where(at).file} if batch.origins.numbers is None else {"row": number}
             row["label"] = str(found.labels[at])
-            row["probability"] = float(found.probability[at])
-            row["task"] = str(found.tasks[at])
+            row["probability"] = float(probability[at])
+            row["task"] = str(found.task[at])
             row["entropy"] = float(found.entropy[at])
-            row["novelty"] = float(found.novelty[at])
-            row["novel"] = bool(found.is_novel[at])
+            row["novelty"] = float(novelty[at])
+            row["novel"] = bool(novel[at])
             if found.mutual_information is not None:
                 row["mutual_information"] = float(found.mutual_information[at])
             rows.append(row)

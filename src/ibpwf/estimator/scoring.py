@@ -129,7 +129,7 @@ def _check_labels(batch: Examples, task: str, known: list[str], naming: Naming) 
 
 def _add(scores: Scores, classifier: ContinualClassifier, batch: Examples) -> None:
     y = np.array(batch.y)
-    found = classifier.answers(batch.inputs)
+    found = classifier.prediction(batch.inputs)
     learned = np.isin(y, [label for label, tasks in scores.tasks.items() if tasks])
     scores.never_learned.update(y[~learned].tolist())
     scores.never_learned_novel += int(found.is_novel[~learned].sum())
@@ -142,6 +142,6 @@ def _add(scores: Scores, classifier: ContinualClassifier, batch: Examples) -> No
         tasks = [scores.tasks[label][0] for label in y[told]]
         infos = map(classifier.learner_.info, tasks)
         owners = [info.version_of or info.name for info in infos]  # an older version's task is the task
-        scores.tasks_right += int((found.tasks[told] == np.array(owners)).sum())
-        given = classifier.answers(batch.inputs[told], tasks).labels.astype(str)
+        scores.tasks_right += int((found.task[told] == np.array(owners)).sum())
+        given = classifier.prediction(batch.inputs[told], tasks).labels.astype(str)
         scores.given += confusion_matrix(y[told], given, labels=scores.labels)

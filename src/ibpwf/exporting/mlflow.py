@@ -127,12 +127,12 @@ class Answering:
             x = model_input
         else:
             x = numbers("model_input", model_input).astype(np.float32)
-        found = self.classifier.answers(x)
+        found = self.classifier.prediction(x)
         return pandas.DataFrame(
             {
                 "label": [str(label) for label in found.labels],
                 "probability": found.probability,
-                "task": [str(task) for task in found.tasks],
+                "task": [str(task) for task in found.task],
                 "entropy": found.entropy,
                 "novelty": found.novelty,
             }

@@ -1,42 +1,115 @@
-"""What `predict` gives back."""
+"""What a prediction is: labels with probabilities, tasks, entropy and novelty."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Generic, Protocol, Self, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import TypeVar
 
+from ibpwf.errors import InputError
 from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.torch_state import pinned
 
+A = TypeVar("A", default=Tensor)
+
 
 @dataclass(frozen=True)
-class Prediction:
-    """One row per input.
+class Prediction(Generic[A]):
+    """The predictions for some inputs, a row each: tensors from a `Learner`, arrays from a `ContinualClassifier`.
 
-    `classes` names the columns of `probabilities`: (task number, label), for every class learnt so far; a
-    class is a task and a label, because a label may return in a later task. `labels` are the user's own.
-    `task` is the task each row was answered for, given or inferred; `task_probabilities` is P(t | φ(x)), 0 where
-    it is below 1e-19, or one-hot where the task was given. Unless `marginal=True` was asked for, a row's
-    probabilities are conditional on its task. `entropy` is that of `probabilities`, in nats; with posterior draws,
-    `mutual_information` is the part that comes from uncertain weights.
+    Attributes
+    ----------
+    labels
+        The predicted labels.
+    probabilities, classes
+        A column for every class learned so far, and what the columns are. Of a learner a class is (task number,
+        label), because a label may return in a later task; of a classifier it is a label. Unless `marginal=True` was
+        given, a row's probabilities are conditional on its task.
+    task
+        The task each row was predicted for, given or inferred: its number, or of a classifier its name, which always
+        has the predicted label.
+    task_probabilities
+        P(t | φ(x)), a column for each task, 0 where it is below 1e-19; one-hot where the task was given.
+    entropy
+        Of `probabilities`, in nats.
+    mutual_information
+        The part of the entropy that comes from uncertain weights; None without posterior samples.
+    novelty
+        Above 1 where an input is unlike all that was learned; None where it was not asked for.
     """
 
-    labels: Tensor
-    probabilities: Tensor
-    classes: tuple[tuple[int, int], ...]
-    task: Tensor
-    task_probabilities: Tensor
-    entropy: Tensor
-    mutual_information: Tensor | None = None
+    labels: A
+    probabilities: A
+    classes: tuple[Any, ...]
+    task: A
+    task_probabilities: A
+    entropy: A
+    mutual_information: A | None = None
+    novelty: A | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(cast(Sized, self.labels))
+
+    @property
+    @pinned()
+    def probability(self) -> A:
+        """Of each row's label."""
+        p: Any = self.probabilities
+        if isinstance(p, np.ndarray):
+            own = np.array(self.classes) == np.asarray(self.labels)[:, None]
+            found: Any = np.where(own, p, 0.0).max(1, initial=0)
+        else:
+            task, label = torch.tensor(self.classes, device=p.device).view(-1, 2).unbind(1)
+            mine, given = (cast(Tensor, one).unsqueeze(1) for one in (self.labels, self.task))
+            found = p.masked_fill((task != given) | (label != mine), 0).amax(1)
+        return cast(A, found)
+
+    @property
+    def is_novel(self) -> A:
+        """Whether novelty is above 1."""
+        if self.novelty is None:
+            raise InputError("novelty was not asked for; call novelty(x), or prediction(x) of a classifier.")
+        return cast(A, cast(Any, self.novelty) > 1)
+
+    def numpy(self) -> Prediction[NDArray[Any]]:
+        """The same fields as NumPy arrays."""
+        return Prediction(**{name: _array(getattr(self, name)) for name in FIELDS})
+
+    def rows(self, here: Any) -> Prediction[A]:
+        """The prediction for some of the inputs, by a slice or their numbers."""
+        parts = {name: getattr(self, name) for name in FIELDS}
+        parts = {name: part if name == "classes" or part is None else part[here] for name, part in parts.items()}
+        return Prediction(**parts)
+
+    @staticmethod
+    def joined(parts: Sequence[Prediction[NDArray[Any]]]) -> Prediction[NDArray[Any]]:
+        """One prediction of arrays out of several."""
+        whole: dict[str, Any] = {name: getattr(parts[0], name) for name in FIELDS}
+        for name, value in whole.items():
+            if name != "classes" and value is not None:
+                whole[name] = np.concatenate([getattr(part, name) for part in parts])
+        return Prediction(**whole)
+
+    def with_novelty(self, novelty: A) -> Self:
+        other = copy.copy(self)
+        other.__dict__["novelty"] = novelty
+        return other
+
+
+FIELDS = tuple(field.name for field in fields(Prediction))
+
+
+def _array(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
 class Known(Protocol):

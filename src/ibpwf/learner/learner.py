@@ -549,6 +549,7 @@ class Learner(Generic[M]):
         marginal: bool = False,
         posterior_samples: int = 0,
         seed: int = 0,
+        novelty_rate: float | None = None,
     ) -> Prediction:
         """Predict labels with probabilities, tasks and entropy.
 
@@ -564,12 +565,17 @@ class Learner(Generic[M]):
             Average over so many samples of the weights, which adds the mutual information.
         seed
             Of the posterior samples.
+        novelty_rate
+            Adds `novelty`, as `novelty(x, novelty_rate)` gives it, without computing class scores twice.
         """
         posterior_samples, seed = _whole("posterior_samples", posterior_samples), _whole("seed", seed)
         state = self._state
         inputs = state.inputs(x)
         rows = state.task_rows(task, len(inputs))
-        return state.method.predict(inputs, rows, marginal=marginal, posterior_samples=posterior_samples, seed=seed)
+        how: dict[str, Any] = {"marginal": marginal, "posterior_samples": posterior_samples, "seed": seed}
+        if novelty_rate is not None:
+            return state.method.predict_with_novelty(inputs, rows, novelty_rate, **how)
+        return state.method.predict(inputs, rows, **how)
 
     @pinned()
     def logits(self, x: Data, task: int | str) -> Tensor:

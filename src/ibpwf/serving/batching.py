@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier
-from ibpwf.estimator.answering import Answers
+from ibpwf.inference.prediction import Prediction
 from ibpwf.serving.faults import busy
 
 STEP, MOST = 16, 128
@@ -56,33 +56,29 @@ class Rows:
         return np.array(sorted(range(len(self)), key=lambda place: self.tasks[place] or ""), dtype=np.intp)
 
 
-def _each(one: Answers, change: Callable[[str, Any], Any]) -> Answers:
-    """A prediction with all that it says of rows changed alike."""
-    there = [name for name, value in vars(one).items() if value is not None]
-    return replace(one, **{name: change(name, getattr(one, name)) for name in there})
-
-
-def _part(whole: Answers, here: slice) -> Answers:
-    return _each(whole, lambda _, values: values[here])
-
-
-def joined(parts: Sequence[Answers], places: Sequence[Places]) -> Answers:
+def joined(parts: Sequence[Prediction[Any]], places: Sequence[Places]) -> Prediction[Any]:
     """One prediction out of several, and the rows that each is about. A row may be in a part more than once."""
     first = np.unique(np.concatenate(places), return_index=True)[1]
-    return _each(parts[0], lambda name, _: np.concatenate([getattr(part, name) for part in parts])[first])
+    return Prediction.joined(parts).rows(first)
 
 
-def predict(classifier: ContinualClassifier, requests: Sequence[Rows]) -> list[Answers]:
+def predict(classifier: ContinualClassifier, requests: Sequence[Rows]) -> list[Prediction[Any]]:
     """The predictions for several requests, in as few passes as there can be. Inputs are prepared once, for labels
     and novelty; the latter is computed in passes that have a row for which it was asked."""
     x = np.concatenate([one.x for one in requests])
     tasks = [task for one in requests for task in one.tasks]
     novelty = np.concatenate([np.full(len(one), one.novelty) for one in requests])
     passes = _passes(tasks, novelty, _step(classifier))
-    parts = [classifier.answers(x[rows], given, novelty=bool(novelty[rows].any())) for rows, given in passes]
+    parts = [_pass(classifier, x[rows], given, novelty=bool(novelty[rows].any())) for rows, given in passes]
     whole = joined(parts, [rows for rows, _ in passes])
     ends = np.cumsum([len(one) for one in requests]).tolist()
-    return [_part(whole, slice(end - len(one), end)) for one, end in zip(requests, ends, strict=True)]
+    return [whole.rows(slice(end - len(one), end)) for one, end in zip(requests, ends, strict=True)]
+
+
+def _pass(classifier: ContinualClassifier, x: NDArray[Any], task: Any, *, novelty: bool) -> Prediction[Any]:
+    """The prediction of a pass; one that has no novelty has NaN instead, to be joined with others."""
+    found = classifier.prediction(x, task, novelty=novelty)
+    return found if found.novelty is not None else found.with_novelty(np.full(len(x), np.nan))
 
 
 def _step(classifier: ContinualClassifier) -> int:
@@ -134,7 +130,9 @@ class _Waiting:
     version: HasClassifier
     rows: Rows
     numbers: int  # of its rows that count until it is answered
-    answer: asyncio.Future[Answers] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[Prediction[Any]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Batcher:
@@ -149,7 +147,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, "passes", initializer=torch.set_num_threads, initargs=(1,))
         self._seconds_a_row = 0.001
 
-    async def ask(self, version: HasClassifier, rows: Rows) -> Answers:
+    async def ask(self, version: HasClassifier, rows: Rows) -> Prediction[Any]:
         """A prediction; rejected if too many rows, or numbers, wait already."""
         numbers = rows.x.size
         if self.waiting and (self.waiting + len(rows) > self.limit or self._numbers + numbers > self.most_numbers):
@@ -160,7 +158,7 @@ class Batcher:
         if len(rows) <= MOST:
             return await self._next(version, rows, numbers)
         order = rows.by_task()
-        places, found = [order[start : start + MOST] for start in range(0, len(rows), MOST)], list[Answers]()
+        places, found = [order[start : start + MOST] for start in range(0, len(rows), MOST)], list[Prediction[Any]]()
         left = len(rows)  # that have not been put into the queue, which counts its own
         try:
             for some in places:
@@ -171,7 +169,7 @@ class Batcher:
             self._numbers -= numbers  # which were in memory until now
         return joined(found, places)
 
-    async def _next(self, version: HasClassifier, rows: Rows, numbers: int) -> Answers:
+    async def _next(self, version: HasClassifier, rows: Rows, numbers: int) -> Prediction[Any]:
         """A prediction in one of the next passes."""
         request = _Waiting(version, rows, numbers)
         self._queue.append(request)
@@ -223,7 +221,7 @@ class Batcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _predictions(asked: list[_Waiting]) -> Sequence[Answers | BaseException]:
+def _predictions(asked: list[_Waiting]) -> Sequence[Prediction[Any] | BaseException]:
     """For all requests; if that fails, for each on its own, so that no request fails for another."""
     try:
         return predict(asked[0].version.classifier, [request.rows for request in asked])

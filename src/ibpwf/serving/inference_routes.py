@@ -19,7 +19,7 @@ from ibpwf import __version__
 from ibpwf.data import Examples, Layout, ReadOptions, read_batches
 from ibpwf.data.opening import quoted
 from ibpwf.errors import IBPWFError
-from ibpwf.estimator.answering import Answers
+from ibpwf.inference.prediction import Prediction
 from ibpwf.serving.access import Caller
 from ibpwf.serving.batching import Rows
 from ibpwf.serving.bodies import Body
@@ -186,12 +186,12 @@ async def predict_file(service: Service, request: Request, caller: Caller) -> Re
     return await _with_rows(about, _rows(answer))
 
 
-async def _ask(service: Service, version: LoadedVersion, examples: Examples, task: str | None) -> Answers:
+async def _ask(service: Service, version: LoadedVersion, examples: Examples, task: str | None) -> Prediction[Any]:
     x = examples.inputs.reshape(len(examples), -1)
     return await service.ask(version, Rows(x, tasks_of(task, {}, version, len(x))))
 
 
-def _rows(answer: Answers) -> Iterator[dict[str, Any]]:
+def _rows(answer: Prediction[Any]) -> Iterator[dict[str, Any]]:
     for row in range(len(answer.labels)):
         found = {name: values[row] for name, values in tensors_of(answer).items()}
         yield {
@@ -233,7 +233,7 @@ SAME = ("label", "probability", "task", "entropy")
 """Outputs that other tasks do not change where the task is known. Novelty is about all tasks of a version."""
 
 
-def _different(one: Answers, two: Answers) -> list[str]:
+def _different(one: Prediction[Any], two: Prediction[Any]) -> list[str]:
     """Those of them that are not bit-identical."""
     pairs = {name: (tensors_of(one)[name], tensors_of(two)[name]) for name in SAME}
     return [

@@ -30,7 +30,7 @@ from ibpwf.serving.tensors import (
 )
 
 if TYPE_CHECKING:  # bodies are also read by a process that does without torch
-    from ibpwf.estimator.answering import Answers
+    from ibpwf.inference.prediction import Prediction
 
 HEADER = "inference-header-content-length"
 
@@ -249,13 +249,15 @@ def _outputs(content: Mapping[str, Any], binary: bool) -> tuple[Output, ...]:
     return tuple(found.values())
 
 
-def tensors_of(answer: Answers) -> dict[str, Array]:
+def tensors_of(answer: Prediction[Array]) -> dict[str, Array]:
     """The outputs of a prediction by their names."""
-    values = (answer.labels.astype(object), answer.probability, answer.tasks.astype(object))
+    values = (answer.labels.astype(object), answer.probability, answer.task.astype(object))
     return dict(zip(OUTPUTS, (*values, answer.task_probabilities, answer.entropy, answer.novelty), strict=True))  # type: ignore[arg-type]
 
 
-def write_response(request: InferRequest, model: str, version: int, answer: Answers) -> tuple[bytes, int | None]:
+def write_response(
+    request: InferRequest, model: str, version: int, answer: Prediction[Array]
+) -> tuple[bytes, int | None]:
     """The body, and where its JSON ends if bytes follow."""
     tensors = tensors_of(answer)
     outputs, parts = list[str](), list[bytes]()

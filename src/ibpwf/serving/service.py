@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
 from ibpwf.device import choose_device
 from ibpwf.errors import StoreError
-from ibpwf.estimator.answering import Answers
+from ibpwf.inference.prediction import Prediction
 from ibpwf.serving.access import Access, Caller, Rate, TokenFile
 from ibpwf.serving.batching import Batcher, Rows
 from ibpwf.serving.bodies import Bodies
@@ -170,7 +170,7 @@ class Service:
             why = "is being rewritten; try again." if model.problem is None else f"cannot be read: {model.problem}"
             raise Refused(503, f"version {number} {why}", retry_after=1) from None
 
-    async def ask(self, version: LoadedVersion, rows: Rows) -> Answers:
+    async def ask(self, version: LoadedVersion, rows: Rows) -> Prediction[Any]:
         """An answer, within the time there is for it."""
         seconds = self.limits.seconds
         try:

@@ -225,6 +225,13 @@ class Method(Objective):
     def has_novelty(self) -> bool:
         return False
 
+    def predict_with_novelty(
+        self, x: Tensor, task: Tensor | None, rate: float, *, marginal: bool, posterior_samples: int, seed: int
+    ) -> Prediction:
+        """`predict` with novelty scores beside."""
+        found = self.predict(x, task, marginal=marginal, posterior_samples=posterior_samples, seed=seed)
+        return found.with_novelty(self.novelty(x, rate))
+
     @property
     def factor_model(self) -> FactorModel:
         """The factorized network with every task."""
