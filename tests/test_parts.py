@@ -212,7 +212,7 @@ def test_a_folder_that_names_a_module_does_not_import_it(here: Path) -> None:
         ({"inference": "gausian"}, r"unknown inference 'gausian'\. Did you mean 'gaussian'\?"),
         ({"features": "radnom"}, r"unknown features 'radnom'\. Did you mean 'random'\?"),
         ({"inference": "own_parts:Squares"}, "inference is 'own_parts:Squares', a Squares; expected a TaskInference"),
-        ({"features": "own_parts:smooth"}, "features is 'own_parts:smooth', a smooth; expected a Features"),
+        ({"features": "own_parts:Smooth"}, "features is 'own_parts:Smooth', a Smooth; expected a Features"),
         ({"features": "own_parts:Absent"}, "features 'own_parts:Absent' cannot be imported"),
     ],
 )
