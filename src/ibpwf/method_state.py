@@ -3,13 +3,14 @@ by a later task; and whether what is read fits together. docs/model-format.md li
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from ibpwf.factors.dictionary import FactorBlock
@@ -17,9 +18,9 @@ from ibpwf.factors.learned import BLOCK, LearnedTask, Reference
 from ibpwf.inference.fusion import GRID, RATES, Calibration
 from ibpwf.inference.opinion import Opinion, taken_opinion
 from ibpwf.inference.versions import Version
-from ibpwf.storage.model_record import FactorState, FactorTask
+from ibpwf.storage.model_record import Class, Count, Serial
 from ibpwf.storage.network_json import check_runs
-from ibpwf.storage.records import first_problem
+from ibpwf.storage.records import Record, first_problem
 from ibpwf.storage.tensor_checks import BOUNDED, CorruptModelError, TensorReader, buffer_rules, check_numbers
 from ibpwf.storage.tensor_file import TensorFile
 from ibpwf.views import check_square
@@ -32,6 +33,86 @@ if TYPE_CHECKING:
 REFERENCE = "reference"
 
 Tensors = dict[str, Tensor]
+
+
+AboveZero = Annotated[float, Field(ge=1e-3, le=1e3)]
+Weight = Annotated[float, Field(ge=0, le=1e3)]
+
+
+class TaskCalibration(Record):
+    """What rows held out of a task said: of its own network, and where there is a router of both."""
+
+    temperature: AboveZero
+    router: AboveZero | None
+    experts: Weight | None
+    classes: Count
+    limits: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
+    alone: AboveZero | None
+    nearness: list[Annotated[float, Field(ge=-1e300, le=1e300)]] | None
+    losses: list[Annotated[float, Field(ge=0, le=1e300)]] | None
+    opinion: Annotated[tuple[AboveZero, Weight], Field(strict=False)] | None
+
+    @model_validator(mode="after")
+    def _of_a_router_or_not(self) -> Self:
+        given = [value is not None for value in (self.router, self.experts, self.limits, self.alone)]
+        if any(given) != all(given) or any(given) != bool(self.classes):
+            raise ValueError("field 'calibration' has some numbers of a router, and lacks others")
+        for name, table in (("limits", self.limits), ("nearness", self.nearness)):
+            if table is not None and table != sorted(table):
+                raise ValueError(f"field 'calibration.{name}' does not rise")
+        return self
+
+
+class FactorTask(Record):
+    """What IBP-WF keeps of a task beside its tensors."""
+
+    serial: Serial
+    origin: Serial | None = None  # of a later version of a task, the serial of its first
+    version: Annotated[int, Field(ge=1, lt=1_000_000_000)] = 1
+    classes: list[Class]
+    outputs: Annotated[int, Field(ge=1)]
+    turns: Literal[1, 4]
+    factors: Count
+    inference: dict[str, Any] | None  # of an older version None: the newest has it
+    calibration: TaskCalibration | None
+    opinion: bool = False  # whether its part has what the router said of its classes
+
+
+class FactorState(Record):
+    """What IBP-WF keeps beside its tensors."""
+
+    features: dict[str, Any]
+    inference: dict[str, Any]
+    reference: bool
+    tasks: list[FactorTask]
+
+    @model_validator(mode="after")
+    def _serials_in_order(self) -> Self:
+        serials = [task.serial for task in self.tasks]
+        if any(first >= second for first, second in itertools.pairwise(serials)):
+            raise ValueError("field 'tasks' has serials that do not rise")
+        self._check_versions()
+        if self.reference and not serials:
+            raise ValueError("field 'reference' is True, but there are no tasks")
+        return self
+
+    def _check_versions(self) -> None:
+        """Versions of a task come in order, with the task's classes and turns, and the newest has what is known of
+        its inputs."""
+        last: dict[int, FactorTask] = {}
+        for task in self.tasks:
+            origin = task.serial if task.origin is None else task.origin
+            before = last.get(origin)
+            if (task.version == 1) != (origin == task.serial) or origin > task.serial:
+                raise ValueError(f"task {task.serial} is version {task.version} of task {origin}")
+            alike = before is None or (before.classes, before.turns) == (task.classes, task.turns)
+            if before is not None and not (alike and before.version < task.version):
+                raise ValueError(f"tasks {before.serial} and {task.serial} are no versions of one task")
+            last[origin] = task
+        newest = {task.serial for task in last.values()}
+        for task in self.tasks:
+            if (task.inference is not None) != (task.serial in newest):
+                raise ValueError(f"task {task.serial} lacks what is known of its inputs, or an older version has it")
 
 
 def state_of(method: IBPWF) -> tuple[dict[str, Any], dict[str, Mapping[str, Tensor]]]:

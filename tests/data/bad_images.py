@@ -9,6 +9,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,56 +85,27 @@ def npz(folder: Path, **arrays: Any) -> Path:
 X, Y = np.arange(12.0).reshape(4, 3), np.arange(4) % 2
 
 
-@BAD.file(r"a\.npz: array 'y' .*unpickled")
-def an_npz_with_pickles(folder: Path) -> Path:
-    return npz(folder, x=X, y=np.array(["u", None, 3, {}], dtype=object))
-
-
-@BAD.file(r"a\.npz .*4 .*3")
-def an_npz_with_fewer_labels(folder: Path) -> Path:
-    return npz(folder, x=X, y=Y[:3])
-
-
-@BAD.file(r"a\.npz .*4 .*\(4, 2\)")
-def an_npz_with_one_hot_labels(folder: Path) -> Path:
-    return npz(folder, x=X, y=np.eye(2)[Y])
-
-
-@BAD.file(r"a\.npz .*'inputs', 'classes', 'more'")
-def an_npz_with_other_names(folder: Path) -> Path:
-    return npz(folder, inputs=X, classes=Y, more=Y)
-
-
-@BAD.file(r"a\.npz .*no arrays")
-def an_npz_without_arrays(folder: Path) -> Path:
-    return npz(folder)
-
-
-@BAD.file(r"a\.npz, example 2, column 1: nan")
-def an_npz_with_nan(folder: Path) -> Path:
-    x = X.copy()
-    x[2, 1] = np.nan
-    return npz(folder, x=x, y=Y)
-
-
-@BAD.file(r"array 'x' .*\(4,\)")
-def an_npz_of_one_dimension(folder: Path) -> Path:
-    return npz(folder, x=X[:, 0], y=Y)
-
-
-@BAD.file(r"array 'x' .*\(0, 3\)")
-def an_npz_of_no_rows(folder: Path) -> Path:
-    return npz(folder, x=X[:0], y=Y[:0])
-
-
-@BAD.file(r"array 'x' .*<U1")
-def an_npz_of_words(folder: Path) -> Path:
-    return npz(folder, x=np.full((4, 3), "a"), y=Y)
-
-
-@BAD.file(r"a\.npz, example 1.*0\.5")
-def an_npz_with_fractions_as_labels(folder: Path) -> Path:
-    return npz(folder, x=X, y=Y / 2)
+WITH_NAN = np.where(np.arange(12).reshape(4, 3) == 7, np.nan, X)
+ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "an npz with pickles": (
+        {"x": X, "y": np.array(["u", None, 3, {}], dtype=object)},
+        r"a\.npz: array 'y' .*unpickled",
+    ),
+    "an npz with fewer labels": ({"x": X, "y": Y[:3]}, r"a\.npz .*4 .*3"),
+    "an npz with one-hot labels": ({"x": X, "y": np.eye(2)[Y]}, r"a\.npz .*4 .*\(4, 2\)"),
+    "an npz with other names": (
+        {"inputs": X, "classes": Y, "more": Y},
+        r"a\.npz .*'inputs', 'classes', 'more'",
+    ),
+    "an npz without arrays": ({}, r"a\.npz .*no arrays"),
+    "an npz with nan": ({"x": WITH_NAN, "y": Y}, r"a\.npz, example 2, column 1: nan"),
+    "an npz of one dimension": ({"x": X[:, 0], "y": Y}, r"array 'x' .*\(4,\)"),
+    "an npz of no rows": ({"x": X[:0], "y": Y[:0]}, r"array 'x' .*\(0, 3\)"),
+    "an npz of words": ({"x": np.full((4, 3), "a"), "y": Y}, "array 'x' .*<U1"),
+    "an npz with fractions as labels": ({"x": X, "y": Y / 2}, r"a\.npz, example 1.*0\.5"),
+}
+for _name, (_arrays, _named) in ARRAYS.items():
+    BAD[_name] = (lambda folder, arrays=_arrays: npz(folder, **arrays), {}, _named)  # type: ignore[misc]
 
 
 def forged(folder: Path, shape: tuple[int, ...], body: bytes) -> Path:
@@ -166,37 +138,24 @@ def an_npz_cut_short(folder: Path) -> Path:
 # IDX
 
 
-@BAD.file(r"train-images-idx3-ubyte .*6 .*train-labels-idx1-ubyte .*5")
-def idx_labels_of_another_length(folder: Path) -> Path:
-    return idx_pair(folder, labels=5)
+def idx_changed(name: str, named: str, change: Callable[[bytes], bytes], labels: int | None = 6) -> None:
+    """A pair of files of which that with the images is changed; with other labels than images, or none."""
+
+    def make(folder: Path) -> Path:
+        path = idx_pair(folder, labels=labels or 6)
+        path.write_bytes(change(path.read_bytes()))
+        if labels is None:
+            (folder / "train-labels-idx1-ubyte").unlink()
+        return path
+
+    BAD[name] = (make, {}, f"train-images-idx3-ubyte .*{named}")
 
 
-@BAD.file(r"train-images-idx3-ubyte .*00 00 0d 03")
-def idx_of_another_type(folder: Path) -> Path:
-    path = idx_pair(folder)
-    path.write_bytes(idx(np.zeros((6, 4, 5), dtype=">f4"), kind=13))
-    return path
-
-
-@BAD.file(r"train-images-idx3-ubyte .*6×4×5 .*110")
-def idx_cut_short(folder: Path) -> Path:
-    path = idx_pair(folder)
-    path.write_bytes(path.read_bytes()[:-10])
-    return path
-
-
-@BAD.file(r"train-images-idx3-ubyte .*header")
-def idx_cut_in_its_header(folder: Path) -> Path:
-    path = idx_pair(folder)
-    path.write_bytes(path.read_bytes()[:9])
-    return path
-
-
-@BAD.file(r"train-images-idx3-ubyte .*train-labels-idx1-ubyte")
-def idx_without_labels(folder: Path) -> Path:
-    path = idx_pair(folder)
-    (folder / "train-labels-idx1-ubyte").unlink()
-    return path
+idx_changed("idx labels of another length", "6 .*train-labels-idx1-ubyte .*5", bytes, labels=5)
+idx_changed("idx of another type", "00 00 0d 03", lambda data: idx(np.zeros((6, 4, 5), dtype=">f4"), kind=13))
+idx_changed("idx cut short", "6×4×5 .*110", lambda data: data[:-10])
+idx_changed("idx cut in its header", "header", lambda data: data[:9])
+idx_changed("idx without labels", "train-labels-idx1-ubyte", bytes, labels=None)
 
 
 @BAD.file(r"4,294,967,295×4,294,967,295×4,294,967,295")
