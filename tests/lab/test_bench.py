@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ibpwf.cli import program
 from ibpwf.errors import InputError
-from ibpwf.lab.bench import NAMES, measure, memory, page, registry, steps
+from ibpwf.lab.bench import measure, memory, page, registry, steps
 from ibpwf.lab.bench.measure import Row, Setup
 from ibpwf.learner import Learner
 from ibpwf.models import mlp
@@ -36,12 +36,6 @@ def test_a_ratio_is_taken_within_rounds() -> None:
     assert (five.value, five.met) == (0.5, True)
     assert Row("x", "x", 0.7, 0.7, 0.7, 0.6, at_least=True).met
     assert Row("x", "x", 0.7, 0.7, 0.7).met is None
-
-
-def test_the_names_on_the_command_line_are_those_that_can_be_measured() -> None:
-    assert tuple(measurement.name for measurement in registry.MEASUREMENTS) == NAMES
-    with pytest.raises(InputError, match="prediction"):
-        registry.chosen(["predicton"])
 
 
 def test_what_needs_a_gpu_is_skipped_with_a_word() -> None:

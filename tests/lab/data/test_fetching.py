@@ -18,7 +18,7 @@ from tiny_set import CONTENT, NAME, Shelf
 
 from ibpwf.downloads import cache
 from ibpwf.downloads.sources import Mirror
-from ibpwf.errors import DataError, InputError
+from ibpwf.errors import DataError
 from ibpwf.lab.data import sets
 from ibpwf.lab.data.fetching import fetch, is_cached, verify
 
@@ -128,20 +128,6 @@ def test_an_exception_in_the_progress_callback_comes_through_and_leaves_nothing(
     assert left() == []
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_between_files_leaves_only_whole_files(tiny, left, stop: type[BaseException]) -> None:
-    def third_time(name: str, scratch: Path) -> None:
-        (scratch / "half").write_bytes(b"downloaded so far")
-        if name == FILES[0]:
-            raise stop
-
-    tiny(Shelf(before=third_time))
-    with pytest.raises(stop):
-        fetch(NAME)
-    assert left() == ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
-    assert all(check.ok for check in verify(NAME) if check.found)
-
-
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_an_interrupt_while_writing_leaves_no_part_of_the_file(
     tiny, left, monkeypatch: pytest.MonkeyPatch, step: str
@@ -179,30 +165,6 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(tiny, left) -> Non
     assert second.asked == 0, "another source does not make the disk larger"
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_disk_that_is_full_at_the_last_moment_is_said_too(
-    tiny, left, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    tiny(Shelf())
-
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, step, full)
-        with pytest.raises(DataError, match=r"the disk is full.*IBPWF_DATA"):
-            fetch(NAME)
-    assert left() == []
-
-
-def test_a_disk_that_fills_up_while_downloading_is_said_too(tiny, left, server) -> None:
-    server.serve_all()
-    tiny(Mirror(server.url))
-    with small_disk(20), pytest.raises(DataError, match="the disk is full"):
-        fetch(NAME)
-    assert left() == []
-
-
 def test_a_forbidden_folder_is_said_in_a_sentence(tiny, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(Shelf())
 
@@ -212,19 +174,6 @@ def test_a_forbidden_folder_is_said_in_a_sentence(tiny, root: Path, monkeypatch:
     monkeypatch.setattr(Path, "mkdir", forbidden)
     with pytest.raises(DataError, match=r"cannot write to .*tiny: permission denied.*IBPWF_DATA"):
         fetch(NAME)
-
-
-def test_a_forbidden_file_is_said_in_a_sentence(tiny, left, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny(Shelf())
-
-    def forbidden(*args: object) -> None:
-        raise PermissionError(errno.EROFS, "Read-only file system")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", forbidden)
-        with pytest.raises(DataError, match="permission denied"):
-            fetch(NAME)
-    assert left() == []
 
 
 def test_a_cache_path_that_is_a_file_is_said_in_a_sentence(tiny, root: Path) -> None:
@@ -368,17 +317,6 @@ def test_the_cache_folder_follows_argument_then_environment_then_platform(
     places = {"linux": ".cache", "darwin": "Library/Caches"}
     if sys.platform in places:
         assert cache.cache_folder() == tmp_path / places[sys.platform] / "ibpwf"
-
-
-def test_an_unknown_data_set_suggests_the_nearest() -> None:
-    with pytest.raises(InputError, match="Did you mean 'cifar10'"):
-        fetch("cifar-10")
-
-
-def test_digits_need_no_fetching(root: Path) -> None:
-    fetch("digits")
-    assert not root.exists()
-    assert verify("digits") == []
 
 
 def test_a_disk_too_small_is_said_before_anything_is_downloaded(tiny, left, monkeypatch: pytest.MonkeyPatch) -> None:

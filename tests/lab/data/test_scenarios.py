@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from ibpwf.errors import InputError
 from ibpwf.lab import data as data_package
-from ibpwf.lab.data import Scenario, Split, load, scenario, scenario_names
+from ibpwf.lab.data import Scenario, Split, load, scenario
 from ibpwf.lab.data.sets import ArrayDataset
 
 
@@ -234,18 +233,6 @@ def test_a_random_order_is_a_permutation_that_depends_on_the_seed() -> None:
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_numbers_and_lists_of_numpy_are_taken() -> None:
-    tasks = scenario("split-digits", order=np.arange(9, -1, -1), seed=np.int64(3), tasks=np.int64(2))
-    assert [task.classes for task in tasks] == [(9, 8), (7, 6)]
-    assert type(tasks.seed) is int
-
-
-def test_tasks_keeps_the_first_few() -> None:
-    assert [task.name for task in scenario("split-digits", tasks=2)] == ["0/1", "2/3"]
-    assert [task.classes for task in scenario("split-digits", classes_per_task=3, tasks=3)][-1] == (6, 7, 8)
-    assert scenario("split-digits", classes_per_task=10)[0].name == "0-9"
-
-
 def test_a_scenario_is_a_sequence() -> None:
     tasks = scenario("split-digits")
     assert len(tasks) == 5
@@ -263,20 +250,6 @@ def test_a_scenario_is_a_sequence() -> None:
         tasks.seed = 3  # type: ignore[misc]
     assert "5 tasks: 0/1, 2/3" in repr(tasks)
     assert repr(tasks[0]) == "Task(0: '0/1', 288 train, 72 test)"
-
-
-def test_a_scenario_can_travel_to_another_process() -> None:
-    tasks = scenario("permuted-digits", tasks=2)
-    held = tasks[1].test.x
-    back = pickle.loads(pickle.dumps(tasks))
-    assert torch.equal(back[1].test.x, held)
-
-
-def test_every_data_set_has_its_scenarios() -> None:
-    assert scenario_names() == [
-        "split-mnist", "permuted-mnist", "split-fashion-mnist", "permuted-fashion-mnist",
-        "split-cifar10", "permuted-cifar10", "split-digits", "permuted-digits",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,6 @@ def test_a_set_is_read_once_a_process(tiny, root: Path) -> None:
     assert load(NAME) is not first
 
 
-def test_different_folders_are_different_copies(tiny, tmp_path: Path) -> None:
-    shelf = Shelf()
-    tiny(shelf)
-    assert load(NAME, data_dir=tmp_path / "a") is not load(NAME, data_dir=str(tmp_path / "b"))
-    assert shelf.asked == 2
-
-
 def test_digits_are_cut_without_overlap_and_by_class() -> None:
     from sklearn.datasets import load_digits
 
@@ -69,10 +62,6 @@ def check_constants(data: ArrayDataset) -> None:
     pixels = data.train_x.to(torch.float64) / data.entry.levels
     assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.entry.mean, abs=1e-4)
     assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.entry.std, abs=1e-4)
-
-
-def test_the_constants_of_digits_are_those_of_its_training_images() -> None:
-    check_constants(load("digits"))
 
 
 @pytest.mark.mnist

@@ -218,13 +218,6 @@ def test_a_mirror_that_sends_rubbish_is_refused(
     assert IMAGES not in left()
 
 
-def test_a_mirrors_refusal_is_quoted(tiny, server: Server) -> None:
-    server.serve(f"{IMAGES}.gz", b"", status=503)
-    tiny(Mirror(server.url))
-    with pytest.raises(DataError, match="the server answers 503"):
-        fetch(NAME)
-
-
 def test_unreachable_mirrors_are_listed_with_reasons(tiny, left) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

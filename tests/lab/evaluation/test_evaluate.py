@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ibpwf import Learner, Settings, models
+from ibpwf import Learner
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import percent, score, zero_shot
 
@@ -60,26 +60,3 @@ def test_zero_shot_answers_with_the_latest_task_classes_taken_in_order(learned: 
 def test_zero_shot_needs_as_many_classes(learned: Learner, digits: Scenario) -> None:
     task = digits[2]
     assert zero_shot(learned, (4, 5, 6), task.test.x, task.test.y) is None
-
-
-@pytest.mark.mnist
-def test_split_mnist_is_learnt_and_nothing_of_it_forgotten() -> None:
-    """The paper's settings on the first two tasks of the real data, with fewer passes over it."""
-    import ibpwf.lab
-    from ibpwf.lab.experiments.presets import preset
-
-    stream = ibpwf.lab.scenario("split-mnist", tasks=2)
-    settings: Settings = preset("split-mnist", "paper").make_settings().replace(epochs=1, finetune_epochs=1)
-    torch.manual_seed(0)
-    learner = Learner(models.mlp(784, [400], 10), settings, seed=0)
-    first = stream[0]
-    learner.learn(first.train.x, first.train.y, task=first.name)
-    before = score(learner, 0, first.test.x, first.test.y).task
-    logits = learner.logits(first.test.x, 0)
-    second = stream[1]
-    learner.learn(second.train.x, second.train.y, task=second.name)
-    after = [score(learner, number, task.test.x, task.test.y) for number, task in enumerate(stream)]
-    assert sum(found.task for found in after) / 2 > 98
-    assert before - after[0].task == 0
-    assert torch.equal(learner.logits(first.test.x, 0), logits)
-    assert sum(found.task_inference for found in after) / 2 > 90

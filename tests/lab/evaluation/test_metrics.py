@@ -73,14 +73,6 @@ def test_forward_transfer_is_the_mean_lead_over_chance_before_learning(
         assert found is None
 
 
-def test_a_worked_example() -> None:
-    matrix: Matrix = [[90.0, None, None], [95.0, 80.0, None], [85.0, 60.0, 70.0]]
-    assert average_accuracy(matrix) == pytest.approx((85 + 60 + 70) / 3)
-    assert forgetting(matrix) == pytest.approx(((95 - 85) + (80 - 60)) / 2)
-    assert backward_transfer(matrix) == pytest.approx(((85 - 90) + (60 - 80)) / 2)
-    assert forward_transfer([None, 60.0, 40.0], [50.0, 50.0, 50.0]) == pytest.approx(0.0)
-
-
 def test_a_transfer_of_exactly_zero_is_a_number_and_not_missing() -> None:
     assert forward_transfer([None, 50.0], [50.0, 50.0]) == 0.0
 

@@ -32,14 +32,6 @@ def test_every_method_of_the_papers_tables_is_there():
     assert named <= set(methods())
 
 
-def test_every_method_says_what_it_does_and_what_it_keeps():
-    for method in methods().values():
-        assert method.summary
-        assert method.stores
-        assert set(method.answers) <= {"task", "class"}
-        assert method.answers
-
-
 def test_an_unknown_method_is_refused_with_the_nearest_name():
     with pytest.raises(InputError, match="Did you mean 'online-ewc'"):
         method_named("online-ewcc")
@@ -167,13 +159,6 @@ def test_a_method_that_answers_one_setting_leaves_the_other_empty(tmp_path: Path
     row = comparing.rows(outcomes)[0]
     assert row["class_mean"] is None
     assert row["task_mean"] > 50
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "2 kB"), (3.2e6, "3 MB"), (5e9, "5.0 GB")]
-)
-def test_sizes_read_well(count: float, text: str):
-    assert comparing.size(count) == text
 
 
 def test_a_figure_of_fewer_tasks_is_compared_after_as_many_tasks():

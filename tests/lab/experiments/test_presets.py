@@ -36,11 +36,6 @@ def test_the_papers_experiments_have_the_papers_numbers() -> None:
     assert one.inference == other.inference == "gaussian"
 
 
-def test_a_preset_that_departs_from_the_papers_text_says_so() -> None:
-    assert "200" in preset("split-mnist", "paper").note
-    assert "kappa 0.6" in preset("permuted-mnist", "paper").note
-
-
 def test_mistyped_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(
         InputError, match=r"unknown preset 'papre'\. Did you mean 'paper'\? Known: paper, default, quick"

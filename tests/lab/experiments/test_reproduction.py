@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -230,17 +229,6 @@ def test_neighbours_of_two_far_heaps_are_all_alike() -> None:
     tasks = np.repeat([0, 1], 30)
     assert embedding.neighbors_alike(points, tasks, 5) == 100
     assert 30 < embedding.neighbors_alike(points[rng.permutation(60)], tasks, 5) < 70
-
-
-def test_neighbours_among_as_many_wide_features_as_the_full_figure_has_need_little_memory() -> None:
-    tasks = np.repeat(np.arange(10), 200)
-    features = np.random.default_rng(0).normal(size=(2000, 1000))
-    features[np.arange(2000), tasks] += 20
-    tracemalloc.start()
-    assert embedding.neighbors_alike(features, tasks) == 100
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 300e6, "every difference of every pair would be 32 GB"
 
 
 def test_a_picture_of_responses_can_be_read_by_another_library(tmp_path: Path) -> None:

@@ -59,17 +59,6 @@ def test_numbers_over_seeds_and_tasks(digits: Scenario) -> None:
     assert found["memory"] == {"dictionary": 20}
 
 
-def test_one_seed_has_no_standard_deviation(digits: Scenario) -> None:
-    found = result_of([row([90.0], [80.0], None)], stream=digits)
-    assert found["accuracy"]["task"] == {"mean": 90.0, "std": None, "per_seed": [90.0]}
-    assert found["forward_transfer"] is None
-
-
-def test_a_forward_transfer_of_exactly_zero_is_reported(digits: Scenario) -> None:
-    found = result_of([row([90.0], [80.0], None), row([90.0, 90.0], [80.0, 80.0], 50.0)], stream=digits)
-    assert found["forward_transfer"] == {"mean": 0.0, "std": None, "per_seed": [0.0]}
-
-
 def test_a_method_trained_for_each_setting_has_one_seed_and_both_accuracies(digits: Scenario) -> None:
     given, inferred = row([90.0], [0.0], None), row([0.0], [70.0], None)
     for key in ("class_accuracy", "task_inference"):
@@ -95,10 +84,6 @@ def test_a_setting_that_a_method_does_not_answer_is_missing_and_not_zero(digits:
     assert found["accuracy"]["class"] is None
     assert found["task_inference"] is None
     assert found["matrix"][0]["class"] is None
-
-
-def test_no_time_gives_no_speed(digits: Scenario) -> None:
-    assert result_of([row([90.0], [80.0], None, train=0.0)], stream=digits)["samples_per_second"] is None
 
 
 def test_the_papers_numbers_belong_to_the_whole_scenario_only() -> None:

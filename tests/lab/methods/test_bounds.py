@@ -104,13 +104,6 @@ def test_joint_takes_its_passes_over_the_union_whatever_the_newest_task_is(digit
     assert steps == SMALL.epochs * (240 // 16)
 
 
-def test_joint_stores_each_tasks_examples_once(digits: Scenario) -> None:
-    one = learn(fresh(Joint, "class"), *digits[:1])
-    two = learn(reloaded(one), digits[1])
-    assert torch.equal(one.state()[1]["examples-0"]["x"], two.state()[1]["examples-0"]["x"])
-    assert set(two.state()[1]) - set(one.state()[1]) == {"examples-1"}
-
-
 def test_joint_keeps_every_example_and_says_so(digits: Scenario) -> None:
     method = learn(fresh(Joint, "class"), *digits[:2])
     assert isinstance(method, Joint)
@@ -118,23 +111,6 @@ def test_joint_keeps_every_example_and_says_so(digits: Scenario) -> None:
         assert torch.equal(x, task.train.x)
     rows = len(digits[0].train) + len(digits[1].train)
     assert method.memory()["examples"] == rows * (64 * 4 + 8)
-
-
-def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: DenseMethod, digits: Scenario) -> None:
-    copy = reloaded(taught)
-    assert same_state(copy, taught)
-    never_stopped = learn(fresh(type(taught), taught.problem.setting), *digits[:4])
-    assert same_state(learn(copy, digits[3]), never_stopped)
-
-
-def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: DenseMethod, digits: Scenario) -> None:
-    method, untouched = reloaded(taught), reloaded(taught)
-    steps = Training(method.fork(), data_of(digits[3])).run()
-    for _ in range(20):
-        next(steps)
-    steps.close()
-    assert same_state(method, untouched)
-    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
 
 
 def test_separate_networks_have_no_class_setting() -> None:

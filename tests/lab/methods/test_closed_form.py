@@ -13,7 +13,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge as SklearnRidge
 from torch import nn
 
-from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods import closed_form
 from ibpwf.lab.methods.closed_form import SLDA, ClosedForm, Ridge, RidgeSettings, SLDASettings
@@ -162,15 +161,6 @@ def test_features_never_change(slda: SLDA, ridge: Ridge) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slda", "ridge"])
-def test_stored_and_loaded_it_goes_on_with_the_same_bits(kind: str, digits: Scenario) -> None:
-    method = learn(fresh(kind), digits[:2])
-    copy = reloaded(method)
-    assert same_state(copy, method)
-    assert same_state(reloaded(fresh(kind)), fresh(kind)), "also before the first task"
-    assert same_state(learn(copy, [digits[2]]), learn(method, [digits[2]]))
-
-
-@pytest.mark.parametrize("kind", ["slda", "ridge"])
 def test_a_task_that_fails_leaves_nothing_behind(
     kind: str, digits: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,16 +185,3 @@ def test_inputs_that_never_vary_are_no_harm(kind: str) -> None:
     for _ in Training(method, data).run():
         pass
     np.testing.assert_allclose(answer(method, data.x), 0.5, atol=1e-6)
-
-
-def test_memory_is_moments_and_network(slda: SLDA) -> None:
-    network = 4 * (64 * WIDTH + WIDTH + WIDTH * 10 + 10)
-    assert slda.memory() == {"network": network, "moments": 8 * (WIDTH * WIDTH + WIDTH * 10 + 10)}
-
-
-def test_settings_that_make_no_sense_are_refused_by_name() -> None:
-    for shrinkage in (0.0, 1.5, -0.1):
-        with pytest.raises(InputError, match="shrinkage"):
-            SLDASettings(shrinkage=shrinkage)
-    with pytest.raises(InputError, match="ridge is 0"):
-        RidgeSettings(ridge=0.0)

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from digit_tasks import data_of, learn, reloaded, same_state
+from digit_tasks import learn
 from torch import Tensor
 
 from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.const_wf import ConstWF, ConstWFSettings
 from ibpwf.lab.methods.dense import Problem
-from ibpwf.training.loop import Training
-from ibpwf.training.method import TaskData
 
 NU, OMEGA = 12, 5
 SMALL = ConstWFSettings(hidden=(32,), nu=NU, omega=OMEGA, epochs=4, learning_rate=0.01)
@@ -101,35 +99,6 @@ def test_with_no_new_factors_a_task_learns_by_its_strengths_alone(digits: Scenar
     method = learn(fresh(SMALL.replace(nu=40, omega=0, epochs=8)), *digits[:2])
     assert all(use.new == 0 and use.total == 40 for use in method.model.use(1).values())
     assert accuracy(method, [digits[1]], known=True) > 0.85
-
-
-def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: ConstWF, digits: Scenario) -> None:
-    copy = reloaded(taught)
-    assert same_state(copy, taught)
-    went_on = learn(reloaded(taught), digits[3])
-    assert same_state(learn(copy, digits[3]), went_on)
-    assert same_state(learn(fresh(), *digits[:4]), went_on), "and as one that never stopped"
-
-
-def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: ConstWF, digits: Scenario) -> None:
-    method, untouched = reloaded(taught), reloaded(taught)
-    steps = Training(method, data_of(digits[3])).run()
-    for _ in range(30):
-        next(steps)
-    steps.close()
-    assert same_state(method, untouched)
-    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
-
-
-def test_another_seed_gives_other_factors(digits: Scenario) -> None:
-    quick = SMALL.replace(epochs=1)
-    one, other = (ConstWF(Problem((64,), 10, "class"), quick, seed=seed) for seed in (1, 2))
-    data = data_of(digits[0])
-    for method, seed in ((one, 1), (other, 2)):
-        own = TaskData(data.name, data.index, data.classes, data.x, data.y, seed)
-        for _ in Training(method, own).run():
-            pass
-    assert not torch.equal(one.model.layers["head"].blocks[0].a, other.model.layers["head"].blocks[0].a)
 
 
 def test_nothing_is_stored_of_a_selection_that_needs_no_learning(taught: ConstWF) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from digit_tasks import data_of, learn, reloaded, same_state
+from digit_tasks import learn
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -13,7 +13,6 @@ from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.expansion import PNN, Branch, Column, PNNSettings, Separate, SideTuning, SideTuningSettings
-from ibpwf.training.loop import Training
 
 PROBLEM = Problem((64,), 10, "task")
 PNN_SMALL = PNNSettings(hidden=(16, 12), adapter=6, epochs=3, batch_size=16, learning_rate=0.01)
@@ -102,11 +101,6 @@ def test_a_columns_size_grows_with_the_columns_it_reads() -> None:
     assert sizes == [hidden, hidden + lateral(1), hidden + lateral(2)]
 
 
-def test_memory_is_four_bytes_a_parameter_of_all_tasks(taught: Separate) -> None:
-    assert taught.parameter_count() == sum(p.numel() for module in taught.net for p in module.parameters())
-    assert 4 * taught.parameter_count() == taught.memory()["network"]
-
-
 def test_how_large_a_network_is_can_be_told_before_the_first_task(taught: Separate) -> None:
     before = torch.get_rng_state()
     template, first = fresh(taught.name).template, taught.net[0]
@@ -141,24 +135,6 @@ def test_a_side_network_is_small_beside_the_base() -> None:
     assert side < base / 5
 
 
-def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: Separate, digits: Scenario) -> None:
-    copy = reloaded(taught)
-    assert same_state(copy, taught)
-    assert torch.equal(answer(copy, digits[1]), answer(taught, digits[1]))
-    never_stopped = learn(fresh(taught.name), *digits[:4])
-    assert same_state(learn(copy, digits[3]), never_stopped)
-
-
-def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: Separate, digits: Scenario) -> None:
-    method, untouched = reloaded(taught), reloaded(taught)
-    steps = Training(method.fork(), data_of(digits[3])).run()
-    for _ in range(20):
-        next(steps)
-    steps.close()
-    assert same_state(method, untouched)
-    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
-
-
 @BOTH
 def test_the_class_setting_is_refused_with_what_there_is(kind: str) -> None:
     method = {"pnn": PNN, "side-tuning": SideTuning}[kind]
@@ -169,10 +145,3 @@ def test_the_class_setting_is_refused_with_what_there_is(kind: str) -> None:
 def test_an_unknown_task_is_refused(taught: Separate, digits: Scenario) -> None:
     with pytest.raises(InputError, match="task="):
         taught.predict(digits[0].test.x, None, marginal=False, posterior_samples=0, seed=0)
-
-
-def test_settings_that_make_no_sense_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match="adapter is 0"):
-        PNNSettings(adapter=0)
-    with pytest.raises(InputError, match="side_hidden"):
-        SideTuningSettings(side_hidden=(50, 0))

@@ -7,16 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from digit_tasks import data_of, learn, reloaded, same_state
+from digit_tasks import data_of, learn
 from numpy.typing import NDArray
 from scipy.integrate import trapezoid
 from torch import Tensor, nn
 
-from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.gen_classifier import ClassVAEs, GenClassifier, GenClassifierSettings, PerClass
-from ibpwf.training.loop import Training
 
 SMALL = GenClassifierSettings(hidden=(24,), latent=3, sigma=0.5, samples=10, epochs=8, batch_size=16)
 Array = NDArray[np.float64]
@@ -150,33 +148,3 @@ def test_new_classes_leave_the_likelihoods_of_old_ones_as_they_are_to_the_bit(di
     before = method.logits(digits[0].test.x, 0)
     learn(method, digits[1])
     assert torch.equal(method.logits(digits[0].test.x, 0), before)
-
-
-def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: GenClassifier, digits: Scenario) -> None:
-    copy = reloaded(taught)
-    assert same_state(copy, taught)
-    assert torch.equal(copy.logits(digits[1].test.x, 1), taught.logits(digits[1].test.x, 1))
-    assert same_state(learn(copy, digits[3]), learn(fresh(), *digits[:4]))
-
-
-def test_a_task_that_is_broken_off_leaves_nothing_behind(taught: GenClassifier, digits: Scenario) -> None:
-    method, untouched = reloaded(taught), reloaded(taught)
-    steps = Training(method.fork(), data_of(digits[3])).run()
-    for _ in range(30):
-        next(steps)
-    steps.close()
-    assert same_state(method, untouched)
-    assert same_state(learn(method, digits[3]), learn(untouched, digits[3]))
-
-
-def test_memory_is_a_vae_per_class(taught: GenClassifier) -> None:
-    encoder = (64 * 24 + 24) + (24 * 6 + 6)
-    decoder = (3 * 24 + 24) + (24 * 64 + 64)
-    assert taught.memory() == {"network": 4 * 6 * (encoder + decoder)}
-    assert taught.parameter_count() == 6 * (encoder + decoder)
-
-
-@pytest.mark.parametrize(("field", "value"), [("latent", 0), ("samples", 0), ("sigma", 0.0)])
-def test_settings_that_make_no_sense_are_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(InputError, match=f"{field} is 0"):
-        SMALL.replace(**{field: value})

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from digit_tasks import data_of, learn, same, stored
+from digit_tasks import data_of, learn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 from torch.nn import functional as F
 
-from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods.dense import DenseMethod, Problem
 from ibpwf.lab.methods.finetune import Adam
-from ibpwf.lab.methods.generative_replay import DGR, RtF, RtFSettings
+from ibpwf.lab.methods.generative_replay import DGR, RtF
 from ibpwf.lab.methods.vae import VAE, kl_to_standard_normal, log_likelihood
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
@@ -220,34 +219,6 @@ def test_replay_remembers_what_fine_tuning_forgets(kind, digits: Scenario):
 
 
 @BOTH
-@SETTINGS
-def test_stored_and_loaded_the_next_task_comes_out_the_same_to_the_bit(kind, setting, digits: Scenario):
-    method = learn(make(kind, setting), *digits[:2])
-    content, files = method.state()
-    files = {file: {name: tensor.clone() for name, tensor in part.items()} for file, part in files.items()}
-    loaded = kind.create(method.configuration())
-    loaded.load_state(content, files)
-    assert same(stored(loaded), stored(method))
-    assert same(stored(learn(loaded, digits[2])), stored(learn(method, digits[2])))
-
-
-@BOTH
-@pytest.mark.parametrize("learned", [0, 2])
-def test_a_task_broken_off_leaves_nothing_behind(kind, learned, digits: Scenario):
-    method = learn(make(kind, "class"), *digits[:learned])
-    before = stored(method)
-    fork = method.fork()
-    steps = Training(fork, data_of(digits[learned])).run()
-    for _ in range(5):
-        next(steps)
-    assert not same(stored(fork), before)  # it was really under way
-    steps.close()
-    assert same(stored(method), before)
-    again = learn(make(kind, "class"), *digits[: learned + 1])
-    assert same(stored(learn(method, digits[learned])), stored(again))
-
-
-@BOTH
 def test_the_range_of_values_is_that_of_the_first_task_for_good(kind, digits: Scenario):
     method = make(kind, "class")
     first = data_of(digits[0])
@@ -256,15 +227,6 @@ def test_the_range_of_values_is_that_of_the_first_task_for_good(kind, digits: Sc
     list(Training(method, wide).run())
     assert float(method.net.vae.low) == float(first.x.min())
     assert float(method.net.vae.span) == pytest.approx(float(first.x.max() - first.x.min()))
-
-
-def test_memory_counts_the_generator_apart_from_the_network():
-    answering = 64 * 32 + 32 + 32 * 24 + 24 + 24 * 10 + 10
-    back = 8 * 24 + 24 + 24 * 32 + 32 + 32 * 64 + 64
-    latent = 2 * (24 * 8 + 8)
-    encoder = 64 * 32 + 32 + 32 * 24 + 24
-    assert make(DGR, "task").memory() == {"network": 4 * answering, "generator": 4 * (encoder + latent + back + 2)}
-    assert make(RtF, "task").memory() == {"network": 4 * answering, "generator": 4 * (latent + back + 2)}
 
 
 @pytest.mark.parametrize(("examples", "iterations", "epochs"), [(200, 2000, 334), (200, 1, 1), (20, 7, 7)])
@@ -278,12 +240,3 @@ def test_iterations_are_rounded_up_to_whole_epochs(examples, iterations, epochs,
 def test_epochs_count_where_no_iterations_are_given(digits: Scenario):
     (phase,) = make(RtF, "class", iterations=None, epochs=5).begin_task(data_of(digits[0]))
     assert phase.epochs == 5
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"latent": 0}, {"iterations": 0}, {"temperature": 0.0}, {"generator_weight": -1.0}], ids=str
-)
-def test_settings_that_make_no_sense_are_refused_by_name(wrong):
-    (name,) = wrong
-    with pytest.raises(InputError, match=f"^{name} is {wrong[name]}; "):
-        RtFSettings(**wrong)

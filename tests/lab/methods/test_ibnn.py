@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
 from scipy import integrate, special, stats
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.ibnn import IBNN, IBNNSettings, UnitSelection
@@ -124,11 +120,6 @@ class TestSelectingUnits:
         share = (b > 0.5).double().mean(0).numpy()
         assert np.abs(share - special.expit(LOGIT)).max() < 5 * 0.5 / 20_000**0.5
         assert abs(np.corrcoef(b[1:, 0], b[:-1, 0])[0, 1]) < 0.05
-
-    def test_it_starts_at_the_prior_mean(self) -> None:
-        selection = UnitSelection(6, 4.0, 0.7)
-        got = torch.sigmoid(selection.logit.detach()).double().numpy()
-        np.testing.assert_allclose(got, 0.8 ** np.arange(1, 7), rtol=1e-5)
 
 
 class TestLearning:
@@ -247,43 +238,3 @@ class TestAnswering:
         single = learn(new("class", epochs=1), digits, 0, 1)
         assert same(everything(given), everything(inferred))
         assert not same(everything(given), everything(single))
-
-
-@pytest.mark.parametrize("setting", ["task", "class"])
-class TestKeeping:
-    def test_stored_and_loaded_it_goes_on_to_the_same_bits(self, digits: Scenario, setting: str) -> None:
-        method = learn(new(setting, epochs=1), digits, 0, 1)
-        content, files = method.state()
-        loaded = IBNN.create(json.loads(json.dumps(method.configuration())))
-        loaded.load_state(json.loads(json.dumps(content)), {name: load(save(t)) for name, t in files.items()})
-        assert same(everything(method), everything(loaded))
-        given = torch.zeros(30, dtype=torch.int64) if setting == "task" else None
-        answers = [
-            m.predict(digits[0].test.x[:30], given, marginal=False, posterior_samples=0, seed=5)
-            for m in (method, loaded)
-        ]
-        assert torch.equal(answers[0].probabilities, answers[1].probabilities)
-        assert same(everything(learn(method, digits, 2)), everything(learn(loaded, digits, 2)))
-
-    def test_a_task_broken_off_leaves_no_trace(self, digits: Scenario, setting: str) -> None:
-        method, other = (learn(new(setting, epochs=1), digits, 0) for _ in range(2))
-        before = everything(method)
-        fork = method.fork()
-        steps = Training(fork, task_data(digits, 3, index=1)).run()
-        for _ in range(5):
-            next(steps)
-        assert not torch.equal(before["selections.0.logit"], fork.net.state_dict()["selections.0.logit"])
-        steps.close()
-        assert same(before, everything(method))
-        assert same(everything(learn(method, digits, 1)), everything(learn(other, digits, 1)))
-
-
-def test_memory_counts_weights_and_three_numbers_a_unit() -> None:
-    weights = 2 * (65 * 24 + 25 * 16 + 17 * 10)
-    assert new().memory() == {"network": 4 * (weights + 3 * (24 + 16))}
-
-
-@pytest.mark.parametrize("field", [{"alpha": 0.0}, {"temperature": -1.0}, {"infer_task": "guess"}])
-def test_a_setting_out_of_range_is_refused_by_name(field: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=next(iter(field))):
-        IBNNSettings().replace(**field)

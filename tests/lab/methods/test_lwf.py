@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from three_tasks import SETTINGS, learn, task
 from torch import Tensor, nn
 
-from ibpwf.errors import InputError
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.lwf import LwF, LwFSettings
 from ibpwf.training.loop import Training
@@ -139,42 +137,6 @@ def weights(method: LwF) -> Tensor:
     return torch.cat([p.detach().flatten() for p in method.net.parameters()])
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_stored_method_goes_on_with_the_same_bits(setting: str) -> None:
-    method = make(setting)
-    learn(method, task(0), task(1))
-    content, files = method.state()
-    again = LwF.create(json.loads(json.dumps(method.configuration())))
-    again.load_state(
-        json.loads(json.dumps(content)),
-        {file: {name: t.clone() for name, t in tensors.items()} for file, tensors in files.items()},
-    )
-    learn(method, task(2))
-    assert not torch.equal(weights(method), weights(again))
-    learn(again, task(2))
-    assert torch.equal(weights(method), weights(again))
-    assert method.memory() == {"network": 4 * 71}
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_nothing_is_kept_of_an_abandoned_task(setting: str) -> None:
-    method, undisturbed = make(setting), make(setting)
-    for one in (method, undisturbed):
-        learn(one, task(0))
-    fork = method.fork()
-    steps = Training(fork, task(1)).run()
-    for _ in range(7):
-        next(steps)
-    assert not torch.equal(weights(fork), weights(undisturbed))
-    steps.close()
-    assert torch.equal(weights(method), weights(undisturbed))
-    assert method.previous is None
-    for one in (method, undisturbed):
-        learn(one, task(1), task(2))
-    assert torch.equal(weights(method), weights(undisturbed))
-    assert method.previous is None
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_recorded_step_does_what_a_plain_step_does(setting: str) -> None:
@@ -187,9 +149,3 @@ def test_a_recorded_step_does_what_a_plain_step_does(setting: str) -> None:
             learn(method, TaskData(data.name, index, data.classes, data.x.cuda(), data.y.cuda(), 0))
         found.append(weights(method))
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(("field", "value"), [("coefficient", -1.0), ("temperature", 0.0), ("temperature", -2.0)])
-def test_settings_out_of_range_are_refused_by_name(field: str, value: float) -> None:
-    with pytest.raises(InputError, match=f"{field} is {value}"):
-        LwFSettings(**{field: value})

@@ -7,22 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from three_tasks import SETTINGS, SMALL, columns, fisher_by_loops, learn, make, parameters, task
+from three_tasks import SMALL, columns, fisher_by_loops, learn, make, parameters, task
 from torch import Tensor
 
-from ibpwf.errors import InputError
-from ibpwf.lab.methods.dense import DenseMethod, DenseSettings, Problem
+from ibpwf.lab.methods.dense import DenseMethod, Problem
 from ibpwf.lab.methods.penalties import (
     EWC,
     L2,
     MAS,
     SI,
-    EWCSettings,
-    L2Settings,
-    MASSettings,
     OnlineEWC,
-    OnlineEWCSettings,
-    SISettings,
 )
 from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
@@ -140,36 +134,6 @@ def same(one: DenseMethod, other: DenseMethod) -> bool:
     )
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_stored_method_goes_on_with_the_same_bits(kind: type[L2], setting: str) -> None:
-    method = make(kind, setting, seed=7)
-    learn(method, task(0), task(1))
-    again = kind.create(json.loads(json.dumps(method.configuration())))
-    again.load_state(*snapshot(method))
-    assert same(method, again)
-    learn(method, task(2))
-    assert not same(method, again)
-    learn(again, task(2))
-    assert same(method, again)
-
-
-@pytest.mark.parametrize("learned", [0, 1])
-@pytest.mark.parametrize("kind", METHODS)
-def test_nothing_is_kept_of_an_abandoned_task(kind: type[L2], learned: int) -> None:
-    method, undisturbed = make(kind), make(kind)
-    learn(method, *map(task, range(learned)))
-    learn(undisturbed, *map(task, range(learned)))
-    steps = Training(method.fork(), task(learned)).run()
-    for _ in range(7):
-        next(steps)
-    steps.close()
-    assert same(method, undisturbed)
-    learn(method, task(learned))
-    learn(undisturbed, task(learned))
-    assert same(method, undisturbed)
-
-
 @pytest.mark.parametrize("kind", METHODS)
 def test_nothing_is_kept_when_the_importance_cannot_be_computed(
     kind: type[L2], monkeypatch: pytest.MonkeyPatch
@@ -219,29 +183,4 @@ def test_a_recorded_step_does_what_a_plain_step_does(kind: type[L2]) -> None:
     torch.testing.assert_close(positions[0], positions[1], rtol=1e-3, atol=1e-5)
 
 
-def test_memory_counts_four_bytes_a_parameter_for_network_importance_and_anchor() -> None:
-    method = make(MAS)
-    assert method.memory() == {"network": 4 * 71}
-    learn(method, task(0))
-    assert method.memory() == {"network": 4 * 71, "importance": 4 * 71, "anchor": 4 * 71}
-
-
 # Settings
-
-
-@pytest.mark.parametrize(
-    ("kind", "field", "value"),
-    [
-        (L2Settings, "coefficient", -0.1),
-        (EWCSettings, "coefficient", -1),
-        (EWCSettings, "fisher_samples", 0),
-        (OnlineEWCSettings, "gamma", 1.5),
-        (OnlineEWCSettings, "gamma", -0.5),
-        (SISettings, "damping", 0.0),
-        (MASSettings, "output_samples", 0),
-        (L2Settings, "coefficient", float("nan")),
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(kind: type[DenseSettings], field: str, value: float) -> None:
-    with pytest.raises(InputError, match=f"{field} is {value}"):
-        kind(**{field: value})

@@ -99,35 +99,6 @@ def test_rehearsal_remembers_what_fine_tuning_forgets(digits: Scenario):
     assert accuracy(ours, digits[0]) > 0.85
 
 
-@pytest.mark.parametrize("setting", ["task", "class"])
-def test_stored_and_loaded_the_next_task_comes_out_the_same_to_the_bit(setting, digits: Scenario):
-    method = learn(rehearsal(setting), *digits[:2])
-    content, files = method.state()
-    files = {file: {name: tensor.clone() for name, tensor in part.items()} for file, part in files.items()}
-    loaded = Rehearsal.create(method.configuration())
-    loaded.load_state(content, files)
-    assert same(stored(loaded), stored(method))
-    assert same(stored(learn(loaded, digits[2])), stored(learn(method, digits[2])))
-
-
-def test_a_task_broken_off_leaves_nothing_behind(digits: Scenario):
-    method = learn(rehearsal("class"), *digits[:2])
-    before = stored(method)
-    fork = method.fork()
-    steps = Training(fork, data_of(digits[2])).run()
-    for _ in range(5):
-        next(steps)
-    assert not same(stored(fork), before)  # it was really under way
-    steps.close()
-    assert same(stored(method), before)
-    assert same(stored(learn(method, digits[2])), stored(learn(rehearsal("class"), *digits[:3])))
-
-
-def test_another_seed_keeps_and_draws_other_examples(digits: Scenario):
-    first, other = (learn(make(Rehearsal, "class", memory_size=60), digits[0], seed=seed) for seed in (1, 2))
-    assert not torch.equal(first.kept()["memory.x"], other.kept()["memory.x"])
-
-
 def test_memory_counts_the_bytes_of_the_examples(digits: Scenario):
     method = rehearsal("class", size=60)
     assert method.memory()["examples"] == 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +10,6 @@ from numpy.typing import NDArray
 from sklearn.linear_model import Ridge as SklearnRidge
 from torch import Tensor
 
-from ibpwf import registry
 from ibpwf.errors import InputError
 from ibpwf.inference.features.patches import Patches
 from ibpwf.inference.features.random import Random
@@ -163,27 +159,6 @@ def test_tasks_of_one_class_are_learned_as_if_they_were_one(digits: Scenario) ->
     np.testing.assert_allclose(scores.numpy(), expected.predict(method.features(x).double().numpy()), atol=1e-5)
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_other_features(digits: Scenario) -> None:
-    one, other = (train(fresh(), data_of(digits[0])) for _ in range(2))
-    assert same_state(one, other)
-    x = digits[0].test.x
-    assert torch.equal(one.logits(x, 0), other.logits(x, 0))
-    assert not torch.equal(one.logits(x, 0), train(fresh(), data_of(digits[0], seed=6)).logits(x, 0))
-
-
-@pytest.mark.parametrize("kind", list(CHOICES))
-def test_stored_and_loaded_it_answers_and_goes_on_with_the_same_bits(kind: str, digits: Scenario) -> None:
-    method = train(fresh(kind), *map(data_of, digits[:2]))
-    copy = reloaded(method)
-    assert same_state(copy, method)
-    assert same_state(reloaded(fresh(kind)), fresh(kind)), "also before the first task"
-    x = digits[1].test.x
-    assert torch.equal(copy.logits(x, 1), method.logits(x, 1))
-    data = data_of(digits[2])
-    assert same_state(train(copy, data), train(method, data))
-    assert torch.equal(copy.logits(x, 1), method.logits(x, 1))
-
-
 def test_a_fork_learns_on_while_the_first_stays_as_it_is(digits: Scenario) -> None:
     method = train(fresh(), data_of(digits[0]))
     untouched, before = reloaded(method), method.logits(digits[0].test.x, 0)
@@ -210,36 +185,3 @@ def test_sums_that_do_not_fit_are_refused(digits: Scenario) -> None:
         cut = {**parts, part: {**parts[part], name: parts[part][name][..., :-1]}}
         with pytest.raises(ValueError, match=f"tensor '{name}' of part '{part}'"):
             fresh().load_state(content, cut)
-
-
-def test_a_learner_of_it_is_saved_loaded_and_goes_on_with_the_same_bits(
-    digits: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = EntryPoint("router", "ibpwf.lab.methods.router:Router", registry.METHODS)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == registry.METHODS else [])
-    learner = Learner(fresh(), seed=5)
-    learner.learn(digits[0].train.x, digits[0].train.y)
-    learner.save(tmp_path / "model")
-    loaded = Learner.load(tmp_path / "model", device="cpu")
-    for one in (learner, loaded):
-        one.learn(digits[1].train.x, digits[1].train.y)
-    x = digits[0].test.x
-    assert torch.equal(learner.predict(x).probabilities, loaded.predict(x).probabilities)
-    assert torch.equal(learner.logits(x, 1), loaded.logits(x, 1))
-
-
-def test_memory_is_filters_sums_means_and_outlines(digits: Scenario) -> None:
-    method = train(fresh(), *map(data_of, digits[:3]))
-    cells = 3 * 3  # places of a patch of 6 pixels in 8
-    width = 2 * cells * 12
-    filters = 4 * (36 * 36 + 12 * 36 + 2 * width)
-    outlines = 3 * 4 * width * width  # of fewer than 256 features
-    assert method.memory() == {"features": filters, "sums": 8 * (width * (width + 1) // 2 + 6 * width) + outlines}
-    assert method.parameter_count() == filters // 4 + width * 6 + 6
-
-
-def test_probabilities_are_of_all_classes_and_sum_to_one(taught: Router, digits: Scenario) -> None:
-    p = torch.from_numpy(answer(taught, digits[0].test.x))
-    torch.testing.assert_close(p.sum(1), torch.ones(len(p), dtype=torch.float64))
-    given = torch.from_numpy(answer(taught, digits[0].test.x, 1))
-    assert torch.equal(given.nonzero()[:, 1].unique(), torch.tensor([2, 3]))

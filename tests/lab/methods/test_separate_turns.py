@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from digit_tasks import data_of, reloaded, same_state, train
+from digit_tasks import data_of, reloaded, train
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibpwf import models, registry
+from ibpwf import models
 from ibpwf.errors import InputError
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.experiments.compare import chosen_methods
@@ -20,8 +17,6 @@ from ibpwf.lab.experiments.presets import preset
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.lab.methods.finetune import Adam
 from ibpwf.lab.methods.separate_turns import SeparateTurns, SeparateTurnsSettings
-from ibpwf.learner import Learner
-from ibpwf.training.loop import Training
 from ibpwf.training.method import TaskData
 
 SMALL = SeparateTurnsSettings(network="resnet9", width=4, epochs=2, batch_size=32, learning_rate=0.01)
@@ -173,46 +168,11 @@ def test_earlier_networks_do_not_change_and_owe_nothing_to_each_other() -> None:
     assert torch.equal(method.logits(task(1).x, 1), other.logits(task(1).x, 1))
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
-    one, other = (train(fresh(mirror=True, augment="crop-flip"), task(0)) for _ in range(2))
-    assert same_state(one, other)
-
-
-def test_stored_and_loaded_it_goes_on_with_the_same_bits(taught: SeparateTurns) -> None:
-    copy = reloaded(taught)
-    assert same_state(copy, taught)
-    x = task(0).x
-    assert torch.equal(copy.logits(x, 0), taught.logits(x, 0))
-    assert same_state(train(copy, task(2)), train(taught.fork(), task(2)))
-
-
 def test_tasks_of_different_numbers_of_classes_are_stored_and_loaded() -> None:
     method = train(fresh(), task(0, classes=3), task(1))
     copy = reloaded(method)
     assert [method.logits(task(0).x, number).shape[1] for number in (0, 1)] == [3, 2]
     assert torch.equal(copy.logits(task(0).x, 1), method.logits(task(0).x, 1))
-
-
-def test_a_task_that_is_broken_off_leaves_nothing_behind() -> None:
-    method = train(fresh(), task(0))
-    untouched = reloaded(method)
-    steps = Training(method.fork(), task(1)).run()
-    next(steps)
-    steps.close()
-    assert same_state(method, untouched)
-
-
-def test_a_learner_of_it_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("separate-turns", "ibpwf.lab.methods.separate_turns:SeparateTurns", registry.METHODS)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == registry.METHODS else [])
-    learner = Learner(fresh(), seed=3)
-    learner.learn(task(0).x, task(0).y)
-    learner.save(tmp_path / "model")
-    loaded = Learner.load(tmp_path / "model", device="cpu")
-    for one in (learner, loaded):
-        one.learn(task(1).x, task(1).y + 2)
-    found = [one.predict(task(0).x).probabilities for one in (learner, loaded)]
-    assert torch.equal(found[0], found[1])
 
 
 def test_memory_is_a_network_a_task_with_an_output_for_each_class_and_turn() -> None:
