@@ -1,8 +1,8 @@
 """Telling a hundred tasks apart in the time of a few: stands for `inference.base.infer_tasks`.
 
 Groups that are out of the question are found from a few coordinates of each (`fast.screening`), straight from the
-input where φ is one linear layer of it (`fast.folding`). Those that are left are scored in the directions that φ
-takes (`fast.reduced`). Probabilities are those of the whole computation, with 0 for less than 1e-19.
+input where φ is one linear layer of it (`fast.folding`). Probabilities are those of the whole computation, with 0 for
+less than 1e-19.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 from ibpwf.dispatch import stands_for
 from ibpwf.fast.folding import Fold, LinearFeatures, linear_features
 from ibpwf.fast.pairs import products
-from ibpwf.fast.reduced import ReducedScores
 from ibpwf.fast.screening import Screen
 from ibpwf.inference.base import Features, TaskInference, infer_tasks
 from ibpwf.inference.features.layer import Layer
@@ -33,7 +32,6 @@ class Prepared:
     """A screen of all groups of an inference, and the way to it from an input."""
 
     screen: Screen | None
-    reduced: ReducedScores | None = None
     latest: tuple[LinearFeatures, Fold | None] | None = None
     whitened: Tensor | None = None
 
@@ -61,8 +59,7 @@ def screen_of(inference: Gaussian) -> Prepared:
         total = sum((group.covariance for group in inference.groups), torch.zeros_like(whiten[0]))
         pooled, ridge = total / len(inference.groups), inference.ridge_for(0)
         screen = Screen.of(means, whiten, constant, pooled, ridge)
-        reduced = None if screen is None else ReducedScores.of(screen, means, whiten, constant, pooled, ridge)
-        found = derived["screen"] = Prepared(screen, reduced)
+        found = derived["screen"] = Prepared(screen)
     return found
 
 
@@ -109,17 +106,10 @@ def likely_scores(inference: Gaussian, left: Tensor, phi_of: Callable[[Tensor], 
         if 2 * int(claimed.sum()) > claimed.numel():
             scores[rows] = inference.group_scores(phi)
             return scores
-        prepared = screen_of(inference)
-        certain = torch.zeros(len(rows), dtype=torch.bool, device=phi.device)
-        if prepared.reduced is not None:
-            certain = prepared.reduced.certain(phi)
-            place, group = (claimed & certain.unsqueeze(1)).nonzero(as_tuple=True)
-            scores[rows[place], group] = prepared.reduced(phi, place, group)
-        place, group = (claimed & ~certain.unsqueeze(1)).nonzero(as_tuple=True)
-        if len(place):
-            _, whiten, constant = inference.prepared()
-            squares = products(whiten, prepared.offsets(inference), phi, place, group, _square)
-            scores[rows[place], group] = torch.add(constant[group], squares, alpha=-0.5)
+        place, group = claimed.nonzero(as_tuple=True)
+        _, whiten, constant = inference.prepared()
+        squares = products(whiten, screen_of(inference).offsets(inference), phi, place, group, _square)
+        scores[rows[place], group] = torch.add(constant[group], squares, alpha=-0.5)
     return scores
 
 
