@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
+from ibpwf.errors import InputError
 
 MOST = 8
 X, Y = torch.randn(60, 16, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
@@ -97,3 +98,11 @@ def test_a_prediction_has_the_same_fields_as_arrays() -> None:
         column = [found.classes.index((int(t), int(y))) for t, y in zip(found.task, found.labels, strict=True)]
         assert torch.equal(found.probability, found.probabilities[torch.arange(len(X)), column])
         assert torch.equal(found.rows(slice(3, 9)).labels, found.labels[3:9])
+
+
+@pytest.mark.parametrize("given", [{"settings": Settings()}, {"device": "cpu"}, {"distributed": "auto"}])
+def test_a_method_brings_its_own_settings_and_device(given: dict[str, Any]) -> None:
+    method = Learner(nn.Sequential(nn.Linear(16, 8)), device="cpu").method
+    assert Learner(method, seed=3).method is method
+    with pytest.raises(InputError, match="method 'ibpwf'"):
+        Learner(method, **given)

@@ -113,20 +113,23 @@ class Learner(Generic[M]):
     @pinned()
     def __init__(
         self,
-        net: Any,
-        settings: Any = None,
+        net: nn.Module | Method,
+        settings: Settings | None = None,
         *,
         seed: int = 0,
-        device: Any = None,
-        distributed: Any = None,
-        **parts: Any,
+        device: str | torch.device = "auto",
+        features: Features | None = None,
+        inference: TaskInference | None = None,
+        optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        distributed: Distributed = "off",
     ) -> None:
-        if isinstance(net, Method):
-            given = {"settings": settings, "device": device, "distributed": distributed, **parts}
-            if (extra := next((name for name, value in given.items() if value is not None), None)) is not None:
-                raise InputError(f"{extra} was given beside the method '{net.name}', which brings its own.")
-        else:
-            net = build_ibpwf(net, settings, Parts(**parts), device or "auto", distributed or "off")
+        parts = Parts(features, inference, optimizer)
+        if not isinstance(net, Method):
+            net = build_ibpwf(net, settings, parts, device, distributed)
+        elif settings is not None or device != "auto" or distributed != "off" or parts.names():
+            raise InputError(
+                f"net is the method '{net.name}', which has its own settings, device and parts; give only seed with it."
+            )
         self._state = LearnerState(net)
         self.seed = _whole("seed", seed)
         self.extra: dict[str, Any] = {}
