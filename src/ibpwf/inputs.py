@@ -14,7 +14,7 @@ from ibpwf.limits import EXACT
 from ibpwf.plain_arrays import numbers, plain
 
 if TYPE_CHECKING:
-    from ibpwf.factors.packing import Packing
+    from ibpwf.packing import Packing
 
 
 def _tensor(field: str, value: object) -> Tensor:

@@ -30,12 +30,10 @@ from ibpwf.distributed import Group
 from ibpwf.errors import InputError
 from ibpwf.factors import resume as in_progress
 from ibpwf.factors.elbo import negative_elbo
-from ibpwf.factors.encoding import MOST_ROWS, FittedToTask
 from ibpwf.factors.factorize import factorize
 from ibpwf.factors.forget import forget_task
 from ibpwf.factors.merge import check_head
 from ibpwf.factors.model import FactorModel
-from ibpwf.factors.packing import Packing, find_packing, names_inputs
 from ibpwf.factors.ready_made import add_ready_task
 from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.factors.selection import further_factors, sufficient_selection
@@ -52,11 +50,13 @@ from ibpwf.inputs import named_tensors
 from ibpwf.likelihoods import RowScores
 from ibpwf.limits import check_posterior_samples, check_rate
 from ibpwf.linear import FEWEST_ROWS
+from ibpwf.packing import Packing, find_packing, names_inputs
 from ibpwf.parts import Part
 from ibpwf.settings import Factorization, Schedule, Settings
 from ibpwf.storage.checkpoint_folder import digest_of
 from ibpwf.storage.network_json import build, describe, signature
 from ibpwf.storage.tensor_checks import CorruptModelError
+from ibpwf.table_encoding import MOST_ROWS, FittedToTask
 from ibpwf.torch_state import depends_on_default
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from ibpwf.dispatch import reference
 from ibpwf.errors import InputError, unknown
-from ibpwf.factors.encoding import TableEncoding
 from ibpwf.limits import check_layer
 from ibpwf.storage.network_json import builder
+from ibpwf.table_encoding import TableEncoding
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

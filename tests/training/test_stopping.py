@@ -208,7 +208,7 @@ def test_worse_than_a_linear_model_is_said() -> None:
 
 
 def test_numbers_of_a_table_are_on_the_scale_of_each_tasks_own_rows() -> None:
-    from ibpwf.factors.encoding import TableEncoding
+    from ibpwf.table_encoding import TableEncoding
 
     generator = np.random.default_rng(0)
     x = torch.from_numpy(generator.normal(5, 3, (1000, 3)).astype(np.float32))

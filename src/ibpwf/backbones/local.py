@@ -17,7 +17,7 @@ from ibpwf.backbones.backbone import PIXEL_LEVELS, Backbone, ImageInput, StagedN
 from ibpwf.backbones.resizing import Resize
 from ibpwf.backbones.weights import read_tokenizer, read_weights
 from ibpwf.errors import DataError, InputError
-from ibpwf.factors.packing import vocabulary_of
+from ibpwf.packing import vocabulary_of
 
 WEIGHTS, TOKENIZER, PIXELS = "model.safetensors", "tokenizer.json", "preprocessor_config.json"
 PIL_BICUBIC = 3

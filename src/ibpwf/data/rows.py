@@ -17,8 +17,8 @@ from torch import Generator, Tensor
 
 from ibpwf.data.naming import names_files
 from ibpwf.errors import InputError
-from ibpwf.factors.packing import LABELS, Packing
 from ibpwf.inputs import check_inputs, check_word_pieces
+from ibpwf.packing import LABELS, Packing
 from ibpwf.plain_arrays import as_array, numbers, plain
 from ibpwf.storage.checkpoint_folder import digest_of
 from ibpwf.storage.scratch import ScratchFile

@@ -17,10 +17,10 @@ from torch import nn
 from ibpwf.backbones.loading import is_cached
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator.preparing import BackbonePreparation, Image, PixelPreparation, Preparation, smaller
-from ibpwf.factors.encoding import MOST_COLUMNS, are_many
 from ibpwf.models import mlp, resnet9, table_network
 from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings
+from ibpwf.table_encoding import MOST_COLUMNS, are_many
 
 AUTO = "auto"
 Hidden = Sequence[int] | None

@@ -26,11 +26,11 @@ from ibpwf.errors import InputError
 from ibpwf.estimator.building import ClassWeight, class_weights
 from ibpwf.estimator.preparing import Preparation, as_rows, checked_rows
 from ibpwf.estimator.recipes import FIRST_ROWS, FirstTask
-from ibpwf.factors.encoding import MOST_COLUMNS
 from ibpwf.labels import LabelBook, label_array
 from ibpwf.learner import Learner
 from ibpwf.plain_arrays import numbers
 from ibpwf.storage.scratch import ScratchFile
+from ibpwf.table_encoding import MOST_COLUMNS
 
 NUMBERS = [np.float64, np.float32]
 MOST_CALIBRATED = 200_000

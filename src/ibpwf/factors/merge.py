@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ibpwf.errors import InputError
 from ibpwf.factors.outputs import FirstOutputs, tell_width
-from ibpwf.factors.packing import unpack_inputs
 from ibpwf.factors.weights import load_tensors, replace_module, resized
+from ibpwf.packing import unpack_inputs
 
 if TYPE_CHECKING:
     from ibpwf.factors.model import FactorModel

@@ -30,13 +30,13 @@ from ibpwf.factors.learned import (
     task_tensors,
 )
 from ibpwf.factors.merge import merged
-from ibpwf.factors.packing import Packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.factors.pretrained import LayerFit, fit_of, singular_factors
 from ibpwf.factors.prior import Prior
 from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.factors.weights import Weight, sharing
 from ibpwf.fast.mixed import MixedNetwork, mixed
+from ibpwf.packing import Packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.torch_state import depends_on_default, pinned
 from ibpwf.views import Views, class_logits
 

@@ -16,9 +16,9 @@ from ibpwf.errors import InputError
 from ibpwf.factors.compiled import uncompiled
 from ibpwf.factors.factorize import factorize
 from ibpwf.factors.model import FactorModel
-from ibpwf.factors.packing import Field, Packing
 from ibpwf.factors.weights import load_tensors
 from ibpwf.method import IBPWF, Parts, base_digest
+from ibpwf.packing import Field, Packing
 from ibpwf.parts import part_fields
 from ibpwf.settings import Settings
 from ibpwf.storage.folder import OpenedFolder

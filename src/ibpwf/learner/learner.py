@@ -28,7 +28,6 @@ from ibpwf.data.rows import Batches, IndexedRows, TaskRows, rows_of
 from ibpwf.distributed import Distributed
 from ibpwf.errors import InputError, StoreError
 from ibpwf.factors.model import FactorModel
-from ibpwf.factors.packing import packing_of
 from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.prediction import Prediction
 from ibpwf.learner.building import build_ibpwf, read_method
@@ -36,6 +35,7 @@ from ibpwf.learner.state import Data, LearnerState, TaskChoice, TaskInfo
 from ibpwf.learner.update import VALIDATION_FRACTION, Keep, Trial, Update, class_numbers, known_task, try_version
 from ibpwf.linear import CLEARLY
 from ibpwf.method import IBPWF, Parts
+from ibpwf.packing import packing_of
 from ibpwf.parts import FrozenSettings
 from ibpwf.settings import FAST, Settings
 from ibpwf.storage.checkpoint_folder import (

@@ -16,9 +16,9 @@ from torch import Tensor
 from ibpwf import __version__
 from ibpwf.backbones.backbone import word_pieces_of
 from ibpwf.errors import InputError, unknown
-from ibpwf.factors.packing import packing_of
 from ibpwf.inputs import check_inputs
 from ibpwf.linear import HeldOut
+from ibpwf.packing import packing_of
 from ibpwf.plain_arrays import plain
 from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.training.method import Method

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ibpwf.errors import InputError
-from ibpwf.factors.packing import packing_of
+from ibpwf.packing import packing_of
 from ibpwf.training.method import Method
 
 

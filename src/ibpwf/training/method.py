@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.errors import InputError
 from ibpwf.factors.model import FactorModel
-from ibpwf.factors.packing import Packing
 from ibpwf.inference.prediction import Prediction
 from ibpwf.likelihoods import Categorical, Likelihood
 from ibpwf.linear import HeldOut
+from ibpwf.packing import Packing
 from ibpwf.parts import FrozenSettings
 from ibpwf.training.objective import Loss, Objective
 from ibpwf.training.phase import Phase

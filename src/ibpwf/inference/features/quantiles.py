@@ -16,10 +16,10 @@ import torch
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
-from ibpwf.factors.encoding import MOST_ROWS, TableEncoding, columns_of_many
 from ibpwf.inference.base import Batch, State
 from ibpwf.inference.features.random import Random, RandomLayer
 from ibpwf.parts import register
+from ibpwf.table_encoding import MOST_ROWS, TableEncoding, columns_of_many
 
 BINS = 16
 WEIGHT = 1.7

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ibpwf import Learner, Settings, factorize
 from ibpwf.errors import InputError, StoreError
-from ibpwf.factors.packing import find_packing, pack_inputs, packing_of, unpack_inputs
+from ibpwf.packing import find_packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.storage.folder import open_folder, save_folder
 from ibpwf.storage.model_folder import KIND
 
