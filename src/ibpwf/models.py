@@ -73,7 +73,7 @@ def table_network(
     dropout: float = 0.1,
 ) -> nn.Sequential:
     """A perceptron on the numbers of a table: `encode`, which knows the scale of each task's rows and cuts what is in
-    `columns` into intervals (`factors.encoding`), and dropout behind every hidden layer."""
+    `columns` into intervals (`table_encoding`), and dropout behind every hidden layer."""
     _positive("table_network", inputs=inputs, outputs=outputs, bins=bins)
     _positive("table_network", **{f"hidden[{index}]": width for index, width in enumerate(hidden)})
     if not all(0 <= column < inputs for column in columns):

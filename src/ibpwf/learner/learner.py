@@ -128,7 +128,8 @@ class Learner(Generic[M]):
             net = build_ibpwf(net, settings, parts, device, distributed)
         elif settings is not None or device != "auto" or distributed != "off" or parts.names():
             raise InputError(
-                f"net is the method '{net.name}', which has its own settings, device and parts; give only seed with it."
+                f"net is the method '{net.name}', which has its own settings, device and parts; give only seed with "
+                "it."
             )
         self._state = LearnerState(net)
         self.seed = _whole("seed", seed)

@@ -1,6 +1,6 @@
 """φ(x) of a table: a fixed random layer on numbers on their column's scale, and on how they lie between quantiles.
 
-    φ(x) = ReLU(e(x) · W + b),   e as in `factors.encoding`, fitted to the first task
+    φ(x) = ReLU(e(x) · W + b),   e as in `table_encoding`, fitted to the first task
 
 Columns have their own scales, and what tells classes apart is often in which range a number lies. Gaussians
 on 500 such features tell forest covers (covertype, three tasks) apart better than on 2,000 of the bare numbers.
