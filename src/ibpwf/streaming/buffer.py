@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[Any]
 Labels = NDArray[np.int64]
 
 
@@ -16,13 +15,13 @@ Labels = NDArray[np.int64]
 class Buffer:
     """Rows in the order they came, in the pieces they came in. Nothing is changed in place."""
 
-    pieces: tuple[tuple[Rows, Labels], ...] = ()
+    pieces: tuple[tuple[NDArray[Any], Labels], ...] = ()
     count: int = 0
 
     def __len__(self) -> int:
         return self.count
 
-    def added(self, x: Rows, y: Labels) -> Buffer:
+    def added(self, x: NDArray[Any], y: Labels) -> Buffer:
         return Buffer((*self.pieces, (x, y)), self.count + len(y))
 
     def newest(self, rows: int) -> Buffer:
@@ -47,7 +46,7 @@ class Buffer:
         x, y = self.rows()
         return Buffer(((x[1::2].copy(), y[1::2].copy()),), len(y) // 2)
 
-    def rows(self) -> tuple[Rows, Labels]:
+    def rows(self) -> tuple[NDArray[Any], Labels]:
         if not self.pieces:
             return np.zeros((0, 0)), np.zeros(0, dtype=np.int64)
         xs, ys = zip(*self.pieces, strict=True)

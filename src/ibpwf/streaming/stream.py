@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ibpwf.streaming.buffer import Buffer, Labels, Rows
+from ibpwf.streaming.buffer import Buffer, Labels
 from ibpwf.streaming.detectors import Detector, make_detector
 from ibpwf.streaming.online import OnlineRidge
 from ibpwf.streaming.options import StreamOptions
@@ -38,7 +38,7 @@ class Segment:
     """Rows that belong together: between two borders, or as many as the buffer holds. `online` is how often the
     online part was right about them before it learned them, `why` what ended it."""
 
-    x: Rows
+    x: NDArray[Any]
     y: Labels
     online: float
     why: str
@@ -75,7 +75,7 @@ class Stream:
 
     # Rows
 
-    def take(self, x: Rows, y: Labels, told: TaskAnswers | None, current: str | None) -> Segment | None:
+    def take(self, x: NDArray[Any], y: Labels, told: TaskAnswers | None, current: str | None) -> Segment | None:
         """Test on some rows, then learn from them; gives the rows to be settled where that is due."""
         online = self.online.probabilities(x)
         self.recent = self.recent.seen(y, online, told)
