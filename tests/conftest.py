@@ -39,7 +39,7 @@ LONGEST = (
     "lab/experiments/test_run_together.py",
     "cli/test_program.py",
     "properties/test_forgetting_a_task.py",
-    "test_docs.py",
+    "cli/test_docs.py",
     "lab/experiments/test_run_folder.py",
     "properties/test_no_forgetting.py",
     "faults/test_killed_writes.py",
@@ -62,7 +62,7 @@ LONGEST = (
     "cli/test_later_settings.py",
     "faults/test_threads.py",
     "cli/test_learn.py",
-    "test_export.py",
+    "exporting/test_export.py",
 )
 """By the sum of their tests, longest first: see `pytest --durations=0`."""
 

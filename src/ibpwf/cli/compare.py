@@ -72,7 +72,7 @@ class Compare(OfScenario, AsJson, OnCluster):
         if configs[0].preset == "none":
             screen.say(f"Preset: {'; '.join(one.note() for one in configs)}.")
         try:
-            outcomes = (self._here if self.cluster is None else self._elsewhere)(configs, folder, screen)
+            outcomes = self._compare(configs, folder, screen)
         except KeyboardInterrupt:
             raise interrupted(folder) from None
         rows = write_tables(folder, outcomes)
@@ -84,21 +84,7 @@ class Compare(OfScenario, AsJson, OnCluster):
         if all(outcome.result is None for outcome in outcomes):
             raise InputError("every run failed; see the lines above.")
 
-    def _here(self, configs: list[RunConfig], folder: Path, screen: Screen) -> list[Outcome]:
-        from ibpwf.cli.run_display import NewestRun
-        from ibpwf.lab.experiments.compare import compare
-
-        bar = NewestRun(screen, len(configs))
-
-        def report(outcome: Outcome, done: int, total: int) -> None:
-            bar.finished(done)
-            say_outcome(screen, outcome)
-
-        with bar.shown:
-            return compare(configs, folder, jobs=self.jobs, resume=self.resume, told=report, watch=bar.watch)
-
-    def _elsewhere(self, configs: list[RunConfig], folder: Path, screen: Screen) -> list[Outcome]:
-        """All methods at once, in the workers of a cluster."""
+    def _compare(self, configs: list[RunConfig], folder: Path, screen: Screen) -> list[Outcome]:
         from ibpwf.cli.run_table import RunTable
         from ibpwf.lab.experiments.compare import compare
 
@@ -106,12 +92,12 @@ class Compare(OfScenario, AsJson, OnCluster):
 
         def report(outcome: Outcome, done: int, total: int) -> None:
             say_outcome(screen, outcome)
-            if outcome.result is None:
-                table.failed(outcome.method)
+            table.ended(outcome.method, "failed" if outcome.result is None else "done")
 
         with table:
             engine = self.engine(screen.say)
-            return compare(configs, folder, resume=self.resume, told=report, watch=table.watch, engine=engine)
+            where: dict[str, Any] = {"jobs": self.jobs} if engine is None else {"engine": engine}
+            return compare(configs, folder, resume=self.resume, told=report, watch=table.watch, **where)
 
 
 def say_outcome(screen: Screen, outcome: Outcome) -> None:

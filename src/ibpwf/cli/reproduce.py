@@ -137,7 +137,7 @@ def _trained_in_advance(
     def ended(name: str, error: IBPWFError | None) -> None:
         screen.say(f"{name}: finished" if error is None else f"{name}: failed", "dim")
         if error is not None:
-            table.failed(name)
+            table.ended(name, "failed")
 
     with table:
         return train_in_advance(jobs, engine, table.watch, ended)

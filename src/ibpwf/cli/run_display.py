@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -115,38 +113,6 @@ class Display(RunCallback):
         first = f"{training.removeprefix('seed-'):<9}" if self.several else ""
         text = f"{first}{task:<{NAME}}{numbers}{factors:>{14 if self.wide else 8}}"
         self.screen.say(text, style)
-
-
-class NewestRun:
-    """One bar for the methods of a comparison, with what happened last."""
-
-    def __init__(self, screen: Screen, total: int) -> None:
-        self.shown = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[detail]}"),
-            TimeElapsedColumn(),
-            console=screen.console,
-            transient=True,
-            disable=not screen.is_terminal,
-        )
-        self.bar = self.shown.add_task("methods", total=total, detail="")
-
-    def finished(self, done: int) -> None:
-        self.shown.update(self.bar, completed=done)
-
-    def watch(self, method: str) -> RunCallback:
-        shown, bar = self.shown, self.bar
-
-        class Newest(RunCallback):
-            def task_start(self, training: str, task: str, epochs: int) -> None:
-                shown.update(bar, detail=printable(f"{method} {training}: {task}"))
-
-            def step_end(self, training: str, epochs: float, loss: float) -> None:
-                shown.update(bar, detail=f"{method} {training}: epoch {epochs:.0f} loss {loss:.3g}")
-
-        return Newest()
 
 
 def _with_spread(entry: dict[str, Any] | None) -> str:

@@ -41,7 +41,7 @@ class Line:
         at_work = self.state == "training"
         return [
             self.state,
-            f"{self.done}/{self.tasks}",
+            f"{self.done}/{self.tasks}" if self.tasks else f"{self.done}",
             self.task if at_work else "",
             f"{self.epochs:.0f}/{self.of_epochs}" if at_work else "",
             f"{self.loss:.3g}" if at_work and self.loss is not None else "",
@@ -77,10 +77,11 @@ class RunTable:
         """What shows one run; `also` is told of its finished tasks."""
         return _Watch(self, run, also or RunCallback())
 
-    def failed(self, run: str) -> None:
+    def ended(self, run: str, state: str) -> None:
+        """A run has failed, or is done with all trainings."""
         for (name, _), line in self.lines.items():
             if name == run and line.state != "done":
-                line.state = "failed"
+                line.state = state
 
     def rendered(self) -> Table:
         lines = sorted(self.lines.copy().items(), key=lambda item: STATES.index(item[1].state))
@@ -132,5 +133,5 @@ class _Watch(RunCallback):
     def task_end(self, training: str, row: dict[str, Any]) -> None:
         line = self._line(training)
         line.done += 1
-        line.state = "done" if line.done >= line.tasks else "waiting"
+        line.state = "done" if 0 < line.tasks <= line.done else "waiting"
         self.also.task_end(training, row)

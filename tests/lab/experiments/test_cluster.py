@@ -393,7 +393,7 @@ def test_all_runs_are_lines_of_one_table() -> None:
     watch = table.watch("si")
     watch.task_start("seed-1", "2/3", 7)
     watch.step_end("seed-1", 3.0, 0.25)
-    table.failed("ewc")
+    table.ended("ewc", "failed")
     screen.console.print(table.rendered())
     shown = text.getvalue()
     assert "2/3" in shown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ibpwf.serving.limits import Limits
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_table_of_limits_has_every_limit_with_its_default() -> None:

@@ -17,7 +17,7 @@ from ibpwf import Settings
 from processes import Finished
 from tools import command_reference, settings_page
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 PAGES = sorted(
