@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors.torch
 import torch
 from killed_learner import TASKS, examples
@@ -253,3 +254,49 @@ def change_parts(folder: Folder, chance: random.Random) -> str:
 
 
 CHANGES: list[Callable[[Folder, random.Random], str]] = [change_json] * 4 + [change_tensor] * 4 + [change_parts]
+
+
+# Changes of the test's choice
+
+Change = Callable[[Folder], object]
+
+
+def at(path: str, value: Any) -> Change:
+    """Another value at a place of the manifest's content."""
+
+    def change(folder: Folder) -> None:
+        *keys, last = path.split(".")
+        parent: Any = folder.content
+        for key in keys:
+            parent = parent[int(key)] if isinstance(parent, list) else parent[key]
+        parent[int(last) if isinstance(parent, list) else last] = value
+
+    return change
+
+
+def tensor(part: str, name: str, change: Callable[[Tensor], Tensor]) -> Change:
+    return lambda folder: folder.parts[part].update({name: change(folder.parts[part][name])})
+
+
+def without(part: str, name: str) -> Change:
+    return lambda folder: folder.parts[part].pop(name)
+
+
+def one_number(value: float) -> Callable[[Tensor], Tensor]:
+    def act(whole: Tensor) -> Tensor:
+        changed = whole.clone()
+        changed.view(-1)[0] = value
+        return changed
+
+    return act
+
+
+def refused(folder: Folder, change: Change, path: Path) -> str:
+    """What is said when a changed folder is loaded, in one line."""
+    changed = folder.changed()
+    change(changed)
+    changed.write(path)
+    with pytest.raises(StoreError) as caught:
+        ibpwf.load(path, device="cpu")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

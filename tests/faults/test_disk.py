@@ -126,57 +126,44 @@ def configuration(manifest: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return lambda folder: rewrite(folder, change)
+
+
+def of_part(name: str, harm: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: harm(part(folder, name))
+
+
+def renamed(folder: Path) -> None:
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"2/3"', '"2/4"'))
+
+
+MANIFEST = r"manifest\.json"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "manifest cut": (
-        lambda f: cut(f / "manifest.json"),
-        r"manifest\.json' is not whole JSON.*Restore it from a copy",
-    ),
-    "manifest empty": (lambda f: cut(f / "manifest.json", 0), r"manifest\.json' is empty.*Restore it"),
-    "manifest gone": (
-        lambda f: (f / "manifest.json").unlink(),
-        "is not a model folder: it has no manifest.json. Check",
-    ),
-    "manifest changed": (
-        lambda f: (f / "manifest.json").write_text((f / "manifest.json").read_text().replace('"2/3"', '"2/4"')),
-        "does not match its own SHA-256.*Restore it",
-    ),
-    "task cut": (lambda f: cut(part(f, "task-0001")), r"task-0001\..* has \d+ bytes instead of \d+\. Restore it"),
-    "task changed": (lambda f: flip(part(f, "task-0000")), r"task-0000\..* is damaged: its SHA-256 .*Restore it"),
-    "task gone": (lambda f: part(f, "task-0001").unlink(), r"task-0001\..* is missing.*restore it from a copy"),
-    "template gone": (lambda f: part(f, "template").unlink(), r"template\..* is missing.*restore it from a copy"),
-    "folder gone": (shutil.rmtree, "cannot open .*there is no such file or folder. Check the path"),
-    "another kind": (lambda f: rewrite(f, lambda m: m.update(kind="cake")), "holds a 'cake', not a 'ibpwf-model'"),
-    "a part too few": (
-        lambda f: rewrite(f, lambda m: m["files"].pop("task-0001")),
-        "task-0001.*restore it from a copy",
-    ),
-    "factors too few": (
-        lambda f: rewrite(f, lambda m: m["files"].pop("factors-0000")),
-        "factors-0000.*restore it from a copy",
-    ),
+    "manifest cut": (lambda f: cut(f / "manifest.json"), MANIFEST),
+    "manifest empty": (lambda f: cut(f / "manifest.json", 0), MANIFEST),
+    "manifest gone": (lambda f: (f / "manifest.json").unlink(), MANIFEST),
+    "manifest changed": (renamed, "SHA-256"),
+    "task cut": (of_part("task-0001", cut), r"task-0001\..* \d+ bytes instead of \d+"),
+    "task changed": (of_part("task-0000", flip), r"task-0000\..*SHA-256"),
+    "task gone": (of_part("task-0001", Path.unlink), r"task-0001\."),
+    "template gone": (of_part("template", Path.unlink), r"template\."),
+    "folder gone": (shutil.rmtree, "model"),
+    "another kind": (edited(lambda m: m.update(kind="cake")), "'cake', not a 'ibpwf-model'"),
+    "a part too few": (edited(lambda m: m["files"].pop("task-0001")), "task-0001"),
+    "factors too few": (edited(lambda m: m["files"].pop("factors-0000")), "factors-0000"),
     "factors that are not there": (
-        lambda f: rewrite(f, lambda m: m["content"]["state"]["tasks"][0].update(factors=0)),
-        r"\(part 'factors-0000' is there, and nothing reads it\); restore it from a copy",
+        edited(lambda m: m["content"]["state"]["tasks"][0].update(factors=0)),
+        "'factors-0000'",
     ),
-    "a field too few": (
-        lambda f: rewrite(f, lambda m: m["content"].pop("tasks")),
-        r"manifest\.json': field 'tasks' is missing.*Restore it from a copy",
-    ),
-    "tasks that are none": (
-        lambda f: rewrite(f, lambda m: m["content"].update(tasks=[1, 2])),
-        r"manifest\.json': field 'tasks\.0' is 1; it should be an object.*Restore it from a copy",
-    ),
-    "settings that are none": (
-        lambda f: rewrite(f, lambda m: configuration(m)["settings"].update(kappa=7)),
-        "kappa is 7; it is a probability",
-    ),
-    "a layer that is none": (
-        lambda f: rewrite(f, lambda m: configuration(m).update(layers=["hidden9"])),
-        "hidden9|not a whole model folder",
-    ),
+    "a field too few": (edited(lambda m: m["content"].pop("tasks")), f"{MANIFEST}.*'tasks'"),
+    "tasks that are none": (edited(lambda m: m["content"].update(tasks=[1, 2])), f"{MANIFEST}.*'tasks\\.0' is 1"),
+    "settings that are none": (edited(lambda m: configuration(m)["settings"].update(kappa=7)), "kappa is 7"),
+    "a layer that is none": (edited(lambda m: configuration(m).update(layers=["hidden9"])), "hidden9|model"),
     "moments of nothing": (
-        lambda f: rewrite(f, lambda m: m["content"]["state"]["inference"].update(absolute_ridge=None)),
-        "is not a whole model folder .*restore it from a copy",
+        edited(lambda m: m["content"]["state"]["inference"].update(absolute_ridge=None)),
+        "model",
     ),
 }
 

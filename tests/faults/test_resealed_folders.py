@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from killed_learner import examples, fresh
-from resealed import CHANGES, Folder, apart
+from resealed import CHANGES, Change, Folder, apart, at, tensor, without
 from whole_model import KINDS, save_whole
 
 from ibpwf import registry
@@ -73,36 +73,6 @@ def test_a_folder_changed_at_random_and_sealed_again_is_refused_or_answers_as_be
     tally("resealed folders", times, seed=seed, wrong=wrong, tracebacks=times - ours - wrong, outside=outside)
 
 
-def at(path: str, value: Any) -> Callable[[Folder], None]:
-    """Another value at a place of the manifest's content."""
-
-    def change(folder: Folder) -> None:
-        *keys, last = path.split(".")
-        parent: Any = folder.content
-        for key in keys:
-            parent = parent[int(key)] if isinstance(parent, list) else parent[key]
-        if isinstance(parent, list):
-            parent[int(last)] = value
-        else:
-            parent[last] = value
-
-    return change
-
-
-def tensor(part: str, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Folder], None]:
-    def act(folder: Folder) -> None:
-        folder.parts[part][name] = change(folder.parts[part][name])
-
-    return act
-
-
-def without(part: str, name: str) -> Callable[[Folder], None]:
-    def act(folder: Folder) -> None:
-        del folder.parts[part][name]
-
-    return act
-
-
 def linear(folder: Folder, size: int) -> None:
     layers = folder.content["configuration"]["network"]["sequential"]
     layers[0][1]["arguments"].update(in_features=size, out_features=size)
@@ -139,7 +109,7 @@ def asymmetric(covariance: torch.Tensor) -> torch.Tensor:
     return changed
 
 
-EVIL: dict[str, Callable[[Folder], None]] = {
+EVIL: dict[str, Change] = {
     "NaN in a factor": tensor("reference", "factors/0/a", lambda a: a * float("nan")),
     "an infinite bias": tensor("task-0002", "own/0.bias", lambda b: b + float("inf")),
     "a bias too large to calculate with": tensor("task-0002", "own/0.bias", lambda b: b + 3e38),
@@ -237,7 +207,7 @@ def change_network(folder: Folder, change: Callable[[torch.Tensor], torch.Tensor
     part[first] = change(part[first])
 
 
-OTHERS: dict[str, Callable[[Folder], object]] = {
+OTHERS: dict[str, Change] = {
     "NaN": lambda f: change_network(f, lambda t: t * float("nan")),
     "another shape": lambda f: change_network(f, lambda t: t[:-1]),
     "a tensor too few": lambda f: f.parts["network"].popitem(),

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from killed_learner import examples
-from resealed import CHANGES, Folder, apart
+from resealed import CHANGES, Change, Folder, apart, one_number, refused, tensor
 from torch import Tensor, nn
 
 import ibpwf
 from ibpwf import Learner, Settings
-from ibpwf.errors import StoreError
 
 SETTINGS = Settings(
     alpha=3.0,
@@ -28,7 +27,6 @@ SETTINGS = Settings(
     random_features=9,
     held_out=0.2,
 )
-Change = Callable[[Folder], object]
 
 
 def fresh(**changes: Any) -> Learner:
@@ -58,17 +56,6 @@ def each(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     )
 
 
-def refused(folder: Folder, change: Change, path: Path) -> str:
-    changed = folder.changed()
-    change(changed)
-    changed.write(path)
-    with pytest.raises(StoreError) as caught:
-        ibpwf.load(path, device="cpu")
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
-
-
 def test_folders_that_are_only_sealed_again_answer(together: Folder, each: Folder, tmp_path: Path) -> None:
     for number, folder in enumerate((together, each)):
         folder.write(tmp_path / f"model-{number}")
@@ -85,7 +72,7 @@ def calibration(**values: Any) -> Change:
     return act
 
 
-def without(name: str) -> Change:
+def left_out(name: str) -> Change:
     return lambda folder: folder.content["state"]["tasks"][1]["calibration"].pop(name)
 
 
@@ -109,7 +96,7 @@ CALIBRATIONS: dict[str, Change] = {
     "a router of no weight": calibration(router=0.0),
     "a router that is not there": calibration(router=None),
     "experts that are not there": calibration(experts=None),
-    **{f"{name} left out": without(name) for name in ("temperature", "router", "experts", "classes", "limits")},
+    **{f"{name} left out": left_out(name) for name in ("temperature", "router", "experts", "classes", "limits")},
     "a number too many": calibration(more=1.0),
     "of no class": calibration(classes=0),
     "of fewer classes than there are": calibration(classes=3),
@@ -165,13 +152,7 @@ def test_a_calibration_of_a_router_beside_gaussians_is_refused(tmp_path: Path) -
         "losses": None,
         "opinion": None,
     }
-    whole = {
-        "alone": 1.0,
-        "router": 1.0,
-        "experts": 0.5,
-        "classes": 4,
-        "limits": [float(place) for place in range(9)],
-    }
+    whole = {"alone": 1.0, "router": 1.0, "experts": 0.5, "classes": 4, "limits": [*map(float, range(9))]}
     assert "9 limits in its calibration, not 0" in refused(folder, calibration(**whole), tmp_path / "model")
     losses = calibration(losses=[0.0] * 11)
     assert "11 losses in its calibration, not 0" in refused(folder, losses, tmp_path / "model")
@@ -207,24 +188,8 @@ def counts(value: Any) -> Change:
     return lambda folder: folder.content["state"]["tasks"][1].update(inference={"counts": value})
 
 
-def tensor(part: str, name: str, change: Callable[[Tensor], Tensor]) -> Change:
-    def act(folder: Folder) -> None:
-        folder.parts[part][name] = change(folder.parts[part][name])
-
-    return act
-
-
 def means(change: Callable[[Tensor], Tensor]) -> Change:
     return tensor("task-0001", "inference/means", change)
-
-
-def one_number(value: float) -> Callable[[Tensor], Tensor]:
-    def act(whole: Tensor) -> Tensor:
-        changed = whole.clone()
-        changed.view(-1)[0] = value
-        return changed
-
-    return act
 
 
 HARM: dict[str, Callable[[Tensor], Tensor]] = {
@@ -245,19 +210,8 @@ BOTH: dict[str, Change] = {
     **{
         f"counts of {value!r}": counts(value)
         for value in (
-            [],
-            [9],
-            [9, 9, 9],
-            [9, 0],
-            [9, -9],
-            [9, 9.5],
-            [9, "9"],
-            [9, True],
-            [9, None],
-            9,
-            None,
-            "99",
-            {},
+            *([], [9], [9, 9, 9], [9, 0], [9, -9], [9, 9.5], [9, "9"], [9, True], [9, None]),
+            *(9, None, "99", {}),
         )
     },
     "counts beyond all numbers": counts([9, 1 << 60]),

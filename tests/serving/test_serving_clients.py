@@ -17,8 +17,7 @@ import pytest
 from served import NAMES, Server, blobs, outputs, pixels, png, request
 
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.protocol import HEADER, IGNORED, PARAMETERS, read_request
-from ibpwf.serving.tensors import from_bytes, from_json
+from ibpwf.serving.protocol import HEADER, IGNORED, PARAMETERS, from_bytes, from_json, read_request
 
 triton = pytest.importorskip("tritonclient.http")
 

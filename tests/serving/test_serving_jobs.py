@@ -40,8 +40,7 @@ from ibpwf.serving.batching import Rows, predict
 from ibpwf.serving.jobs import Job
 from ibpwf.serving.learning_routes import EXPORTS
 from ibpwf.serving.registry import ServedModel
-from ibpwf.serving.worker import FAILED
-from ibpwf.serving.workshop import Worker
+from ibpwf.serving.worker import FAILED, Worker
 from ibpwf.storage.files import write_json
 from ibpwf.storage.folder import lock_folder
 

@@ -45,14 +45,14 @@ def test_a_visitor_finds_models_tasks_and_answers(page, server: Server):
     assert page.get_by_role("row").count() == 4
     assert "16 new" in page.locator("table").first.inner_text()
     page.set_input_files("#ask-file", server.models.parent / "test.csv")
-    page.get_by_role("button", name="Ask version 3").click()
+    page.get_by_role("button", name="Predict with version 3").click()
     page.wait_for_selector("#ask tbody tr")
     assert page.locator("#ask tbody tr").count() == 30
     assert "familiar" in page.locator("#ask tbody").inner_text()
     page.set_input_files("#compare-file", server.models.parent / "test.csv")
     page.get_by_role("button", name="Compare").click()
     page.wait_for_selector("#compare .good")
-    assert "the same to the bit" in page.locator("#compare").inner_text()
+    assert "bit-identical" in page.locator("#compare").inner_text()
     page.get_by_role("link", name="2", exact=True).click()
     assert page.get_by_role("heading", level=1).inner_text() == "things version 2"
 
@@ -65,7 +65,7 @@ def test_a_file_is_dropped_on_the_page(page, server: Server):
         text,
     )
     page.dispatch_event("#ask [data-drop]", "drop", {"dataTransfer": dropped})
-    page.get_by_role("button", name="Ask version 3").click()
+    page.get_by_role("button", name="Predict with version 3").click()
     page.wait_for_selector("#ask tbody tr")
     assert "30 rows. " in page.locator("#ask .answer").inner_text()
 
@@ -77,9 +77,9 @@ def test_an_image_is_answered(page, server: Server, tmp_path):
     (tmp_path / "one.png").write_bytes(png(np.arange(16, dtype=np.uint8).reshape(4, 4)))
     page.goto(f"{server.address}/models/pictures")
     page.set_input_files("#ask-file", tmp_path / "one.png")
-    page.get_by_role("button", name="Ask version 2").click()
+    page.get_by_role("button", name="Predict with version 2").click()
     page.wait_for_selector("#ask tbody tr")
-    assert "like nothing learnt" in page.locator("#ask tbody").inner_text()
+    assert "novel" in page.locator("#ask tbody").inner_text()
 
 
 def test_the_page_is_worked_from_the_keyboard_and_says_what_is_wrong(browser, server: Server):
@@ -137,10 +137,10 @@ def test_a_visitor_signs_in_and_sees_what_the_token_allows(browser, start, tmp_p
     page.get_by_label("Your token").fill(token)
     page.get_by_role("button", name="Sign in").click()
     page.get_by_role("link", name="things").click()
-    assert "alice (ask)" in page.locator("header").inner_text()
+    assert "alice (predict)" in page.locator("header").inner_text()
     assert page.locator("#teach").count() == 0
     page.set_input_files("#ask-file", server.models.parent / "test.csv")
-    page.get_by_role("button", name="Ask version 3").click()
+    page.get_by_role("button", name="Predict with version 3").click()
     page.wait_for_selector("#ask tbody tr")
     assert page.evaluate("document.cookie") == ""
     page.get_by_role("button", name="Sign out").click()

@@ -20,8 +20,16 @@ from typing import Any, BinaryIO
 from ibpwf.data.opening import quoted
 from ibpwf.serving.faults import Refused, bad, too_large
 from ibpwf.serving.limits import Limits
-from ibpwf.serving.protocol import Bytes, InferRequest, in_query, json_length, read_json, request_of
-from ibpwf.serving.tensors import kind_of, to_bytes
+from ibpwf.serving.protocol import (
+    Bytes,
+    InferRequest,
+    in_query,
+    json_length,
+    kind_of,
+    read_json,
+    request_of,
+    to_bytes,
+)
 
 LARGE = 256 << 10
 """Bytes from which a body is large. JSON of this size is parsed in a few milliseconds."""

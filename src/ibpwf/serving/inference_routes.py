@@ -36,12 +36,12 @@ from ibpwf.serving.protocol import (
     in_query,
     read_request,
     tensors_of,
+    to_bytes,
     version_number,
     write_response,
 )
 from ibpwf.serving.registry import LoadedVersion
 from ibpwf.serving.service import Service
-from ibpwf.serving.tensors import to_bytes
 from ibpwf.serving.uploads import receive_bytes, suffix_of, unpacked_size
 
 SMALL = 1 << 16

@@ -24,8 +24,8 @@ from ibpwf.data.table import read_table
 from ibpwf.plain_arrays import check_numbers
 from ibpwf.serving.faults import bad, too_large
 from ibpwf.serving.limits import Limits
+from ibpwf.serving.protocol import Array, from_base64, texts
 from ibpwf.serving.registry import LoadedVersion
-from ibpwf.serving.tensors import Array, from_base64, texts
 
 TASK, NUMBERS, IMAGE = "task", "x", "image"
 """Inputs beside the columns of a table: each row's task, all numbers of a row, and image files."""

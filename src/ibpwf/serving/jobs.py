@@ -33,8 +33,7 @@ from ibpwf.serving.records import Metrics, RateLimitedLog, audit, log
 from ibpwf.serving.registry import Registry, ServedModel
 from ibpwf.serving.uploads import receive_file, suffix_of
 from ibpwf.serving.versions import STATE, locked, make_state_folder
-from ibpwf.serving.worker import DISK_FULL, DONE, FAILED, LOCKED
-from ibpwf.serving.workshop import Worker, Workshop
+from ibpwf.serving.worker import DISK_FULL, DONE, FAILED, LOCKED, Worker, Workshop
 from ibpwf.storage.checkpoint_folder import discard, task_in_progress
 from ibpwf.storage.files import read_json, read_jsonl, sync_folder, write_json
 from ibpwf.storage.folder import MANIFEST

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ibpwf.serving.protocol import IGNORED, READING
-from ibpwf.serving.tensors import KINDS
+from ibpwf.serving.protocol import IGNORED, KINDS, READING
 
 Schema = dict[str, Any]
 

@@ -1,14 +1,18 @@
-"""A job done in a process of its own, so that answers keep their pace: learn a file, forget a task, write an export.
+"""Processes that do jobs beside the one that serves, so that predictions keep their pace: learn a task, update or
+forget one, write an export.
 
-`run` reads `job.json` in the job's folder, tells how it goes in `progress.jsonl` and leaves what came of it in
-`result.json`. It ends when the server that started it does, and has the model's lease until then: no other server
-makes changes beside it. Whatever ends it, the model folder is as before or as
-after, and the same job can be given again.
+They are forked from a process that has imported all that a job needs, which takes seconds of a core and is done once.
+`run` reads `job.json` in the job's folder, writes progress to `progress.jsonl` and leaves what came of it in
+`result.json`. A process ends when the server that started it does, and has the model's lease until then: no other
+server makes changes beside it. Whatever ends it, the model folder is as before or as after, and the same job can be
+given again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import multiprocessing
 import os
 import shutil
 import signal
@@ -23,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ibpwf.errors import IBPWFError, StoreError
+from ibpwf.serving.lease import Lease
 from ibpwf.training.callbacks import Callback, EpochEnd, TaskEnd, TaskStart
 
 DONE, FAILED, LOCKED, DISK_FULL, STOPPED = 0, 2, 3, 4, 130
@@ -253,3 +258,74 @@ def _link_newest(model: Path, out: Path) -> None:
             shutil.rmtree(out)
             if attempt == TRIES - 1:
                 raise
+
+
+NEEDED = [
+    *("ibpwf.estimator.files", "ibpwf.serving.worker", "ibpwf.serving.versions"),
+    *("pyarrow.csv", "pyarrow.compute", "torch"),
+    "torch._dynamo",  # which the first optimizer imports: most of the time of a short job
+]
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Starting a process also looks whether others have ended: two threads that read one exit code get 255 of it."""
+
+
+class Worker:
+    """A process that does one job."""
+
+    def __init__(self, process: Any, held: Connection) -> None:
+        self._process, self._held = process, held
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended; below 0 if a signal has ended it."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._process.sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._process.sentinel)
+        self.stop()
+        return await asyncio.to_thread(self._exit_code)
+
+    def _exit_code(self) -> int:
+        with _ONE_AT_A_TIME:
+            self._process.join()
+            return int(self._process.exitcode)
+
+    def stop(self) -> None:
+        """Let it keep what it has and end."""
+        with contextlib.suppress(OSError):
+            self._held.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class Workshop:
+    """Starts such processes."""
+
+    def __init__(self) -> None:
+        methods = multiprocessing.get_all_start_methods()
+        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+    def prepare(self) -> None:
+        """Import beforehand what jobs need, in the background."""
+        if self._context.get_start_method() == "forkserver":
+            from multiprocessing import forkserver
+
+            self._context.set_forkserver_preload(NEEDED)
+            threading.Thread(target=forkserver.ensure_running, daemon=True).start()
+
+    async def start(self, model: Path, folder: Path, lease: Lease, device: str) -> Worker:
+        return await asyncio.to_thread(self._start, model.resolve(), folder.resolve(), lease, device)
+
+    def _start(self, model: Path, folder: Path, lease: Lease, device: str) -> Worker:
+        theirs, ours = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=run, args=(str(model), str(folder), theirs, lease, device), daemon=True
+        )
+        with _ONE_AT_A_TIME:
+            process.start()
+        theirs.close()
+        return Worker(process, ours)

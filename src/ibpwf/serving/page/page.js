@@ -1,4 +1,4 @@
-// Asks, teaches and compares without leaving the page. Everything that is shown is set as text, never as markup.
+// Predicts, trains and compares without leaving the page. Everything that is shown is set as text, never as markup.
 "use strict";
 
 const place = document.getElementById("model");
@@ -78,7 +78,7 @@ function sure(row) {
 function looks(row) {
   if (row.novelty === null) return "–";
   const shown = row.novelty.toFixed(2);
-  return row.novelty > 1 ? [element("span", {class: "bad"}, `like nothing learnt (${shown})`)] : `familiar (${shown})`;
+  return row.novelty > 1 ? [element("span", {class: "bad"}, `novel (${shown})`)] : `familiar (${shown})`;
 }
 
 // The task a row was answered for, and those it might be instead.
@@ -103,10 +103,10 @@ handle("ask", async (form) => {
     String(number + 1), row.label, sure(row),
     thinks(row, found.tasks, Boolean(task)),
     `${row.entropy.toFixed(2)} nats`, looks(row)]);
-  const parts = [table("Answers", ["Row", "Label", "How sure", "Task", "Entropy", "Looks"], rows)];
+  const parts = [table("Predictions", ["Row", "Label", "Probability", "Task", "Entropy", "Novelty"], rows)];
   const total = found.rows.length;
   const count = total > SHOWN ? `The first ${SHOWN} of ${total} rows. ` : total > 1 ? `${total} rows. ` : "";
-  const right = found.accuracy === null ? "" : `${found.accuracy.toFixed(1)} % are as the file's own labels say.`;
+  const right = found.accuracy === null ? "" : `Accuracy by the file's own labels: ${found.accuracy.toFixed(1)} %.`;
   if (count || right) parts.push(element("p", {class: "faint"}, count + right));
   return parts;
 });
@@ -118,17 +118,17 @@ handle("compare", async (form) => {
   const [one, two] = found.versions;
   const parts = [];
   if (same.length) parts.push(element("p", {class: "good"},
-    `✓ With the task given (${same.join(", ")}), label, probability and entropy of every row are the same to the bit.`));
+    `✓ Task-incremental (${same.join(", ")}): label, probability and entropy of every row are bit-identical.`));
   for (const other of found.task_incremental.filter((task) => !task.bit_identical)) parts.push(element("p", {class: "bad"},
-    `With the task given (${other.task}), ${other.different.join(", ")} of some rows differ: it was updated in between.`));
+    `Task-incremental (${other.task}): ${other.different.join(", ")} of some rows differ. The task was updated in between.`));
   parts.push(element("p", {}, found.changed.length
-    ? `With the task inferred, ${found.changed.length} of ${found.rows.length} rows have another label: version ${two} knows other tasks.`
-    : `With the task inferred, all ${found.rows.length} rows have the same label.`));
+    ? `Class-incremental: ${found.changed.length} of ${found.rows.length} rows have another label, since version ${two} has other tasks.`
+    : `Class-incremental: all ${found.rows.length} rows have the same label.`));
   const rows = found.changed.slice(0, SHOWN).map((row) => {
     const {before, after} = found.rows[row];
     return [String(row + 1), `${before.label} (${before.task})`, sure(before), `${after.label} (${after.task})`, sure(after)];
   });
-  if (rows.length) parts.push(table("Rows that moved", ["Row", `Version ${one}`, "How sure", `Version ${two}`, "How sure"], rows));
+  if (rows.length) parts.push(table("Rows that changed", ["Row", `Version ${one}`, "Probability", `Version ${two}`, "Probability"], rows));
   return parts;
 });
 
