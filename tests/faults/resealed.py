@@ -143,7 +143,7 @@ def outcome(path: Path) -> str:
 
 
 def apart(path: Path) -> str:
-    """`outcome` in a process of its own, with a gigabyte of memory more than it has and a minute of time."""
+    """`outcome` in a process of its own, with a gigabyte of memory more than it has and a minute of a processor."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -153,14 +153,15 @@ def apart(path: Path) -> str:
             torch.set_num_threads(1)
             used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
             resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of a processor: other programs may keep it busy
+            signal.alarm(10 * SECONDS)
             os.write(writer, outcome(path).encode()[:4000])
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         said = pipe.read().decode()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return said or ("hung" if status == -signal.SIGALRM else f"died: {status}")
+    return said or ("hung" if -status in (signal.SIGALRM, signal.SIGPROF) else f"died: {status}")
 
 
 # Changes at random
