@@ -33,6 +33,7 @@ from ibpwf.estimator.building import (
 from ibpwf.estimator.preparing import Preparation, checked_rows
 from ibpwf.estimator.recipes import AUTO, Plan
 from ibpwf.estimator.storing import Columns, Face, read_classifier
+from ibpwf.estimator.stream_controller import StreamController, task_answers
 from ibpwf.estimator.task_rows import TaskRows, first_task
 from ibpwf.inference.novelty import Novelty
 from ibpwf.inference.prediction import Prediction, rows_by_value
@@ -46,9 +47,7 @@ from ibpwf.settings import Settings
 from ibpwf.storage.folder import lock_folder
 from ibpwf.storage.model_folder import whole_folder
 from ibpwf.streaming.options import StreamOptions
-from ibpwf.streaming.recent import TaskAnswers
-from ibpwf.streaming.stream import ROWS_AT_ONCE as TAKEN_AT_ONCE
-from ibpwf.streaming.stream import Segment, Stream
+from ibpwf.streaming.stream import Stream
 from ibpwf.torch_state import pinned, pinned_steps
 from ibpwf.training.callbacks import Callback
 from ibpwf.training.method import Forgotten
@@ -58,9 +57,6 @@ ROWS = "rows"
 
 NO_TASK = "none yet"
 """What answers call the task while there is none."""
-
-SAMPLE = 1000
-"""Rows of a segment of a stream that old tasks are tried on."""
 
 COLUMNS = ("n_features_in_", "feature_names_in_")
 
@@ -507,11 +503,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if "_stream" not in vars(other):
             seed = self.random_state if isinstance(self.random_state, (int, np.integer)) else 0
             other._stream = Stream(options, X.shape[1], int(seed), watching=self._has_tasks())
-        other._stream = other._stream.fork()
-        other._stream.options = options
-        numbers = book.numbers(y)
-        for start in range(0, len(numbers), TAKEN_AT_ONCE):
-            other._take_rows(X[start : start + TAKEN_AT_ONCE], numbers[start : start + TAKEN_AT_ONCE])
+        stream = other._stream.fork()
+        stream.options = options
+        StreamController(other, stream).take(X, book.numbers(y))
         self._commit(other)
 
     def _stream_rows(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -529,85 +523,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         return (X.toarray() if hasattr(X, "toarray") else X), y
 
-    def _take_rows(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
-        stream = self._stream
-        told = self._told(x)
-        current = None if told is None else self._likeliest(told)
-        segment = stream.take(x, y, told, current)
-        for number in stream.vanished():
-            label = self._labels.names[number]
-            stream.note("vanished", f"class {label!r} has not come for long; it stays known", label=label)
-        if segment is not None:
-            self._settle(segment)
-
-    def _told(self, x: NDArray[Any]) -> TaskAnswers | None:
-        """What the tasks predict for rows; None before there is one."""
-        found = self._by_tasks(x)
-        return None if found is None else self._task_answers(found)
-
     def _by_tasks(self, x: NDArray[Any], *, novelty: bool = False) -> Prediction | None:
         if not self._has_tasks():
             return None
         return self._by_learner(torch.from_numpy(self._standardizer(x)), None, novelty=novelty)
-
-    def _task_answers(self, found: Prediction) -> TaskAnswers:
-        task, label = np.array(found.classes, dtype=np.int64).T
-        serials = np.array([self.learner_.method.serial(number) for number in range(len(self.tasks_))])
-        return TaskAnswers(found.probabilities.cpu().numpy(), serials[task], label)
-
-    def _likeliest(self, told: TaskAnswers) -> str:
-        """The task that most rows of a batch are taken for."""
-        serial = np.bincount(told.task[told.probabilities.argmax(1)]).argmax()
-        serials = [self.learner_.method.serial(number) for number in range(len(self.tasks_))]
-        return self.tasks_[serials.index(int(serial))]
-
-    # Decisions
-
-    def _settle(self, segment: Segment) -> None:
-        """Decide what gathered rows are: an old task's, or a new one; and do what that means."""
-        stream, rows = self._stream, len(segment.y)
-        accuracies = self._accuracies(segment)
-        same = stream.same_task(segment, accuracies)
-        shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in accuracies.items())
-        beside = f"right about them: online part {100 * segment.online:.1f} %" + (f", {shown}" if shown else "")
-        if same is not None:
-            took = stream.options.update
-            if took:  # without a warning: the stream's log says how rows of the task are answered
-                self._update(segment.x, self._names(segment.y), same)
-            stream.dropped[same] = stream.dropped.get(same, 0) + (0 if took else rows)
-            decision = "update" if took else "old task"
-            stream.note(decision, f"{segment.why}; {beside}", task=same, rows=rows)
-            self._stream = stream
-            stream.settled(self._told(segment.x[-stream.options.window :]))
-            return
-        with warnings.catch_warnings():  # a hard task is no news in a stream; its accuracy is in the log
-            warnings.simplefilter("ignore", UserWarning)
-            self._learn(segment.x, self._names(segment.y), None, known=self._labels)
-        self._stream = stream
-        why = "" if shown else "no task has all their labels; " if len(self.tasks_) > 1 else "there was no task yet; "
-        reason = f"{segment.why}; {why}{beside}"
-        accuracy = self.learner_.tasks[-1].training_accuracy
-        stream.note("new task", reason, task=self.tasks_[-1], rows=rows, training_accuracy=accuracy)
-        stream.settled(self._told(segment.x[-stream.options.window :]))
-
-    def _names(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        names = self._labels.classes[self._labels.columns()[numbers]]
-        return np.asarray(names)
-
-    def _accuracies(self, segment: Segment) -> dict[str, float]:
-        """How often each task that has all labels of a segment is right about it, asked for that task."""
-        if not self._has_tasks():
-            return {}
-        wanted = set(np.unique(segment.y).tolist())
-        at = np.linspace(0, len(segment.y) - 1, min(SAMPLE, len(segment.y))).astype(int)
-        found = {}
-        for number, name in enumerate(self.tasks_):
-            if wanted <= set(self.learner_.tasks[number].classes):
-                said = self._by_learner(torch.from_numpy(self._standardizer(segment.x[at])), number)
-                columns = np.array([label for _, label in said.classes])
-                answers = columns[said.probabilities.cpu().numpy().argmax(1)]
-                found[name] = float(np.mean(answers == segment.y[at]))
-        return found
 
     def finish(self) -> Self:
         """Settle what the buffer holds now instead of when it is full: at the end of a stream, say."""
@@ -616,11 +535,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @pinned()
     def _finish(self) -> None:
-        other = self._fork()
-        other._stream = self._streamed().fork()
-        segment = other._stream.rest("the stream was said to be finished")
+        other, stream = self._fork(), self._streamed().fork()
+        segment = stream.rest("the stream was said to be finished")
         if segment is not None:
-            other._settle(segment)
+            StreamController(other, stream).settle(segment)
             self._commit(other)
 
     def last_decision(self) -> dict[str, Any]:
@@ -644,19 +562,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _undo(self) -> None:
         other, last = self._fork(), self.last_decision()
         kept = vars(other).get("extra_")
-        other._stream = stream = self._streamed().fork()
-        name = last["task"]
-        if last["decision"] == "new task" and self._has_tasks() and name in self.tasks_:
-            if len(self.tasks_) > 1:
-                other.forget(name)
-            else:
-                other._forget_all()
-            other._labels, other.classes_ = self._labels, self.classes_  # the stream still knows what it has seen
-            stream.lost_a_task(other._has_tasks())
-        elif last["decision"] == "old task" and name in stream.dropped:
-            stream.dropped[name] = max(0, stream.dropped[name] - last["rows"])
-        stream.note("undo", f"asked to undo decision {last['number']}", task=name, undone=last["number"])
-        other._stream = stream
+        StreamController(other, self._streamed().fork()).undo(last)
         self._commit(other, **({} if vars(other).get("extra_") is kept else {"extra_": vars(other)["extra_"]}))
 
     def _forget_all(self) -> None:
@@ -860,7 +766,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, _, _ = checked_rows(self, X)
         x = X.toarray() if hasattr(X, "toarray") else X
         found = self._by_tasks(x, novelty=novelty)
-        told, stream = None if found is None else self._task_answers(found), self._stream
+        told, stream = None if found is None else task_answers(self, found), self._stream
         mixed = stream.recent.mixed(stream.online.probabilities(x), told, len(self._labels.names))
         out = np.zeros((len(x), len(self.classes_)))
         columns = self._labels.columns()
