@@ -22,8 +22,8 @@ from torch import Tensor
 from ibpwf.fast.pairs import products
 
 NEGLIGIBLE_NATS = 45.0  # e^-45 = 3e-20: a thousand groups together do not change the last digit of a float64 near 1
-COORDINATES = 24  # of every group, for every input
-FURTHER_COORDINATES = 24  # beyond the first, of the groups that these do not rule out
+COORDINATES = 32  # of every group, for every input
+FURTHER_COORDINATES = 16  # beyond the first, of the groups that these do not rule out
 SWEEPS = 6  # of the power iteration that finds Q; any Q is right, a better one leaves fewer groups
 AT_ONCE = 2**20  # numbers of the first look, for as many inputs as that is enough for
 ROUNDING = 2.0**-24
