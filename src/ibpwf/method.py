@@ -61,7 +61,7 @@ from ibpwf.torch_state import depends_on_default
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
-from ibpwf.views import Shape, Views, check_square, class_logits, turned, turned_labels
+from ibpwf.views import Identity, Rotations, Shape, Views, views_of
 
 T = TypeVar("T")
 
@@ -146,6 +146,7 @@ class IBPWF(Method):
         self._old_version: nn.Module | None = None  # while a new one is learned
         self._data: TaskData | None = None  # while a task is learned
         self._phase = ELBO
+        self._views: Views = Identity()
         self._examples = 1
 
     def _take(self, settings: Settings) -> None:
@@ -240,7 +241,8 @@ class IBPWF(Method):
         s = self.settings
         before = self.model.tasks[self.place(data.index)] if data.is_update else None
         turns = s.turns if before is None else before.turns
-        check_square(next(data.rows.in_order(1))[0], turns, self.image_shape)
+        self._views = views_of(turns).of_images(self.image_shape)
+        self._views.check(next(data.rows.in_order(1))[0])
         outputs = turns * self.likelihood.outputs(data.classes, next(data.rows.in_order(1))[1])
         network = self.model.start_task(outputs, data.generator("init"), before)
         network.turns = turns
@@ -372,9 +374,9 @@ class IBPWF(Method):
         network, turns = self._training, self._training.turns
         classes = network.outputs // turns
         kl = None if self._phase == FINETUNE else network.kl()
-        given = turned(x, turns, self.image_shape)
+        given = self._views.train(x)
         logits = network(given)
-        fit = self.likelihood.loss(logits, turned_labels(y, turns, classes))
+        fit = self.likelihood.loss(logits, self._views.labels(y, classes))
         if self._old_version is not None:
             fit = fit + DISTILLATION * self.likelihood.divergence(
                 logits, self._old_version(given)[:, : network.outputs]
@@ -421,7 +423,7 @@ class IBPWF(Method):
             self._fix_selection()
         self.further_factors = further_factors(network)
         batches = rows.epoch(max(plan.batch_size, 2), data.generator("statistics"))  # one row has no variance
-        estimate_statistics(network, ((turned(x, network.turns, self.image_shape), y) for x, y in batches))
+        estimate_statistics(network, ((self._views.train(x), y) for x, y in batches))
         self.model.finish_task(network)
         self.keep(data, rows)
         self.network = self._old_version = self._data = None
@@ -580,8 +582,8 @@ class IBPWF(Method):
         """How images are looked at to answer for a task."""
         turns = self.model.tasks[self.place(task)].turns
         if self.settings.views == "plain" or turns == 1:
-            return Views()
-        return Views(turns, self.settings.mirror, self.image_shape)
+            return Identity()
+        return Rotations(mirror=self.settings.mirror).of_images(self.image_shape)
 
     def class_scores(self, x: Tensor, experts: fusion.Experts, *, distances: bool = False) -> fusion.Scores:
         """What router and experts say of every class of every task (see `inference.fusion`), and how far rows lie
@@ -822,7 +824,7 @@ class IBPWF(Method):
                     net,
                     stacked,
                     x,
-                    logits=lambda of, rows: class_logits(of, rows, classes, views) / divisor,
+                    logits=lambda of, rows: views.scores(of, rows, classes) / divisor,
                     beside=beside,
                 )
         p = self._given_task(x, task)

@@ -23,7 +23,7 @@ from ibpwf.storage.network_json import check_runs
 from ibpwf.storage.records import Record, first_problem
 from ibpwf.storage.tensor_checks import BOUNDED, CorruptModelError, TensorReader, buffer_rules, check_numbers
 from ibpwf.storage.tensor_file import TensorFile
-from ibpwf.views import check_square
+from ibpwf.views import views_of
 
 if TYPE_CHECKING:
     from ibpwf.factors.model import FactorModel
@@ -456,7 +456,7 @@ def check_inputs(method: IBPWF, shape: tuple[int, ...]) -> None:
         head = f"its head '{method.model.head}' has {wanted[1]} outputs"
         raise CorruptModelError(f"the network gives {list(given)} for one input, and {head}")
     for task in method.model.tasks:
-        check_square(torch.zeros(1, *shape, dtype=torch.float32), task.turns, method.image_shape)
+        views_of(task.turns).of_images(method.image_shape).check(torch.zeros(1, *shape, dtype=torch.float32))
     known, width = method.inference.phi_width(), method.features.width_for(shape)
     if None not in (known, width) and known != width:
         raise CorruptModelError(f"task inference is of {known} features, and φ has {width}")

@@ -15,7 +15,7 @@ from ibpwf import factorize
 from ibpwf.errors import InputError
 from ibpwf.factors.layers import channels_last
 from ibpwf.factors.model import FactorModel
-from ibpwf.views import Views, class_logits, turned, turned_labels
+from ibpwf.views import Identity, Rotations, views_of
 
 CLASSES = 3
 
@@ -44,7 +44,7 @@ def by_a_plain_loop(net: nn.Module, x: Tensor, classes: int, turns: int, mirror:
 
 
 def test_a_quarter_turn_is_against_the_clock() -> None:
-    rows = turned(torch.tensor([[[[1, 2], [3, 4]]]]), 4)
+    rows = Rotations().train(torch.tensor([[[[1, 2], [3, 4]]]]))
     assert rows[:, 0].tolist() == [[[1, 2], [3, 4]], [[2, 4], [1, 3]], [[4, 3], [2, 1]], [[3, 1], [4, 2]]]
 
 
@@ -53,27 +53,27 @@ def test_a_quarter_turn_is_against_the_clock() -> None:
 def test_turned_rows_are_those_of_numpy_one_turn_after_the_other(count: int, channels: int, side: int) -> None:
     x = images(count, channels, side)
     expected = np.concatenate([np.rot90(x.numpy(), turn, axes=(2, 3)) for turn in range(4)])
-    np.testing.assert_array_equal(turned(x, 4).numpy(), expected)
+    np.testing.assert_array_equal(Rotations().train(x).numpy(), expected)
 
 
 def test_the_label_of_a_turned_row_names_its_class_and_its_turn() -> None:
-    labels = turned_labels(torch.tensor([2, 0, 1]), 4, CLASSES)
+    labels = Rotations().labels(torch.tensor([2, 0, 1]), CLASSES)
     assert labels.tolist() == [2, 0, 1, 5, 3, 4, 8, 6, 7, 11, 9, 10]
     assert [divmod(label, CLASSES) for label in labels.tolist()] == [(k, c) for k in range(4) for c in (2, 0, 1)]
 
 
 def test_one_turn_changes_nothing_and_copies_nothing() -> None:
     x, y = images(4), torch.tensor([0, 1, 2, 1])
-    assert turned(x, 1) is x
-    assert turned_labels(y, 1, CLASSES) is y
-    ((turn, seen),) = Views()(x)
+    assert Identity().train(x) is x
+    assert Identity().labels(y, CLASSES) is y
+    ((turn, seen),) = Identity()(x)
     assert turn == 0
     assert seen is x
 
 
 def test_with_mirrorings_an_image_is_looked_at_in_eight_ways_no_two_of_them_alike() -> None:
     x = images(1)
-    seen = list(Views(4, mirror=True)(x))
+    seen = list(Rotations(mirror=True)(x))
     assert [turn for turn, _ in seen] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert len({tuple(view.flatten().tolist()) for _, view in seen}) == 8
     assert all(sorted(view.flatten().tolist()) == sorted(x.flatten().tolist()) for _, view in seen)
@@ -83,7 +83,7 @@ def test_with_mirrorings_an_image_is_looked_at_in_eight_ways_no_two_of_them_alik
 @pytest.mark.parametrize("turns", [1, 4])
 def test_class_scores_are_the_mean_of_a_plain_loop(turns: int, mirror: bool) -> None:
     net, x = network(turns * CLASSES), images(6)
-    scores = class_logits(net, x, CLASSES, Views(turns, mirror))
+    scores = views_of(turns, mirror=mirror).scores(net, x, CLASSES)
     assert scores.shape == (6, CLASSES)
     np.testing.assert_allclose(
         scores.detach().numpy(), by_a_plain_loop(net, x, CLASSES, turns, mirror), rtol=0, atol=1e-6
@@ -92,9 +92,9 @@ def test_class_scores_are_the_mean_of_a_plain_loop(turns: int, mirror: bool) -> 
 
 def test_an_image_and_its_mirror_image_are_answered_alike_where_mirrorings_count_and_only_there() -> None:
     net, x = network(4 * CLASSES), images(6)
-    both = [class_logits(net, image, CLASSES, Views(4, True)) for image in (x, x.flip(-1))]
+    both = [Rotations(mirror=True).scores(net, image, CLASSES) for image in (x, x.flip(-1))]
     torch.testing.assert_close(both[0], both[1], rtol=0, atol=1e-6)
-    alone = [class_logits(net, image, CLASSES, Views(4)) for image in (x, x.flip(-1))]
+    alone = [Rotations().scores(net, image, CLASSES) for image in (x, x.flip(-1))]
     assert not torch.allclose(alone[0], alone[1], atol=1e-2)
 
 
@@ -105,7 +105,7 @@ def test_one_turn_without_mirroring_gives_the_networks_very_own_outputs() -> Non
         given.append(network(CLASSES)(x))
         return given[-1]
 
-    scores = class_logits(outputs_of, images(6), CLASSES, Views())
+    scores = Identity().scores(outputs_of, images(6), CLASSES)
     assert len(given) == 1
     assert torch.equal(scores, given[0])
     assert scores.data_ptr() == given[0].data_ptr()
@@ -116,10 +116,10 @@ def test_what_is_no_square_image_is_not_turned(shape: tuple[int, ...]) -> None:
     x = torch.zeros(25, *shape)  # as many rows as numbers: flat rows, turned, would still fit the network
     words = r"turns is 4, which needs square images .*, but examples have shape \(" + ", ".join(map(str, shape))
     with pytest.raises(InputError, match=words):
-        turned(x, 4)
+        Rotations().train(x)
     with pytest.raises(InputError, match=words):
-        class_logits(lambda x: x.flatten(1), x, 2, Views(4))
-    assert turned(x, 1) is x
+        Rotations().scores(lambda x: x.flatten(1), x, 2)
+    assert Identity().train(x) is x
 
 
 def taught(heads: str, turns: tuple[int, ...]) -> FactorModel:
@@ -145,7 +145,7 @@ def test_every_task_of_a_model_answers_with_its_own_turns(heads: str) -> None:
         assert (model.tasks[task].outputs, model.tasks[task].classes) == (turns * CLASSES, CLASSES)
         for mirror in (False, True):
             expected = by_a_plain_loop(net, x, CLASSES, turns, mirror)
-            found = model.logits(x, task, Views(turns, mirror))
+            found = model.logits(x, task, views_of(turns, mirror=mirror))
             np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-6)
         assert torch.equal(model(x, task=task), model.logits(x, task))
     assert torch.equal(model.logits(x, 1), model.ready(1)(x)[:, :CLASSES])
@@ -162,10 +162,10 @@ def test_turns_survive_a_state_dict_and_another_device() -> None:
 
 def test_turned_images_lie_in_memory_as_they_came() -> None:
     x = images(4, channels=3)
-    assert turned(x, 4).is_contiguous()
-    near = turned(x.contiguous(memory_format=torch.channels_last), 4)
+    assert Rotations().train(x).is_contiguous()
+    near = Rotations().train(x.contiguous(memory_format=torch.channels_last))
     assert near.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(near, turned(x, 4))
+    assert torch.equal(near, Rotations().train(x))
 
 
 @pytest.mark.parametrize("shape", [(6, 1, 3, 3), (6, 3, 3, 3), (6, 4, 1, 1)])

@@ -21,7 +21,6 @@ from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, Pre
 from ibpwf.inference import fusion
 from ibpwf.method import IBPWF
 from ibpwf.preprocessing import LINEAR_TO, Standardizer
-from ibpwf.views import Views
 
 
 class _Standardize(nn.Module):
@@ -139,31 +138,22 @@ def prepare(preparation: Preparation | None, layout: Layout | None = None) -> nn
 
 
 class Expert(nn.Module):
-    """A task's class scores: of one that learned turns, the mean over all ways in which it looks at an image
-    (`views`). The network gets them all in one batch."""
+    """A task's class scores: of one with label augmentation, the mean over all ways in which it looks at an image."""
 
-    def __init__(self, net: nn.Module, classes: int, views: Views) -> None:
+    def __init__(self, scores: nn.Module) -> None:
         super().__init__()
-        self.net, self.classes, self.shape = net, classes, views.shape
-        self.views = Views(views.turns, views.mirror)
+        self.scores = scores
 
     @classmethod
     def of(cls, method: IBPWF, task: int) -> Expert:
         """The weights are copies, and can be trained: otherwise attention takes a path that does not trace."""
         model, place = method.model, method.place(task)
         net = model.thawed(copy.deepcopy(model.ready(place)).cpu())
-        return cls(net, model.tasks[place].classes, method.views(task))
+        return cls(method.views(task).export_module(net, model.tasks[place].classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.views.turns == 1:
-            plain: Tensor = self.net(x)[:, : self.classes]
-            return plain
-        images = x if self.shape is None else x.reshape(-1, *self.shape)
-        turns, views = zip(*self.views(images), strict=True)
-        rows = torch.cat(views)
-        outputs = self.net(rows if self.shape is None else rows.flatten(1)).unflatten(0, (len(turns), -1))
-        matching = [outputs[i, :, turn * self.classes :][:, : self.classes] for i, turn in enumerate(turns)]
-        return torch.stack(matching).mean(0)
+        found: Tensor = self.scores(x)
+        return found
 
 
 class TaskGraph(nn.Module):

@@ -253,15 +253,15 @@ class Source:
         """What the outputs of a task's network are, beside the answers of the model itself."""
         views, classes = self.method.views(task), self.method.model.tasks[self.method.place(task)].classes
         words = "class scores as the model has them; its probabilities are softmax(scores / temperature)"
-        if views.turns > 1:
-            mirrored = ", each also mirrored" if views.mirror else ""
+        if views.copies > 1:
+            mirrored = ", each also mirrored" if views.mirrors else ""
             words = (
                 "class scores of the image as it is, unturned; the model itself, and its export to onnx or pt2, "
-                f"takes the mean over {views.turns} quarter turns{mirrored}, and divides it by the temperature"
+                f"takes the mean over {views.copies} quarter turns{mirrored}, and divides it by the temperature"
             )
         if self.method.versions[task].opinion is not None:
             words += "; the model itself asks its second opinion beside them, which is not in this file"
-        numbers = {"temperature": self.method.temperature(task), "turns": views.turns, "mirror": views.mirror}
+        numbers = {"temperature": self.method.temperature(task), "turns": views.copies, "mirror": views.mirrors}
         return {"classes": classes, **numbers, "words": words}
 
     def about(self, task: int | None, net: nn.Module | None = None) -> dict[str, Any]:

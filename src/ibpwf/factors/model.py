@@ -38,7 +38,7 @@ from ibpwf.factors.weights import Weight, sharing
 from ibpwf.fast.mixed import MixedNetwork, mixed
 from ibpwf.packing import Packing, pack_inputs, packing_of, unpack_inputs
 from ibpwf.torch_state import depends_on_default, pinned
-from ibpwf.views import Views, class_logits
+from ibpwf.views import Views, views_of
 
 TASKS, FORGOTTEN = "tasks", "reference"
 """Where a state dict keeps the tasks, and what φ reads of a forgotten first one."""
@@ -390,7 +390,7 @@ class FactorModel(nn.Module):
         turns that a task was learned with (see `views`)."""
         task = range(len(self.tasks))[task]
         learned = self.tasks[task]
-        return class_logits(self.ready(task), x, learned.classes, views or Views(learned.turns))
+        return (views or views_of(learned.turns)).scores(self.ready(task), x, learned.classes)
 
     @pinned()
     def mixed_logits(self, x: Tensor, tasks: Tensor | RowTasks, *, if_cheaper: bool = False) -> Tensor | None:

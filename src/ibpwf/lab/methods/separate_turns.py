@@ -24,7 +24,7 @@ from ibpwf.parts import Count, Positive
 from ibpwf.training.method import TaskData
 from ibpwf.training.objective import Loss, batch_accuracy
 from ibpwf.training.phase import Phase
-from ibpwf.views import Views, class_logits, turned, turned_labels
+from ibpwf.views import views_of
 
 IMAGES_AT_ONCE = 512
 SMALLEST_IMAGE = 8
@@ -97,20 +97,20 @@ class SeparateTurns(Separate):
     def loss(self, x: Tensor, y: Tensor) -> Loss:
         """Cross-entropy on class and turn; the share of unturned images whose class is found."""
         s, classes = self.settings, len(self.task.classes)
-        x = self.images(x)
+        views, x = views_of(s.turns), self.images(x)
         if s.mirror:  # rows come in random order, so every other one is a random half
             every_other = torch.arange(len(x), device=x.device).view(-1, 1, 1, 1) % 2 == 0
             x = torch.where(every_other, x.flip(-1), x)
-        out = self.net[self.task.index](turned(x, s.turns))
-        fit = F.cross_entropy(out, turned_labels(y, s.turns, classes))
+        out = self.net[self.task.index](views.train(x))
+        fit = F.cross_entropy(out, views.labels(y, classes))
         return Loss(fit, accuracy=batch_accuracy(out[: len(y), :classes], y))
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """The mean of the matching outputs over turns and mirrorings."""
         s, classes = self.settings, len(self.known[task])
         parts = torch.split(self.images(x), IMAGES_AT_ONCE)
-        views = Views(s.turns, s.mirror)
-        return torch.cat([class_logits(self.net[task], part, classes, views) for part in parts])
+        views = views_of(s.turns, mirror=s.mirror)
+        return torch.cat([views.scores(self.net[task], part, classes) for part in parts])
 
     def class_log_probabilities(self, x: Tensor) -> Tensor:
         """Whatever each network takes for likely, raw outputs decide between them."""

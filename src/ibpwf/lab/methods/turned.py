@@ -24,9 +24,9 @@ from ibpwf.lab.methods.dense import Problem, class_prediction
 from ibpwf.method import IBPWF
 from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase
-from ibpwf.views import Views, class_logits, turned, turned_labels
+from ibpwf.views import Rotations
 
-TURNS = 4
+TURNS = Rotations.copies
 SMALLEST = 1e-300
 """Of a probability whose logarithm is taken."""
 
@@ -53,19 +53,19 @@ class Turned(Method):
             )
         self.tf32, self.bfloat16, self.capturable = plain.tf32, plain.bfloat16, plain.capturable
         self.decides_on_host, self.sets_rate = plain.decides_on_host, plain.sets_rate
-        self.views = Views(TURNS, shape=shape if len(problem.input_shape) == 1 else None)
+        self.views = Rotations().of_images(shape if len(problem.input_shape) == 1 else None)
 
     # Learning
 
     def begin_task(self, data: TaskData) -> Sequence[Phase]:
-        classes, shape = len(data.classes), self.views.shape
+        classes = len(data.classes)
         first = TURNS * sum(map(len, self.classes))
         self._data = TaskData(
             data.name,
             data.index,
             tuple(range(first, first + TURNS * classes)),
-            turned(data.x, TURNS, shape),
-            turned_labels(data.y, TURNS, classes),
+            self.views.train(data.x),
+            self.views.labels(data.y, classes),
             data.seed,
             data.serial,
         )
@@ -92,7 +92,7 @@ class Turned(Method):
     # Answering
 
     def logits(self, x: Tensor, task: int) -> Tensor:
-        return class_logits(lambda rows: self.plain.logits(rows, task), x, len(self.classes[task]), self.views)
+        return self.views.scores(lambda rows: self.plain.logits(rows, task), x, len(self.classes[task]))
 
     def predict(
         self, x: Tensor, task: Tensor | None, *, marginal: bool, posterior_samples: int, seed: int
