@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ibpwf.learner import Learner, load, open_model
     from ibpwf.likelihoods import Categorical, Likelihood
     from ibpwf.settings import Settings
+    from ibpwf.views import Identity, Rotations, Views
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,11 +25,14 @@ __all__ = [
     "ConstantGrowth",
     "ContinualClassifier",
     "IBPWFError",
+    "Identity",
     "Learner",
     "Likelihood",
     "Prediction",
     "Prior",
+    "Rotations",
     "Settings",
+    "Views",
     "__version__",
     "export",
     "factorize",
@@ -44,11 +48,14 @@ __getattr__, __dir__ = lazy_names(
         "ConstantGrowth": "ibpwf.factors.prior",
         "ContinualClassifier": "ibpwf.estimator",
         "IBPWFError": "ibpwf.errors",
+        "Identity": "ibpwf.views",
         "Learner": "ibpwf.learner",
         "Likelihood": "ibpwf.likelihoods",
         "Prediction": "ibpwf.inference.prediction",
         "Prior": "ibpwf.factors.prior",
+        "Rotations": "ibpwf.views",
         "Settings": "ibpwf.settings",
+        "Views": "ibpwf.views",
         "export": "ibpwf.exporting",
         "factorize": "ibpwf.factors.factorize",
         "load": "ibpwf.learner",
