@@ -9,4 +9,4 @@ def test_an_option_without_a_default_must_be_given_and_no_python_object_is_print
     page = command_reference.page()
     assert "<class" not in page
     (line,) = [line for line in page.splitlines() if line.startswith("| `--to` ")]
-    assert line.endswith("| must be given |")
+    assert line.endswith("| required |")
