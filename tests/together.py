@@ -84,12 +84,11 @@ def learn_all(distributed: Distributed) -> dict[str, Tensor]:
             one.learn(*DATA.task(number), callbacks=[first])
             # φ is the first task's network, which rounding makes another one: sums of the inputs themselves
         inference = type(one.method.inference)
-        fresh = inference(**({"per_class": True} if kind == "class-gaussian" else {}))
-        fresh.group = one.method.group
+        fresh = inference(**({"per": "class"} if kind == "class-gaussian" else {}))
         for number in range(2):
             x, y = DATA.task(number)
             batches = zip(x.split(64), (y % 2).split(64), strict=True)
-            fresh.learn(number, fresh.group.shares(batches), 2)
+            fresh.learn(number, one.method.group.shares(batches), 2)
             tensors = fresh.task_state(number)[1]
             found |= {f"sums/{kind}/{number}/{name}": tensor for name, tensor in tensors.items()}
         found |= {f"sums/{kind}/{name}": tensor for name, tensor in fresh.state()[1].items()}
