@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ibpwf import Learner, Settings
+from ibpwf import Learner, Settings, export
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.prediction import Prediction
 from ibpwf.likelihoods import Likelihood, RowScores
@@ -169,6 +169,14 @@ def test_what_needs_classes_is_rejected_beside_a_regression(changes: dict[str, A
 def test_predictions_that_need_classes_are_rejected_by_name(taught: Learner, how: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(how))):
         taught.predict(rows(0)[0], **how)
+
+
+def test_an_update_and_a_graph_are_rejected_by_name(taught: Learner, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="update"):
+        taught.fork().update(*rows(0), task="t0")
+    with pytest.raises(InputError, match="graph"):
+        export(taught, to="pt2", path=tmp_path / "all.pt2", task="t0")
+    assert torch.isfinite(taught.merge("t0")(rows(0)[0])).all()
 
 
 def test_targets_that_are_not_finite_are_rejected() -> None:

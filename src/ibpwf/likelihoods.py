@@ -70,6 +70,13 @@ class Likelihood(Part, ABC):
     capturable: ClassVar[bool] = True
     """Whether a step with this loss may be recorded as a CUDA graph."""
 
+    def require_classes(self, what: str, remedy: str) -> None:
+        """Reject what is only possible with class labels."""
+        if not self.has_classes:
+            raise InputError(
+                f"{what} needs class labels, and the targets of {type(self).__name__} are none; {remedy}."
+            )
+
     # Targets
 
     @abstractmethod

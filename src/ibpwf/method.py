@@ -429,6 +429,7 @@ class IBPWF(Method):
         self.network = self._old_version = self._data = None
 
     def learn_adapter(self, path: str | Path, data: TaskData, classes: Sequence[int] | None) -> None:
+        self.likelihood.require_classes("learn_adapter", "train the task with learn")
         adapter = read_adapter(path)
         adapter_classes(adapter, self.model, classes, data.classes)
         ready = as_task(adapter, self.model, len(data.classes))
@@ -679,11 +680,8 @@ class IBPWF(Method):
         """A row's answer given its task, or with `marginal` mixed over tasks: p(c|x) = Σ_t ρ_t,c P(t|φ(x)) and its
         entropy (eqs. predictive_marginal, entropy_incr_class)."""
         for name, asked in (("posterior_samples", posterior_samples), ("marginal", marginal)):
-            if asked and not self.likelihood.has_classes:
-                raise InputError(
-                    f"{name} is {asked}, which averages class probabilities, and {type(self.likelihood).__name__} "
-                    "has none; leave it out."
-                )
+            if asked:
+                self.likelihood.require_classes(name, "leave it out")
         if task is None and not posterior_samples and self.inference.has_class_scores:
             scores = self.class_scores(x, self._experts_asked())
             return self._joint_prediction(scores.joint(*self.fusion_weights()), marginal)

@@ -105,6 +105,9 @@ class Source:
 
     def graph(self, task: int | None) -> TaskGraph | WholeGraph:
         self._check_one_array()
+        self.method.likelihood.require_classes(
+            "a graph of probabilities", "export a task's plain weights (safetensors)"
+        )
         first = prepare(self.classifier._standardizer if self.classifier else None, self.layout())
         if task is not None:
             return TaskGraph(first, Expert.of(self.method, task), self.method.temperature(task)).eval()

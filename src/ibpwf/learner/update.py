@@ -170,6 +170,7 @@ def known_task(state: LearnerState, task: int | str) -> TaskInfo:
     if not state.tasks:
         raise InputError("nothing has been learnt yet, so there is no task to update; learn one first.")
     info = state.info(task)
+    state.method.likelihood.require_classes("update", "learn the rows as a task of their own")
     if info.version_of is not None:
         raise InputError(
             f"task is '{info.name}', an older version, which stays as it is; give '{info.version_of}' to go on from "
