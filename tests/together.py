@@ -85,6 +85,7 @@ def learn_all(distributed: Distributed) -> dict[str, Tensor]:
             # φ is the first task's network, which rounding makes another one: sums of the inputs themselves
         inference = type(one.method.inference)
         fresh = inference(**({"per": "class"} if kind == "class-gaussian" else {}))
+        fresh.join(one.method.group)
         for number in range(2):
             x, y = DATA.task(number)
             batches = zip(x.split(64), (y % 2).split(64), strict=True)
