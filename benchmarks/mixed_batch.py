@@ -37,8 +37,7 @@ SETTINGS = Settings(
     finetune_epochs=1,
     batch_size=16,
     learning_rate=0.01,
-    features="random",
-    random_features=16,
+    **{"inference.features": "random", "inference.features.width": 16},
 )
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 

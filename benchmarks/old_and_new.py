@@ -98,7 +98,7 @@ def work() -> Iterator[tuple[str, Callable[[], None]]]:
     apart = "validation_fraction" if "validation_fraction" in Settings.model_fields else "held_out"
     short = {apart: 0.1, "epochs": 2, "finetune_epochs": 1}
     if "features" in Settings.model_fields:
-        routing = Settings(inference="router", features="random", **short)
+        routing = Settings(inference="router", **short, **{"inference.features": "random"})
     else:
         routing = Settings(inference={"kind": "router", "features": "random"}, **short)
     routed = Learner(mlp(64, [64], 10), routing, device="cpu")

@@ -93,9 +93,11 @@ TUNED: dict[str, dict[str, Any]] = {
     "batch_size=128, learning_rate=3e-3": {"batch_size": 128, "learning_rate": 3e-3},
     "epochs=40": {"epochs": 40},
     "init=pretrained": {"settings": {"init": "pretrained"}},
-    "random_features=800": {"settings": {"random_features": 800}},
+    "random_features=800": {"settings": {"inference.features.width": 800}},
     "shrinkage=0.5": {"settings": {"shrinkage": 0.5}},
-    "a shared covariance": {"settings": {"inference": "shared-gaussian", "shrinkage": 0.0, "ridge": 0.2}},
+    "a shared covariance": {
+        "settings": {"inference": "shared-gaussian", "inference.shrinkage": 0.0, "inference.ridge": 0.2}
+    },
     "recipe=plain": {"recipe": "plain"},
 }
 

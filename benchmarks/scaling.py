@@ -170,9 +170,7 @@ def classes(sizes: list[int]) -> Iterator[dict[str, Any]]:
         batch_size=100,
         heads="per-task",
         inference="router",
-        features="random",
-        random_features=500,
-        router_precision="float32",
+        **{"inference.features": "random", "inference.features.width": 500, "inference.precision": "float32"},
     )
     torch.manual_seed(0)
     learner = Learner(mlp(64, [128], each), settings, seed=0, device="cpu")
@@ -249,8 +247,7 @@ def parameters(sizes: list[int]) -> Iterator[dict[str, Any]]:
         epochs=4,
         finetune_epochs=4,
         batch_size=32,
-        features="random",
-        random_features=128,
+        **{"inference.features": "random", "inference.features.width": 128},
     )
     learner = Learner(network, settings, seed=0, device="cpu")
     x, y = permuted_digits(0)

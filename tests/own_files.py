@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-QUICK = ("--epochs", "4", "--hidden", "24", "--set", "random_features=64", "--device", "cpu")
+QUICK = ("--epochs", "4", "--hidden", "24", "--set", "inference.features.width=64", "--device", "cpu")
 """Settings with which a task of blobs is learnt in a fraction of a second, and learnt well."""
 
 MEANS = np.random.default_rng(7).normal(0, 4, (12, 16))

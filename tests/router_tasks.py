@@ -11,6 +11,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ibpwf import Learner, Settings
+from ibpwf.inference.base import Features
+from ibpwf.inference.features.patches import Patches
+from ibpwf.inference.features.random import Random
 from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration, expert_weight
 from ibpwf.inference.router import SHARPNESS, Router
 
@@ -18,6 +21,8 @@ CLASSES = ((0, 1), (2, 3), (4, 5, 6))
 COLUMNS = tuple((task, label) for task, labels in enumerate(CLASSES) for label in labels)
 OWNER = np.array([task for task, _ in COLUMNS])
 FEATURES = ("random", "patches")
+SMALL: dict[str, Features] = {"random": Random(width=40), "patches": Patches(filters=10, grid=2)}
+"""Features of these kinds, as few as tell the tasks here apart."""
 SETTINGS = Settings(
     alpha=8.0,
     epochs=3,
@@ -25,10 +30,7 @@ SETTINGS = Settings(
     batch_size=16,
     learning_rate=0.02,
     inference="router",
-    features="random",
-    random_features=40,
-    patch_filters=10,
-    patch_grid=2,
+    **{"inference.features": SMALL["random"]},
 )
 
 

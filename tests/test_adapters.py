@@ -123,7 +123,7 @@ def test_it_is_a_task_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_router_with_held_out_rows_takes_it_too(tmp_path: Path) -> None:
-    learner = mixed(tmp_path, inference="router", features="random", held_out=0.2)
+    learner = mixed(tmp_path, inference="router", validation_fraction=0.2, **{"inference.features": "random"})
     assert learner.method.calibrations[1] is not None
     assert float((learner.predict(rows("mlp", 5)[0]).task == 1).double().mean()) > 0.8
 

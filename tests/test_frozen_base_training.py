@@ -17,7 +17,13 @@ from ibpwf.dispatch import accelerated
 from ibpwf.errors import InputError
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-SETTINGS = Settings(base="frozen", epochs=3, finetune_epochs=2, batch_size=8, features="random", random_features=8)
+SETTINGS = Settings(
+    base="frozen",
+    epochs=3,
+    finetune_epochs=2,
+    batch_size=8,
+    **{"inference.features": "random", "inference.features.width": 8},
+)
 
 
 class Blocks(nn.Module):

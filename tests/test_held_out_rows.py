@@ -11,7 +11,7 @@ from scipy import special
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from ibpwf import Learner
+from ibpwf import Gaussian, Learner
 from ibpwf.data.rows import IndexedRows, Rows
 from ibpwf.errors import InputError
 from ibpwf.inference.fusion import EXPERT_WEIGHT, ROUTER_WEIGHT, Calibration
@@ -21,6 +21,7 @@ from router_tasks import (
     CLASSES,
     OWNER,
     SETTINGS,
+    SMALL,
     X,
     calibrations,
     examples,
@@ -35,7 +36,7 @@ from router_tasks import (
 
 
 def test_given_the_task_class_scores_are_divided_by_the_temperature_and_labels_stay() -> None:
-    learner = taught(held_out=0.2)
+    learner = taught(validation_fraction=0.2)
     for task, (labels, one) in enumerate(zip(CLASSES, calibrations(learner), strict=True)):
         assert one.temperature != 1
         logits = learner.logits(X, task).double().numpy()
@@ -45,15 +46,15 @@ def test_given_the_task_class_scores_are_divided_by_the_temperature_and_labels_s
         assert answer.labels.tolist() == [labels[best] for best in logits.argmax(1)]
 
 
-@pytest.mark.parametrize("inference", ["gaussian", "class-gaussian"])
-def test_without_a_router_held_out_rows_give_the_temperature_alone(inference: str) -> None:
-    learner = taught(held_out=0.2, inference=inference)
+@pytest.mark.parametrize("per", ["task", "class"])
+def test_without_a_router_held_out_rows_give_the_temperature_alone(per: str) -> None:
+    learner = taught(validation_fraction=0.2, inference=Gaussian(per=per, features=SMALL["random"]))
     for task, one in enumerate(calibrations(learner)):
         assert one == Calibration(one.temperature)
         expected = special.softmax(learner.logits(X, task).double().numpy() / one.temperature, axis=1)
         found = learner.predict(X, task=task).probabilities.numpy()[:, task == OWNER]
         np.testing.assert_allclose(found, expected, atol=1e-12)
-    with pytest.raises(InputError, match=f"inference is {inference}.*inference='router'"):
+    with pytest.raises(InputError, match=r"inference is gaussian.*inference='router'"):
         learner.method.novelty(X, 0.01)
 
 
@@ -80,17 +81,22 @@ class Taken:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"features": "random"}, {"features": "patches"}, {"features": "layer", "turns": 4}]
+    "changes",
+    [
+        {"inference.features": SMALL["random"]},
+        {"inference.features": SMALL["patches"]},
+        {"inference.features": "layer", "turns": 4},
+    ],
 )
 def test_nothing_is_learned_from_rows_held_out(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in them, and as if they had never been there."""
-    straight = taught(2, held_out=0.2, **changes)
-    settings = SETTINGS.replace(held_out=0.2, **changes)
+    straight = taught(2, validation_fraction=0.2, **changes)
+    settings = SETTINGS.replace(validation_fraction=0.2, **changes)
     poisoned, without = (Learner(network(), settings, seed=5, device="cpu") for _ in range(2))
     taken = Taken(monkeypatch, poison=1e4)
     for labels in CLASSES[:2]:
         poisoned.learn(*examples(labels), task=str(labels))
-    without.settings = settings.replace(held_out=0.0, **without.settings.factorization)
+    without.settings = settings.replace(validation_fraction=0.0, **without.settings.factorization)
     for labels, (kept, held) in zip(CLASSES[:2], taken.parts, strict=True):
         x, y = kept.tensors()
         assert len(held) == sum(int(0.2 * int(count)) for count in examples(labels)[1].unique(return_counts=True)[1])
@@ -106,7 +112,7 @@ def test_rows_held_out_are_of_every_class_drawn_by_seed_and_the_router_counts_th
 ) -> None:
     taken = Taken(monkeypatch)
     for seed in (1, 1, 2):
-        learner = Learner(network(), SETTINGS.replace(held_out=0.25, epochs=1), seed=seed, device="cpu")
+        learner = Learner(network(), SETTINGS.replace(validation_fraction=0.25, epochs=1), seed=seed, device="cpu")
         learner.learn(*examples(CLASSES[2]))
         router = learner.method.inference
         assert isinstance(router, Router)
@@ -126,7 +132,9 @@ def test_rows_held_out_are_of_every_class_drawn_by_seed_and_the_router_counts_th
 def test_no_more_than_500_rows_of_a_task_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = Taken(monkeypatch)
     x, y = torch.randn(1300, 3, generator=torch.Generator().manual_seed(0)), torch.arange(1300) % 3
-    quick = SETTINGS.replace(held_out=0.5, epochs=1, finetune_epochs=0, batch_size=400, random_features=5)
+    quick = SETTINGS.replace(
+        validation_fraction=0.5, epochs=1, finetune_epochs=0, batch_size=400, **{"inference.features.width": 5}
+    )
     Learner(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)), quick, device="cpu").learn(x, y)
     assert MOST_HELD_OUT == 500
     assert 497 <= len(taken.parts[0][1]) <= 500
@@ -134,8 +142,8 @@ def test_no_more_than_500_rows_of_a_task_are_held_out(monkeypatch: pytest.Monkey
 
 def test_a_dataset_gives_the_bits_that_its_tensors_do() -> None:
     tensors, stored = (
-        taught(2, held_out=0.2),
-        Learner(network(), SETTINGS.replace(held_out=0.2), seed=5, device="cpu"),
+        taught(2, validation_fraction=0.2),
+        Learner(network(), SETTINGS.replace(validation_fraction=0.2), seed=5, device="cpu"),
     )
     for labels in CLASSES[:2]:
         stored.learn(TensorDataset(*examples(labels)), task=str(labels))
@@ -144,7 +152,7 @@ def test_a_dataset_gives_the_bits_that_its_tensors_do() -> None:
 
 
 def test_of_ready_made_batches_nothing_is_held_out_and_what_is_new_cannot_be_told() -> None:
-    learner = Learner(network(), SETTINGS.replace(held_out=0.2), seed=5, device="cpu")
+    learner = Learner(network(), SETTINGS.replace(validation_fraction=0.2), seed=5, device="cpu")
     for labels in CLASSES[:2]:
         x, y = examples(labels)
         learner.learn([*zip(x.split(16), y.split(16), strict=True)], task=str(labels))
@@ -159,7 +167,7 @@ def test_of_ready_made_batches_nothing_is_held_out_and_what_is_new_cannot_be_tol
 
 def test_rows_may_be_held_out_of_some_tasks_alone() -> None:
     learner = taught(1)
-    learner.settings = learner.settings.replace(held_out=0.2)
+    learner.settings = learner.settings.replace(validation_fraction=0.2)
     learner.learn(*examples(CLASSES[1]))
     first, second = learner.method.calibrations
     assert first is None

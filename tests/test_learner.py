@@ -363,7 +363,11 @@ def test_a_network_of_ones_own_class_is_asked_for_again_and_then_loads(
 def test_heads_of_their_own_and_gaussians_per_class_come_back_as_well(
     net: nn.Module, small: Settings, digits: Scenario, tmp_path: Path
 ) -> None:
-    learner = Learner(net, small.replace(heads="per-task", inference="class-gaussian", max_factors=12), seed=1)
+    learner = Learner(
+        net,
+        small.replace(heads="per-task", inference="gaussian", max_factors=12, **{"inference.per": "class"}),
+        seed=1,
+    )
     for task in digits[:2]:
         learner.learn(task.train.x, task.train.y, task=task.name)
     learner.save(tmp_path / "model")

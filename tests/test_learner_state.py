@@ -92,7 +92,7 @@ def test_settings_of_the_next_task_take_effect_and_those_of_the_model_are_refuse
     learner.learn(*examples(0))
     learner.settings = learner.settings.replace(epochs=7, kappa=0.4)
     with pytest.raises(InputError, match=r"ridge is 0\.5, but this was built with 0\.0001"):
-        learner.settings = learner.settings.replace(ridge=0.5)
+        learner.settings = learner.settings.replace(**{"inference.ridge": 0.5})
     with pytest.raises(InputError, match="heads is 'per-task', but this was built with 'shared'"):
         learner.settings = learner.settings.replace(heads="per-task")
     epochs: list[int] = []
@@ -113,7 +113,7 @@ def test_parameters_of_a_classifier_set_between_tasks_take_effect_or_are_refused
         ("hidden", (9,)),
         ("alpha", 3.0),
         ("random_state", 5),
-        ("settings", {"ridge": 0.7}),
+        ("settings", {"inference.ridge": 0.7}),
         ("settings", {"heads": "shared"}),
     ):
         was = getattr(classifier, name)

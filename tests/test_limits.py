@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ibpwf import ContinualClassifier, Learner, Settings, factorize, models
+from ibpwf import ContinualClassifier, Learner, Random, Settings, factorize, models
 from ibpwf.device import choose_device
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.gaussian import MomentAccumulator
@@ -39,8 +39,8 @@ def test_a_network_that_no_memory_holds_is_not_built() -> None:
 
 
 def test_features_whose_covariance_no_memory_holds_are_refused() -> None:
-    with pytest.raises(InputError, match=r"random_features is 100000; give at least 1 and at most 20,000\."):
-        Settings(random_features=100_000)
+    with pytest.raises(InputError, match=r"width is 100000; give at least 1 and at most 20,000\."):
+        Random(width=100_000)
     with pytest.raises(InputError, match="100,000 features, whose covariance takes 80 GB; at most 20,000"):
         MomentAccumulator().add(torch.zeros(1, 100_000))
 

@@ -21,6 +21,7 @@ from router_tasks import (
     CLASSES,
     FEATURES,
     SETTINGS,
+    SMALL,
     X,
     examples,
     network,
@@ -31,7 +32,14 @@ from router_tasks import (
 # What is new
 
 
-WELL = {"held_out": 0.3, "turns": 4, "epochs": 8, "finetune_epochs": 4, "features": "patches", "patch_filters": 40}
+WELL = {
+    "validation_fraction": 0.3,
+    "turns": 4,
+    "epochs": 8,
+    "finetune_epochs": 4,
+    "inference.features": SMALL["patches"],
+    "inference.features.filters": 40,
+}
 
 
 @functools.cache
@@ -79,7 +87,7 @@ def test_a_higher_rate_gives_no_fewer_alarms_and_only_rates_are_taken() -> None:
 
 @pytest.mark.parametrize("experts", [0, 1, "likely"])
 def test_what_is_new_is_told_whichever_experts_are_asked(experts: Any) -> None:
-    learner = with_settings(knows_two_tasks(0), experts=experts)
+    learner = with_settings(knows_two_tasks(0), **{"inference.experts": experts})
     found = learner.method.novelty(torch.cat(FRESH), 0.05)
     assert bool(torch.isfinite(found).all())
     assert bool(
@@ -91,7 +99,12 @@ def test_what_is_new_is_told_whichever_experts_are_asked(experts: Any) -> None:
 
 
 def test_tasks_of_one_class_each_are_learned_with_turns_and_told_apart(tmp_path: Path) -> None:
-    learner = Learner(network(), SETTINGS.replace(turns=4, held_out=0.1, features="patches"), seed=2, device="cpu")
+    learner = Learner(
+        network(),
+        SETTINGS.replace(turns=4, validation_fraction=0.1, **{"inference.features": SMALL["patches"]}),
+        seed=2,
+        device="cpu",
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for label in (3, 7, 0):
@@ -109,7 +122,7 @@ def test_tasks_of_one_class_each_are_learned_with_turns_and_told_apart(tmp_path:
 
 
 def test_one_class_in_all_is_every_images_answer_until_there_is_another() -> None:
-    learner = Learner(network(), SETTINGS.replace(turns=4, held_out=0.1), seed=2, device="cpu")
+    learner = Learner(network(), SETTINGS.replace(turns=4, validation_fraction=0.1), seed=2, device="cpu")
     learner.learn(*examples((3,), 0, 60))
     answer = learner.predict(X, marginal=True)
     assert answer.probabilities.unique().tolist() == [1.0]
@@ -118,7 +131,12 @@ def test_one_class_in_all_is_every_images_answer_until_there_is_another() -> Non
 
 
 def test_gaussians_too_tell_a_task_of_one_class_from_others() -> None:
-    settings = Settings(epochs=20, finetune_epochs=10, heads="per-task", features="random", random_features=60)
+    settings = Settings(
+        epochs=20,
+        finetune_epochs=10,
+        heads="per-task",
+        **{"inference.features": "random", "inference.features.width": 60},
+    )
     learner = Learner(network(), settings, device="cpu")
     for labels in ((7,), (0, 1), (4,)):
         learner.learn(*examples(labels))
@@ -146,7 +164,9 @@ class Epochs(Callback):
 
 
 def test_a_router_takes_classes_one_at_a_time_and_nothing_is_trained_for_them(tmp_path: Path) -> None:
-    learner = Learner(network(), SETTINGS.replace(held_out=0.2, epochs=20, finetune_epochs=10), device="cpu")
+    learner = Learner(
+        network(), SETTINGS.replace(validation_fraction=0.2, epochs=20, finetune_epochs=10), device="cpu"
+    )
     learner.learn(*examples((0, 1)))
     before = learner.logits(FRESH[0], 0)
     seen: list[int] = []
@@ -167,9 +187,11 @@ def test_a_router_takes_classes_one_at_a_time_and_nothing_is_trained_for_them(tm
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_flat_rows_give_the_bits_that_images_do(features: str) -> None:
-    settings = SETTINGS.replace(turns=4, held_out=0.2, mirror=True, features=features)
+    settings = SETTINGS.replace(
+        turns=4, validation_fraction=0.2, mirror=True, **{"inference.features": SMALL.get(features, features)}
+    )
     images = Learner(network(), settings, seed=5, device="cpu")
-    flat = Learner(network(flat=True), settings.replace(image_shape=(1, 8, 8)), seed=5, device="cpu")
+    flat = Learner(network(flat=True), settings.replace(**{"input.shape": (1, 8, 8)}), seed=5, device="cpu")
     for labels in CLASSES[:2]:
         x, y = examples(labels)
         images.learn(x, y)
@@ -199,7 +221,9 @@ def test_flat_rows_give_the_bits_that_images_do(features: str) -> None:
 def test_a_wrong_image_shape_is_refused_by_name_before_anything_is_learned(
     shape: Any, features: str, words: str
 ) -> None:
-    settings = SETTINGS.replace(turns=4, image_shape=shape, features=features)
+    settings = SETTINGS.replace(
+        turns=4, **{"input.shape": shape, "inference.features": SMALL.get(features, features)}
+    )
     learner = Learner(network(flat=True), settings, seed=5, device="cpu")
     x, y = examples(CLASSES[0])
     with pytest.raises(InputError, match=words):

@@ -142,7 +142,7 @@ def test_batches_bring_their_own_targets() -> None:
 
 
 def test_a_validation_split_ends_the_training_of_a_regression() -> None:
-    learner = new(held_out=0.25, early_stopping=True)
+    learner = new(validation_fraction=0.25, early_stopping=True)
     learner.learn(*rows(0, 400), task="t0")
     assert error(learner, 0, task="t0") < 0.1
 
@@ -158,7 +158,11 @@ def test_several_labels_at_once_are_a_likelihood_too() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"inference": "class-gaussian"}, "inference"), ({"inference": "router"}, "inference"), ({"turns": 4}, "turns")],
+    [
+        ({"inference": "gaussian", "inference.per": "class"}, "inference"),
+        ({"inference": "router"}, "inference"),
+        ({"turns": 4}, "turns"),
+    ],
 )
 def test_what_needs_classes_is_rejected_beside_a_regression(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=field):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ibpwf
-from ibpwf import Learner, Settings
+from ibpwf import Learner, Settings, parts
 from ibpwf.errors import InputError, StoreError
 from ibpwf.inference.base import Batch, Features, State, TaskInference
 from ibpwf.likelihoods import Categorical, Likelihood
@@ -31,10 +31,11 @@ def examples(task: int) -> tuple[Tensor, Tensor]:
     return torch.randn(48, 6, generator=generator) + place + 2 * torch.randn(2, 6, generator=generator)[y], y
 
 
-def new(settings: Settings = QUICK, likelihood: Likelihood | None = None, **parts: Any) -> Learner:
+def new(settings: Settings = QUICK, likelihood: Likelihood | None = None, **own: Any) -> Learner:
     torch.manual_seed(0)
-    settings = settings.replace(likelihood=likelihood or Categorical())
-    return Learner(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), settings, device="cpu", **parts)
+    inner = {name: own.pop(name) for name in ("inference", "inference.features") if name in own}
+    settings = settings.replace(likelihood=likelihood or Categorical(), **inner)
+    return Learner(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), settings, device="cpu", **own)
 
 
 def taught(learner: Learner, tasks: int = 3) -> Learner:
@@ -103,7 +104,7 @@ def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def test_features_and_inference_of_ones_own_tell_tasks_apart() -> None:
-    learner = taught(new(features=Squares(), inference=Nearest()))
+    learner = taught(new(inference=Nearest(features=Squares())))
     features, inference = learner.method.features, learner.method.inference
     assert isinstance(features, Squares)
     assert isinstance(inference, Nearest)
@@ -126,21 +127,34 @@ def test_a_forgotten_task_leaves_an_inference_of_ones_own() -> None:
     assert float((learner.predict(examples(2)[0]).task == 1).double().mean()) > 0.9
 
 
-def test_parts_of_ones_own_are_asked_for_again_when_a_folder_is_read(tmp_path: Path) -> None:
-    learner = taught(new(features=Squares(), inference=Nearest(), likelihood=Smooth(), optimizer=momentum), 2)
+@pytest.fixture
+def _known() -> Iterator[None]:
+    """Parts that are registered are known in this test alone."""
+    before = {group: dict(kinds) for group, kinds in parts._KINDS.items()}
+    yield
+    parts._KINDS.clear()
+    parts._KINDS.update(before)
+
+
+@pytest.mark.usefixtures("_known")
+def test_parts_of_ones_own_are_known_to_a_folder_once_they_are_registered(tmp_path: Path) -> None:
+    inference = Nearest(features=Squares())
+    learner = taught(new(inference=inference, likelihood=Smooth(), optimizer=momentum), 2)
     learner.save(tmp_path / "model")
-    own = {"likelihood": Smooth()}
-    for given, missing in (({}, "a likelihood"), (own, "features"), ({"features": Squares(), **own}, "inference")):
-        with pytest.raises(StoreError, match=rf"taught with {missing} of your own; .*{missing.split()[-1]}=\.\.\."):
-            Learner.load(tmp_path / "model", **given)
-    answering = Learner.load(tmp_path / "model", features=Squares(), inference=Nearest(), **own)
+    for part, missing in ((Nearest, "inference"), (Squares, r"inference\.features"), (Smooth, "likelihood")):
+        with pytest.raises(StoreError, match=rf"unknown {missing} '.*:{part.__name__}'.*register"):
+            Learner.load(tmp_path / "model")
+        parts.register(part)
+    parts._KINDS["inference"].pop(Nearest.kind_name())
+    assert Learner.load(tmp_path / "model", inference=inference).tasks
+    parts.register(Nearest)
+    answering = Learner.load(tmp_path / "model")
     x = torch.cat([examples(task)[0] for task in range(2)])
     assert torch.equal(answering.predict(x).probabilities, learner.predict(x).probabilities)
     with pytest.raises(InputError, match=r"taught with your own optimizer, which.*optimizer="):
         answering.learn(*examples(2))
     answering.save(tmp_path / "again")  # what it needs is not forgotten on the way
-    whole = {"features": Squares(), "inference": Nearest(), "likelihood": Smooth(), "optimizer": momentum}
-    again = ibpwf.load(tmp_path / "again", **whole)
+    again = ibpwf.load(tmp_path / "again", optimizer=momentum)
     for one in (learner, again):
         one.learn(*examples(2))
     assert torch.equal(again.predict(x).probabilities, learner.predict(x).probabilities)
@@ -185,11 +199,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_settings_name_parts_as_module_and_name(here: Path) -> None:
-    settings = QUICK.replace(inference="own_parts:Nearest", features="own_parts:Squares")
+    settings = QUICK.replace(inference="own_parts:Nearest", **{"inference.features": "own_parts:Squares"})
     learner = taught(new(settings))
     assert type(learner.method.inference).__name__ == "Nearest"
     x = torch.cat([examples(task)[0] for task in range(3)])
-    by_hand = taught(new(features=Squares(), inference=Nearest()))
+    by_hand = taught(new(inference=Nearest(features=Squares())))
     assert torch.equal(learner.predict(x).probabilities, by_hand.predict(x).probabilities)
 
 
@@ -198,11 +212,8 @@ def test_a_folder_that_names_a_module_does_not_import_it(here: Path) -> None:
     learner.save(here / "model")
     sys.modules.pop("own_parts")
     (here / "own_parts.py").write_text("raise SystemExit('imported')")
-    with pytest.raises(StoreError, match=r"taught with inference of your own; pass it again: Learner\.load"):
+    with pytest.raises(StoreError, match="unknown inference 'own_parts:Nearest'"):
         Learner.load(here / "model")
-    again = Learner.load(here / "model", inference=Nearest())
-    x = examples(0)[0]
-    assert torch.equal(again.predict(x).probabilities, learner.predict(x).probabilities)
     assert "own_parts" not in sys.modules
 
 
@@ -210,16 +221,16 @@ def test_a_folder_that_names_a_module_does_not_import_it(here: Path) -> None:
     ("setting", "message"),
     [
         ({"inference": "gausian"}, r"unknown inference 'gausian'\. Did you mean 'gaussian'\?"),
-        ({"features": "radnom"}, r"unknown features 'radnom'\. Did you mean 'random'\?"),
-        ({"inference": "own_parts:Squares"}, "inference is 'own_parts:Squares', a Squares; expected a TaskInference"),
-        ({"features": "own_parts:Smooth"}, "features is 'own_parts:Smooth', a Smooth; expected a Features"),
-        ({"features": "own_parts:Absent"}, "features 'own_parts:Absent' cannot be imported"),
+        ({"inference.features": "radnom"}, r"unknown inference\.features 'radnom'\. Did you mean 'random'\?"),
+        ({"inference": "own_parts:Squares"}, "inference is .*Squares; expected a TaskInference"),
+        ({"inference.features": "own_parts:Smooth"}, r"inference\.features is .*Smooth; expected a Features"),
+        ({"inference.features": "own_parts:Absent"}, r"inference\.features 'own_parts:Absent' cannot be imported"),
     ],
 )
 @pytest.mark.usefixtures("here")
 def test_names_that_stand_for_nothing_fitting_are_refused(setting: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        new(QUICK.replace(**setting))
+        QUICK.replace(**setting)
 
 
 # Callbacks

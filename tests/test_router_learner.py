@@ -18,6 +18,7 @@ from router_tasks import (
     COLUMNS,
     FEATURES,
     OWNER,
+    SMALL,
     X,
     examples,
     expert_scores,
@@ -32,7 +33,7 @@ from router_tasks import (
 @pytest.mark.parametrize("held_out", [0.0, 0.2])
 @pytest.mark.parametrize("features", FEATURES)
 def test_answers_are_those_of_the_weighted_sum_of_what_router_and_experts_say(features: str, held_out: float) -> None:
-    learner = taught(features=features, held_out=held_out)
+    learner = taught(validation_fraction=held_out, **{"inference.features": SMALL.get(features, features)})
     alpha, beta = fused_weights(learner)
     joint = alpha * router_scores(learner) + beta * expert_scores(learner)
     p, best = special.softmax(joint, axis=1), joint.argmax(1)
@@ -54,7 +55,7 @@ def test_answers_are_those_of_the_weighted_sum_of_what_router_and_experts_say(fe
 
 
 def test_answers_are_right_more_often_than_those_of_the_router_or_of_the_best_expert() -> None:
-    learner = taught(features="patches", held_out=0.2, epochs=12)
+    learner = taught(validation_fraction=0.2, epochs=12, **{"inference.features": SMALL["patches"]})
     y = torch.cat([examples(labels, 80, 110)[1] for labels in CLASSES]).numpy()
     labels = np.array([label for _, label in COLUMNS])
 
@@ -67,7 +68,7 @@ def test_answers_are_right_more_often_than_those_of_the_router_or_of_the_best_ex
 
 
 def test_with_experts_0_the_router_answers_alone_and_no_expert_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = with_settings(taught(held_out=0.2), experts=0)
+    learner = with_settings(taught(validation_fraction=0.2), **{"inference.experts": 0})
     newest = learner.method.calibrations[-1]
     assert newest is not None and newest.alone is not None  # noqa: PT018
     expected = special.softmax(newest.alone * router_scores(learner), axis=1)
@@ -79,13 +80,14 @@ def test_with_experts_0_the_router_answers_alone_and_no_expert_is_asked(monkeypa
     answer = learner.predict(X, marginal=True)
     np.testing.assert_allclose(answer.probabilities.numpy(), expected, atol=1e-6)
     assert same_answers(
-        with_settings(learner, expert_weight=0.0, experts="all"), with_settings(learner, expert_weight=7.0)
+        with_settings(learner, **{"inference.expert_weight": 0.0, "inference.experts": "all"}),
+        with_settings(learner, **{"inference.expert_weight": 7.0}),
     )
 
 
 @pytest.mark.parametrize("experts", ["likely", 1, 2])
 def test_tasks_that_are_not_asked_have_no_share_and_the_others_what_the_sum_gives_them(experts: Any) -> None:
-    learner = with_settings(taught(held_out=0.2), experts=experts)
+    learner = with_settings(taught(validation_fraction=0.2), **{"inference.experts": experts})
     alpha, beta = fused_weights(learner)
     router = router_scores(learner)
     mask = asked(torch.from_numpy(router), [len(labels) for labels in CLASSES], experts).numpy()
@@ -98,20 +100,26 @@ def test_tasks_that_are_not_asked_have_no_share_and_the_others_what_the_sum_give
 
 @pytest.mark.parametrize("weight", [0.3, 2.0])
 def test_a_weight_of_the_users_own_stands_beside_a_routers_of_1(weight: float) -> None:
-    learner = with_settings(taught(held_out=0.2), expert_weight=weight)
+    learner = with_settings(taught(validation_fraction=0.2), **{"inference.expert_weight": weight})
     joint = router_scores(learner) + weight * expert_scores(learner)
     found = learner.predict(X, marginal=True).probabilities.numpy()
     np.testing.assert_allclose(found, special.softmax(joint, axis=1), atol=1e-6)
 
 
 def test_how_much_is_asked_may_change_at_any_time_and_back() -> None:
-    learner = taught(held_out=0.2, turns=4)
+    learner = taught(validation_fraction=0.2, turns=4)
     before = learner.predict(X, marginal=True).probabilities
-    others = ({"experts": 0}, {"experts": 1}, {"experts": "likely"}, {"views": "plain"}, {"expert_weight": 3.0})
+    others = (
+        {"experts": 0},
+        {"experts": 1},
+        {"experts": "likely"},
+        {"views": "plain"},
+        {"inference.expert_weight": 3.0},
+    )
     for change in others:
         changed = with_settings(learner, **change)
         assert not torch.equal(changed.predict(X, marginal=True).probabilities, before)
-        back = with_settings(changed, experts="all", views="all", expert_weight="auto")
+        back = with_settings(changed, views="all", **{"inference.experts": "all", "inference.expert_weight": "auto"})
         assert torch.equal(back.predict(X, marginal=True).probabilities, before)
     plain = with_settings(learner, views="plain")
     for task, labels in enumerate(CLASSES):
@@ -121,13 +129,17 @@ def test_how_much_is_asked_may_change_at_any_time_and_back() -> None:
 
 def test_settings_that_every_task_reads_may_not_change() -> None:
     learner = taught(2)
-    for change in ({"keep_sums_per_task": True}, {"random_features": 41}, {"image_shape": (1, 8, 8)}):
+    for change in (
+        {"inference.keep_sums_per_task": True},
+        {"inference.features.width": 41},
+        {"input.shape": (1, 8, 8)},
+    ):
         with pytest.raises(InputError, match=next(iter(change))):
             learner.settings = learner.settings.replace(**change)
 
 
 def test_with_posterior_draws_the_task_is_still_the_joint_rules() -> None:
-    learner = taught(held_out=0.2)
+    learner = taught(validation_fraction=0.2)
     drawn = learner.predict(X, posterior_samples=3)
     assert torch.equal(drawn.task, learner.method.task_probabilities(X).argmax(1))
     assert drawn.mutual_information is not None
@@ -140,7 +152,10 @@ def test_with_posterior_draws_the_task_is_still_the_joint_rules() -> None:
 @pytest.mark.parametrize("held_out", [0.0, 0.2])
 @pytest.mark.parametrize("features", FEATURES)
 def test_what_experts_say_of_old_tasks_never_changes(features: str, held_out: float) -> None:
-    early, late = taught(2, features=features, held_out=held_out), taught(3, features=features, held_out=held_out)
+    early, late = (
+        taught(2, validation_fraction=held_out, **{"inference.features": SMALL.get(features, features)}),
+        taught(3, validation_fraction=held_out, **{"inference.features": SMALL.get(features, features)}),
+    )
     for task in range(2):
         assert torch.equal(early.logits(X, task), late.logits(X, task))
         mine = OWNER[:4] == task

@@ -19,7 +19,6 @@ from torch import Tensor
 from ibpwf import ContinualClassifier, Learner, Settings, export, load, models
 from ibpwf.concurrency import finish
 from ibpwf.errors import InputError
-from ibpwf.inference.kinds import inference_of
 from ibpwf.lab.methods import method_named
 from ibpwf.lab.methods.dense import Problem
 from ibpwf.learner.update import Trial
@@ -31,10 +30,16 @@ from ibpwf.training.checkpoint import Checkpoint
 
 PIXELS, DIGITS = (torch.tensor(part) for part in load_digits(return_X_y=True))
 X, Y = PIXELS.float() / 16, DIGITS
-QUICK = {"epochs": 3, "finetune_epochs": 2, "init": "pretrained", "features": "random", "random_features": 80}
-GAUSSIAN = Settings(**QUICK, inference="shared-gaussian", ridge=0.2)
-ROUTER = Settings(**QUICK, inference="router", held_out=0.1)
-PER_TASK = Settings(**QUICK, inference="router", keep_sums_per_task=True, heads="per-task")
+QUICK = {
+    "epochs": 3,
+    "finetune_epochs": 2,
+    "init": "pretrained",
+    "inference.features": "random",
+    "inference.features.width": 80,
+}
+GAUSSIAN = Settings(**QUICK, inference="shared-gaussian", **{"inference.ridge": 0.2})
+ROUTER = Settings(**QUICK, inference="router", validation_fraction=0.1)
+PER_TASK = Settings(**QUICK, inference="router", heads="per-task", **{"inference.keep_sums_per_task": True})
 EACH = {"gaussians": GAUSSIAN, "router": ROUTER, "router and heads per task": PER_TASK}
 
 
@@ -80,7 +85,7 @@ def test_the_old_version_and_all_other_tasks_stay_to_the_bit(settings: Settings)
 
 
 @pytest.mark.parametrize(
-    "settings", [GAUSSIAN, Settings(**QUICK, inference="router", ridge=0.2)], ids=["lda", "ridge"]
+    "settings", [GAUSSIAN, Settings(**QUICK, inference="router", **{"inference.ridge": 0.2})], ids=["lda", "ridge"]
 )
 @pytest.mark.parametrize("task", ["low", "mid"])
 def test_tasks_are_inferred_as_if_all_rows_had_been_learned_at_once(settings: Settings, task: str) -> None:
@@ -88,7 +93,7 @@ def test_tasks_are_inferred_as_if_all_rows_had_been_learned_at_once(settings: Se
     new = NEW if task == "low" else noisy(of((3, 4), 200, 260))
     result = learner.update(*new, task=task, keep="always")
     assert result.rows + result.validation_rows == len(new[1])
-    joint, phi = inference_of(settings), learner.method.features
+    joint, phi = settings.inference.fork(), learner.method.features
     for number, old in enumerate((of((0, 1, 2), 0, 250), of((3, 4), 0, 200))):
         x, y = (torch.cat(pair) for pair in zip(old, new, strict=True)) if ("low", "mid")[number] == task else old
         joint.learn(number, [(phi(x), torch.unique(y, return_inverse=True)[1])], len(y.unique()))
@@ -299,7 +304,9 @@ def test_other_methods_cannot() -> None:
 
 
 def classifier(**settings: Any) -> ContinualClassifier:
-    found = ContinualClassifier(hidden=(40,), epochs=4, settings={"random_features": 80, **settings}, device="cpu")
+    found = ContinualClassifier(
+        hidden=(40,), epochs=4, settings={"inference.features.width": 80, **settings}, device="cpu"
+    )
     for task, labels in (("low", (0, 1, 2)), ("mid", (3, 4))):
         x, y = of(labels, 0, 220)
         found.learn(x.numpy(), np.array([f"d{label}" for label in y]), task=task)
@@ -343,7 +350,7 @@ def separable(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return x[apart], (margin[apart] > 0).long()
 
 
-ALWAYS_RIGHT = {"epochs": 6, "finetune_epochs": 2, "init": "pretrained", "random_features": 64}
+ALWAYS_RIGHT = {"epochs": 6, "finetune_epochs": 2, "init": "pretrained", "inference.features.width": 64}
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +364,7 @@ def linear_learner() -> Learner:
 
 @pytest.fixture(scope="module")
 def linear_classifier() -> ContinualClassifier:
-    settings = {"random_features": 64, "init": "pretrained"}
+    settings = {"inference.features.width": 64, "init": "pretrained"}
     classifier = ContinualClassifier((16,), epochs=6, learning_rate=0.01, settings=settings, device="cpu")
     x, y = separable(800, 0)
     return classifier.learn(x.numpy(), y.numpy(), task="sides")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ibpwf import Learner, Settings
+from ibpwf import Gaussian, Learner, Random, Router, Settings, SharedGaussian
 from ibpwf.distributed import Distributed
 from ibpwf.training.callbacks import Callback, StepEnd
 
 STEPS = 8
 """Of batch normalization, in parts of 7 and of 8 rows, after which processes are compared with one."""
 
-KINDS = ("gaussian", "class-gaussian", "shared-gaussian", "router")
+KINDS: dict[str, Any] = {
+    "gaussian": Gaussian(),
+    "class-gaussian": Gaussian(per="class"),
+    "shared-gaussian": SharedGaussian(),
+    "router": Router(features=Random(width=40)),
+}
 
 
 class Rows(NamedTuple):
@@ -55,8 +60,10 @@ def network(norm: bool = False) -> nn.Module:
 
 
 def learner(kind: str, distributed: Distributed, *, norm: bool = False, epochs: int = 6) -> Learner:
-    features = {"features": "random", "random_features": 40, "held_out": 0.1} if kind == "router" else {}
-    settings = Settings(epochs=epochs, batch_size=15, learning_rate=0.01, inference=kind, **features)
+    held = 0.1 if kind == "router" else 0.0
+    settings = Settings(
+        epochs=epochs, batch_size=15, learning_rate=0.01, inference=KINDS[kind], validation_fraction=held
+    )
     return Learner(network(norm), settings, distributed=distributed, device="cpu")
 
 
@@ -83,8 +90,7 @@ def learn_all(distributed: Distributed) -> dict[str, Tensor]:
         for number in range(2):
             one.learn(*DATA.task(number), callbacks=[first])
             # φ is the first task's network, which rounding makes another one: sums of the inputs themselves
-        inference = type(one.method.inference)
-        fresh = inference(**({"per": "class"} if kind == "class-gaussian" else {}))
+        fresh = KINDS[kind].fork()
         fresh.join(one.method.group)
         for number in range(2):
             x, y = DATA.task(number)

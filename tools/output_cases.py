@@ -45,17 +45,27 @@ ROWS, UNSEEN = 48, 12
 
 INFERENCE: dict[str, dict[str, Any]] = {
     "gaussian": {},
-    "class-gaussian": {"inference": "class-gaussian"},
+    "class-gaussian": {"inference": "gaussian", "inference.per": "class"},
     "shared-gaussian": {"inference": "shared-gaussian"},
-    "router": {"inference": "router", "features": "random", "random_features": 60, "experts": 0},
-    "ensemble": {"inference": "router", "features": "random", "random_features": 60, "held_out": 0.2},
+    "router": {
+        "inference": "router",
+        "inference.features": "random",
+        "inference.features.width": 60,
+        "inference.experts": 0,
+    },
+    "ensemble": {
+        "inference": "router",
+        "inference.features": "random",
+        "inference.features.width": 60,
+        "validation_fraction": 0.2,
+    },
     "second-opinion": {
         "inference": "router",
-        "features": "random",
-        "random_features": 60,
-        "held_out": 0.2,
-        "second_opinion": True,
-        "keep_sums_per_task": True,
+        "inference.features": "random",
+        "inference.features.width": 60,
+        "validation_fraction": 0.2,
+        "inference.second_opinion": True,
+        "inference.keep_sums_per_task": True,
     },
 }
 NETWORKS = ("plain", "rotations", "frozen", "named", "batch-norm")

@@ -38,28 +38,30 @@ SETTINGS = Settings(
     schedule="cosine",
     precision="bfloat16",
     inference="router",
-    experts="all",
-    features="patches+backbone+adapted",
-    inference_layers=LATE_STAGES,
-    patch_filters="large",
-    backbone_depths=(5, 6, 7, 8),
-    backbone_grid=(3, 3, 3, 1),
-    backbone_projection=32_000,
-    router_ridge=0.01,
-    router_precision="mixed",
-    held_out=0.03,
-    second_opinion=True,
-    image_mean=CIFAR10.mean,
-    image_std=CIFAR10.std,
+    validation_fraction=0.03,
+    **{
+        "inference.experts": "all",
+        "inference.features": "patches+backbone+adapted",
+        "inference.features.layers": LATE_STAGES,
+        "inference.features.filters": "large",
+        "inference.features.depths": (5, 6, 7, 8),
+        "inference.features.grid": (3, 3, 3, 1),
+        "inference.features.projection": 32_000,
+        "inference.ridge": 0.01,
+        "inference.precision": "mixed",
+        "inference.second_opinion": True,
+        "input.mean": CIFAR10.mean,
+        "input.std": CIFAR10.std,
+    },
 )
 
 
 def network(settings: Settings, size: int) -> nn.Sequential:
     """Lite0 for images that come as the settings say; all is frozen but factors, heads and the statistics of batch
     normalization."""
-    assert settings.image_mean != "auto"
-    assert settings.image_std != "auto"
-    scale = {"image_mean": settings.image_mean, "image_std": settings.image_std}
+    assert settings.input.mean != "auto"
+    assert settings.input.std != "auto"
+    scale = {"input.mean": settings.input.mean, "input.std": settings.input.std}
     return backbones.image_classifier(backbones.load(BACKBONE), 2, size=size, **scale).requires_grad_(False)
 
 
@@ -155,7 +157,7 @@ def answers(made: Learner, stream: Scenario, validation: bool) -> dict[str, Any]
         y.append((labels.unsqueeze(1) == order).long().argmax(1) + sum(len(t.classes) for t in stream[: len(y)]))
     column, tasks = torch.cat(y), torch.repeat_interleave(torch.tensor([len(labels) for labels in y])).to(x.device)
     method = made.method
-    parts = [method.class_scores(rows, method.settings.experts) for rows in torch.split(x, ROWS_ASKED)]
+    parts = [method.class_scores(rows, method.inference.experts_asked) for rows in torch.split(x, ROWS_ASKED)]
     router_scores = torch.cat([part.router for part in parts])
     expert_scores = torch.cat([part.experts for part in parts if part.experts is not None])
     owner = torch.repeat_interleave(torch.tensor(parts[0].widths)).to(x.device)

@@ -41,23 +41,24 @@ COST = Settings(
     batch_size=64,
     learning_rate=1e-3,
     precision="bfloat16",
-    features="random",
-    random_features=16,
+    **{"inference.features": "random", "inference.features.width": 16},
 )
 ACCURACY = images.SETTINGS.replace(
     turns=1,
-    second_opinion=False,
     inference="gaussian",
-    router_ridge="auto",
-    features="random",
-    random_features=16,
-    patch_filters="small",
-    backbone_projection=0,
-    held_out=0.0,
+    validation_fraction=0.0,
     selection_rate=50.0,
     epochs=1,
     finetune_epochs=5,
     batch_size=256,
+    **{
+        "inference.second_opinion": False,
+        "inference.ridge": "auto",
+        "inference.features": "random",
+        "inference.features.width": 16,
+        "inference.features.filters": "small",
+        "inference.features.projection": 0,
+    },
 )
 LENGTH, STEPS, ROWS = 128, 60, 500
 Moved = Callable[[Tensor], Tensor]

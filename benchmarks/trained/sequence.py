@@ -31,8 +31,7 @@ IMAGES = lora.ACCURACY.replace(
     mirror=False,
     epochs=2,
     finetune_epochs=4,
-    image_mean=(0.0,),
-    image_std=(1.0,),
+    **{"input.mean": (0.0,), "input.std": (1.0,)},
 )
 TEXTS = texts.EXPERTS.replace(schedule="cosine", weight_decay=0.03)
 """Chosen on held-out texts. Without decay a network fits the few texts of a task perfectly in many ways, and two

@@ -33,11 +33,13 @@ KEPT = Path("runs/reuters")
 EXPERTS = Settings(
     heads="per-task",
     inference="router",
-    features="random",
-    random_features=5_000,
-    router_precision="float32",
-    expert_weight=0.05,  # of experts without turns; chosen on held-out texts
     init="anew",
+    **{
+        "inference.features": "random",
+        "inference.features.width": 5_000,
+        "inference.precision": "float32",
+        "inference.expert_weight": 0.05,
+    },
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -53,13 +53,26 @@ class Images(Part):
         require(alike, "mean", mean, f"std is {std}: give both, one number or three each, or neither")
 
     @property
-    def flat_shape(self) -> tuple[int, ...] | None:
+    def flat_shape(self) -> tuple[int, int, int] | None:
         """Of images that come as flat rows."""
         return None if self.shape == "auto" else self.shape
 
     @property
     def scale(self) -> PixelScale | None:
         return None if self.mean == "auto" or self.std == "auto" else PixelScale(self.mean, self.std)
+
+
+@register
+class BackboneImages(Images):
+    """Images that a pretrained network looks at once, when they come in; what it makes of them is the input."""
+
+    kind: ClassVar[str] = "backbone"
+    fixed: ClassVar[frozenset[str]] = Images.fixed | {"name", "size"}
+
+    name: str = Field("efficientnet-lite0", description="the pretrained network, by a name of `ibpwf backbones`")
+    size: Annotated[int, Field(ge=32, le=1024)] | Auto = Field(
+        "auto", description="pixels across to which images are resized; 'auto': as the network was trained"
+    )
 
 
 def as_images(x: Tensor, shape: tuple[int, ...] | None) -> Tensor:

@@ -39,9 +39,8 @@ from ibpwf.factors.row_tasks import RowTasks
 from ibpwf.factors.selection import further_factors, sufficient_selection
 from ibpwf.factors.task_network import TaskNetwork
 from ibpwf.inference import fusion
-from ibpwf.inference.base import Features, TaskInference, infer_tasks
+from ibpwf.inference.base import Context, Features, TaskInference, infer_tasks
 from ibpwf.inference.fusion import Calibration, by_task
-from ibpwf.inference.kinds import Context, images_of, inference_of
 from ibpwf.inference.opinion import EXPERT, REGRESSION, Opinion
 from ibpwf.inference.prediction import OwnTaskPrediction, Prediction, rows_by_value
 from ibpwf.inference.uncertainty import entropy, sampled_probabilities
@@ -51,8 +50,7 @@ from ibpwf.likelihoods import RowScores
 from ibpwf.limits import check_posterior_samples, check_rate
 from ibpwf.linear import FEWEST_ROWS
 from ibpwf.packing import Packing, find_packing, names_inputs
-from ibpwf.parts import Part
-from ibpwf.settings import Factorization, Schedule, Settings
+from ibpwf.settings import Schedule, Settings
 from ibpwf.storage.checkpoint_folder import digest_of
 from ibpwf.storage.network_json import build, describe, signature
 from ibpwf.storage.tensor_checks import CorruptModelError
@@ -71,16 +69,6 @@ when to stop, for which more are better."""
 
 ELBO, FINETUNE = "elbo", "finetune"
 
-BUILT_WITH = (
-    *Factorization.model_fields,
-    *("features", "inference", "inference_layers", "random_features", "ridge", "shrinkage", "mirror"),
-    *("patch_filters", "patch_sizes", "patch_grid", "patch_epsilon"),
-    *("backbone", "backbone_depths", "backbone_grid", "backbone_size", "backbone_projection"),
-    *("image_mean", "image_std", "image_shape"),
-    *("router_ridge", "router_precision", "keep_sums_per_task", "likelihood"),
-)
-"""Settings that all tasks have in common; any other may change from task to task."""
-
 DISTILLATION = 0.25
 """How much a new version of a task minds answering otherwise than the old one, beside answering rightly. Of 0, 0.25,
 0.5 and 1 this kept most of what the old rows had taught (docs/python.md has what it does)."""
@@ -94,11 +82,9 @@ PATIENCE = 500
 
 @dataclass(frozen=True)
 class Parts:
-    """What a user may put in the place of ours: features φ, task inference, and how an optimizer is made from
-    parameters. None stands for what the settings say."""
+    """What a user may put in the place of ours: how an optimizer is made from parameters. None stands for what the
+    settings say."""
 
-    features: Features | None = None
-    inference: TaskInference | None = None
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None
 
     def names(self) -> list[str]:
@@ -133,10 +119,9 @@ class IBPWF(Method):
         # Nobody knows whether a stranger's step can be recorded.
         self.capturable = self.parts.optimizer is None and settings.likelihood.capturable
         given = self.parts
-        depends_on_default(given.features, given.inference, given.optimizer, settings.likelihood)
-        self.inference = (inference_of(settings) if given.inference is None else given.inference).fork()
-        features = self.inference.features if given.features is None else given.features
-        self.features = features.bound(Context(model, images_of(settings)))
+        self.inference: TaskInference = settings.inference.fork()
+        self.features: Features = settings.inference.features.bound(Context(model, settings.input))
+        depends_on_default(settings.inference, settings.inference.features, given.optimizer, settings.likelihood)
         self._take(settings)
         self.versions = Versions()
         self.missing_parts: tuple[str, ...] = ()  # of the user's own, not given again since the model was loaded
@@ -150,16 +135,12 @@ class IBPWF(Method):
         self._examples = 1
 
     def _take(self, settings: Settings) -> None:
-        if settings.second_opinion and not self.inference.has_opinions:
-            raise InputError(
-                f"second_opinion is True, and {type(self.inference).__name__} has no regression on classes to keep; "
-                "set inference='router', or second_opinion=False."
-            )
         needing = {"inference": self.inference.needs_classes, "turns": settings.turns > 1}
         for name, needs_classes in needing.items():
             if needs_classes and not settings.likelihood.has_classes:
+                value = settings.inference.kind_name() if name == "inference" else settings.turns
                 raise InputError(
-                    f"{name} is {getattr(settings, name)}, which needs class labels, and the targets of "
+                    f"{name} is {value}, which needs class labels, and the targets of "
                     f"{type(settings.likelihood).__name__} are none; "
                     + ("set inference='gaussian'." if name == "inference" else "set turns=1.")
                 )
@@ -169,6 +150,7 @@ class IBPWF(Method):
             raise InputError(f"prior is {prior.kind_name()}, but the network was factorized for {built.kind_name()}.")
         self.model.prior = prior.replace(**shared)
         self.likelihood = settings.likelihood
+        self.inference = self.inference.adjusted(settings.inference)
         self.settings = settings
         self.accelerate = settings.accelerate
         self.tf32, self.bfloat16 = settings.precision != "float32", settings.precision == "bfloat16"
@@ -180,15 +162,13 @@ class IBPWF(Method):
 
     def with_settings(self, settings: Settings) -> Self:
         """The same method with other settings from the next task on; those it was built with must be the same."""
-        for name in BUILT_WITH:
-            wanted, built = getattr(settings, name), getattr(self.settings, name)
-            if isinstance(wanted, Part) and type(wanted) is type(built):
-                wanted, built = ({each: getattr(part, each) for each in part.fixed} for part in (wanted, built))
-            if wanted != built:
-                raise InputError(
-                    f"{name} is {wanted!r}, but this was built with {built!r}, which every task reads; keep it, or "
-                    "begin a new learner."
-                )
+        found = settings.fixed_difference(self.settings)
+        if found is not None:
+            name, wanted, built = found
+            raise InputError(
+                f"{name} is {wanted!r}, but this was built with {built!r}, which every task reads; keep it, or "
+                "begin a new learner."
+            )
         other = self.fork()
         other._take(settings)
         return other
@@ -446,7 +426,7 @@ class IBPWF(Method):
     # What is kept of a task
 
     def hold_out(self, data: TaskData) -> None:
-        share, apart = self.settings.held_out, data.generator("held out")
+        share, apart = self.settings.validation_fraction, data.generator("held out")
         most = MOST_TO_STOP_BY if self.settings.early_stopping else MOST_HELD_OUT
         self.outcome = None
         self._held_out = data.rows.split(share, most, apart) if share else None
@@ -469,7 +449,7 @@ class IBPWF(Method):
         if self._held_out is not None and (not data.is_update or new.calibration is not None):
             self.versions = self.versions.calibrated(self._calibrated(data.index, self._held_out, new.calibration))
             self._as_if_not_asked()
-        elif self.settings.second_opinion:
+        elif self.inference.keeps_opinions:
             self._as_if_not_asked()
         self._held_out = None
 
@@ -493,7 +473,7 @@ class IBPWF(Method):
         return ((phi, y) for x, y in batches for phi in self.features.views(x))
 
     def _opinion(self, task: int) -> Opinion | None:
-        return self.inference.opinion(task) if self.settings.second_opinion else None
+        return self.inference.opinion(task) if self.inference.keeps_opinions else None
 
     def _as_if_not_asked(self) -> None:
         """Let a router on a CPU solve again: training has other threads than answering, so other bits."""
@@ -559,7 +539,7 @@ class IBPWF(Method):
     @property
     def image_shape(self) -> Shape:
         """Of images that come as flat rows."""
-        return None if self.settings.image_shape == "auto" else self.settings.image_shape
+        return self.settings.input.flat_shape
 
     def logits(self, x: Tensor, task: int) -> Tensor:
         views, place = self.views(task), self.place(task)
@@ -616,8 +596,8 @@ class IBPWF(Method):
 
     def fusion_weights(self) -> tuple[float, float]:
         """α of the router and β of the experts: what held-out rows say, or the user's β beside a router of 1."""
-        weight = self.settings.expert_weight
-        alone = not self.settings.experts or not weight
+        weight = self.inference.weight_of_experts
+        alone = not self.inference.experts_asked or not weight
         if weight != "auto" and not alone:
             return fusion.ROUTER_WEIGHT, weight
         return fusion.weights(self.calibrations, alone=alone)
@@ -632,8 +612,9 @@ class IBPWF(Method):
         check_rate(rate)
         if not self.inference.has_class_scores:
             raise InputError(
-                f"inference is {self.settings.inference}, which does not look at every class; learn with "
-                "inference='router' and held_out above 0 to tell what is new, or with a ContinualClassifier."
+                f"inference is {self.settings.inference.kind_name()}, which does not look at every class; learn with "
+                "inference='router' and validation_fraction above 0 to detect novel inputs, or with a "
+                "ContinualClassifier."
             )
         scores = self.class_scores(x, self._novel_by(), distances=True)
         return fusion.novelty(scores, self.calibrations, rate)
@@ -665,11 +646,11 @@ class IBPWF(Method):
 
     def _experts_asked(self) -> fusion.Experts:
         """Whose experts join the router in a prediction."""
-        return self.settings.experts if self.fusion_weights()[1] else 0
+        return self.inference.experts_asked if self.fusion_weights()[1] else 0
 
     def _novel_by(self) -> fusion.Experts:
         """Whose experts tell novelty."""
-        return self.settings.experts or "likely"
+        return self.inference.experts_asked or "likely"
 
     def class_columns(self) -> tuple[tuple[int, int], ...]:
         return tuple((task, label) for task, labels in enumerate(self.classes) for label in labels)

@@ -33,6 +33,10 @@ Auto = Literal["auto"]
 Tree = dict[str, Any]
 
 
+class UnknownKindError(InputError):
+    """A part is of a kind that is not known here."""
+
+
 @dataclass(frozen=True)
 class _Building:
     """What is being built: the settings around it by name, and whether it may name modules to import."""
@@ -75,8 +79,11 @@ class FrozenSettings(BaseModel):
     """Settings that only predictions read. Any setting in neither of these sets may change from task to task."""
 
     def __init__(self, **values: Any) -> None:
+        if any("." in name for name in values):
+            values = type(self).merged(values)
         for name in values:
             if name not in type(self).model_fields:
+                _suggest_part(type(self), name)
                 raise unknown(self._called(), _dotted(name), map(_dotted, type(self).model_fields))
         try:
             super().__init__(**values)
@@ -145,7 +152,37 @@ class FrozenSettings(BaseModel):
 
     def given(self) -> Tree:
         """The settings that were given, and of parts those that were given to them."""
-        return {name: _as_tree(getattr(self, name), Part.given) for name in self.model_fields_set}
+        return {name: _as_tree(getattr(self, name), Part.given) for name in self._given_names()}
+
+    def _given_names(self) -> list[str]:
+        return [name for name in type(self).model_fields if name in self.model_fields_set]
+
+    def fixed_difference(self, other: FrozenSettings) -> tuple[str, Any, Any] | None:
+        """The first setting that all tasks share in which others of the same kind differ: its dotted name, its value
+        here and its value there."""
+        parts = part_fields(type(self))
+        for name in type(self).model_fields:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Part) and type(mine) is type(theirs) and name in parts:
+                found = mine.fixed_difference(theirs)
+                if found is not None:
+                    return f"{name}.{found[0]}", found[1], found[2]
+            elif name in self.fixed and mine != theirs:
+                kinds_differ = isinstance(mine, Part) and isinstance(theirs, Part)
+                return (name, mine.kind_name(), theirs.kind_name()) if kinds_differ else (name, mine, theirs)
+        return None
+
+    def with_fixed_of(self, other: Self) -> Self:
+        """These settings with those of others that all tasks share."""
+        changes: Tree = {}
+        parts = part_fields(type(self))
+        for name in type(self).model_fields:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Part) and type(mine) is type(theirs) and name in parts:
+                changes[name] = mine.with_fixed_of(theirs)
+            elif name in self.fixed:
+                changes[name] = theirs
+        return self.model_copy(update=changes)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, those of parts by their dotted names (`{"inference.ridge": 0.01}`); an
@@ -162,8 +199,8 @@ class FrozenSettings(BaseModel):
         """
         found: Tree = {}
         for layer in layers:
-            for name, value in layer.items():
-                _merge(cls, found, name, value)
+            for name in sorted(layer, key=lambda name: name.count(".")):  # a kind, then what refines it
+                _merge(cls, found, name, layer[name])
         return found
 
 
@@ -199,6 +236,10 @@ class Part(FrozenSettings):
     def spelled(cls, kind: str) -> Any:
         """What a name stands for that a group reads in a way of its own: a kind, or a tree."""
         return kind
+
+    def adjusted(self, settings: Self) -> Self:
+        """This part, and its state, with the settings of another of its kind."""
+        return self.model_copy(update={name: getattr(settings, name) for name in type(self).model_fields})
 
     @classmethod
     def kind_name(cls) -> str:
@@ -264,6 +305,14 @@ def part_fields(settings: type[FrozenSettings]) -> dict[str, str]:
     return found
 
 
+def _suggest_part(settings: type[FrozenSettings], name: str) -> None:
+    """Reject a setting of a part that is given without the part's name."""
+    for field, group in part_fields(settings).items():
+        for part in _KINDS.get(group, {}).values():
+            if name in part.model_fields:
+                raise InputError(f"unknown setting '{_dotted(name)}'. Did you mean '{_dotted(field)}.{name}'?")
+
+
 def build(group: str, value: object, *, field: str = "") -> Part:
     """A part of a group.
 
@@ -289,7 +338,8 @@ def build(group: str, value: object, *, field: str = "") -> Part:
     kind, settings = (value.get("kind"), value) if isinstance(value, Mapping) else (value, {})
     found = _kind(group, kind, field) if isinstance(kind, str) else kind
     if not isinstance(found, type) or not issubclass(found, base):
-        shown = kind if found is kind else f"'{kind}', a {getattr(found, '__name__', type(found).__name__)}"
+        named = getattr(found, "__name__", repr(found))
+        shown = named if found is kind else f"'{kind}', a {named}"
         known = " or ".join(f"'{name}'" for name in kinds(group))
         raise InputError(f"{_dotted(field)} is {shown}; expected a {base.__name__} or its kind: {known}.")
     with _inside(prefix=f"{_dotted(field)}."):
@@ -298,7 +348,10 @@ def build(group: str, value: object, *, field: str = "") -> Part:
 
 def _kind(group: str, name: str, field: str) -> Any:
     known, imports = _KINDS.get(group, {}), _BUILDING.get().imports
-    return registry.find(f"ibpwf.{group}", name, known, imports=imports, called=_dotted(field))
+    try:
+        return registry.find(f"ibpwf.{group}", name, known, imports=imports, called=_dotted(field))
+    except InputError as error:
+        raise UnknownKindError(str(error)) from error
 
 
 def _as_tree(value: Any, tree: Any) -> Any:
@@ -314,6 +367,8 @@ def _merge(settings: type[FrozenSettings], found: Tree, name: str, value: object
     """Put a setting over what earlier layers say."""
     name, _, rest = name.partition(".")
     group = part_fields(settings).get(name)
+    if name not in settings.model_fields and _merge_into_one_of_several(settings, found, name, {rest: value}):
+        return
     if rest and group is None:
         require(name not in settings.model_fields, f"{name}.{rest}", value, f"{name} is no part, and has no settings")
         raise unknown(settings._called(), _dotted(name), map(_dotted, settings.model_fields))
@@ -321,16 +376,38 @@ def _merge(settings: type[FrozenSettings], found: Tree, name: str, value: object
     if group is None or not isinstance(value, (Mapping, str, type)):
         found[name] = value
         return
+    below = found.get(name, settings.model_fields[name].get_default(call_default_factory=True))
+    found[name] = _merged_part(group, name, below, value)
+
+
+def _merged_part(group: str, name: str, below: Any, value: object) -> Any:
+    """What a later layer says of a part, over what was said `below`."""
     value = _BASES[group].spelled(value) if isinstance(value, str) else value
+    below = _BASES[group].spelled(below) if isinstance(below, str) else below
     given = dict(value) if isinstance(value, Mapping) else {"kind": value}
-    tree = _as_layer(found.get(name, settings.model_fields[name].get_default(call_default_factory=True)))
+    tree: Any = _as_layer(below)
     old = _kind(group, tree["kind"], name) if isinstance(tree["kind"], str) else tree["kind"]
     kind = given.pop("kind", old)
     kind = _kind(group, kind, name) if isinstance(kind, str) else kind
-    found[name] = tree = tree if kind is old else {"kind": kind}
+    tree = tree if kind is old else {"kind": kind}
     with _inside(prefix=f"{_dotted(name)}."):
-        for inner, one in given.items():
-            _merge(kind, tree, inner, one)
+        for inner in sorted(given, key=lambda inner: inner.count(".")):
+            _merge(kind, tree, inner, given[inner])
+    return tree
+
+
+def _merge_into_one_of_several(settings: type[FrozenSettings], found: Tree, name: str, value: Tree) -> bool:
+    """Refine the part of kind `name` among several side by side, such as `features.patches.filters` of features
+    'patches+backbone'. False if there is none."""
+    for field, group in part_fields(settings).items():
+        several = list(found.get(field) or ())
+        for place, one in enumerate(several):
+            kind = _as_layer(one)["kind"]
+            if name == (kind if isinstance(kind, str) else kind.kind_name()) and "" not in value:
+                merged = [_merged_part(group, name, one, value)]
+                found[field] = [*several[:place], *merged, *several[place + 1 :]]
+                return True
+    return False
 
 
 def _as_layer(value: Any) -> Tree:

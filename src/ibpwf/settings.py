@@ -5,20 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from ibpwf.factors.prior import IBP, Prior
+from ibpwf.images import Images
+from ibpwf.inference.kinds import Gaussian, TaskInference
 from ibpwf.likelihoods import Categorical, Likelihood
-from ibpwf.limits import MOST_FEATURES, MOST_SUMS, check_image_sizes, check_patch_sizes
-from ibpwf.parts import Auto, Count, FrozenSettings, NotNegative, OfGroup, Positive, Probability, Share, require
-
-PatchSizes = Annotated[tuple[Annotated[int, Field(ge=2, le=32)], ...], AfterValidator(check_patch_sizes)]
-Cells = Annotated[int, Field(ge=1, le=16)]
-ImageSize = Annotated[int, Field(ge=32, le=1024)]
-ImageSizes = Annotated[ImageSize | tuple[ImageSize, ...] | Auto, AfterValidator(check_image_sizes)]
-
+from ibpwf.parts import Auto, Count, FrozenSettings, NotNegative, OfGroup, Positive, Probability, require
 
 SHORTHAND = frozenset(IBP.model_fields)
 """Settings that stand for those of `prior=IBP(...)`."""
@@ -97,12 +92,22 @@ def longest_schedule(rows: int) -> Schedule:
     return Schedule(min(max(math.ceil(300 / steps), 2), 30), min(max(math.ceil(2_500 / steps), 7), 120), batch, rate)
 
 
-FAST = {"experts": "likely", "views": "plain"}
-"""Settings with which a router asks few experts, and each of them once."""
-
-
 class Settings(Factorization):
-    """How IBP-WF factorizes, trains and infers. Names follow the paper."""
+    """How IBP-WF factorizes, trains and infers. Names follow the paper.
+
+    Examples
+    --------
+    >>> from ibpwf import Patches, Router
+    >>> settings = Settings(epochs=20, inference=Router(ridge=0.01, features=Patches(filters="large")))
+    >>> settings == Settings(**{"epochs": 20, "inference": "router", "inference.ridge": 0.01,
+    ...                         "inference.features": "patches", "inference.features.filters": "large"})
+    True
+    """
+
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {*Factorization.model_fields, "inference", "input", "likelihood", "mirror"}
+    )
+    at_prediction: ClassVar[frozenset[str]] = frozenset({"views", "accelerate"})
 
     epochs: Count | Auto = Field("auto", description="passes over a task's rows in the ELBO phase; 'auto': by rows")
     finetune_epochs: Annotated[int, Field(ge=0)] | Auto = Field(
@@ -112,8 +117,8 @@ class Settings(Factorization):
     learning_rate: Positive | Auto = Field("auto", description="'auto': by rows")
     early_stopping: bool = Field(
         False,
-        description="the rows that held_out keeps apart, at most 2,000 in a task, end each phase once they are "
-        "answered no better; epochs and finetune_epochs are then the most it takes. Without effect where there are "
+        description="the validation split, at most 2,000 rows of a task, ends each phase once it is answered no "
+        "better; epochs and finetune_epochs are then the most it takes. Without effect where there are "
         "fewer than 30 such rows, or batch normalization",
     )
     selection_rate: Positive = Field(1.0, description="how many times as fast as all else π̄, c and d are learned")
@@ -152,129 +157,19 @@ class Settings(Factorization):
         description="percentage points of accuracy that dropping the factors with π̄ < κ may cost a task; where it "
         "would cost more, the most probable of them are kept (100: never, as in the paper)",
     )
-    features: str = Field(
-        "layer",
-        description="φ(x) for inferring tasks: a layer's outputs before its activation under the first task's "
-        "weights ('layer', the paper's), what its single 'factors' make of the input, a fixed 'random' layer, "
-        "one on the 'quantiles' of a table's columns, the 'inputs' themselves, an image's likeness to 'patches' "
-        "of the first task's images, what a trained 'backbone' makes of it, what the network makes of it that was "
-        "'adapted' to the first task, a name that a package has registered, or module:Name; several side by side "
-        "with + between them, such as 'patches+backbone'",
+    inference: Annotated[TaskInference, OfGroup("inference")] = Field(
+        Gaussian(), description="how the task of an input is inferred from its features φ(x)"
     )
-    inference: str = Field(
-        "gaussian",
-        description="how the task is told from φ(x): a Gaussian per task ('gaussian', the paper's), one per class "
-        "('class-gaussian'), class means with one covariance for all ('shared-gaussian'), ridge regression on all "
-        "classes ('router'), a name that a package has registered, or module:Name",
-    )
-    inference_layers: Auto | tuple[str, ...] = Field(
-        "auto", description="which layers φ reads, by name; 'auto': the first one with a weight"
-    )
-    random_features: Annotated[int, Field(ge=1, le=MOST_FEATURES)] | Auto = Field(
-        "auto",
-        description="units of the random layer, at most 20,000; 'auto': 2,000 where the first task has 1,000 rows or "
-        "more, else 1,000; a task stores 8 bytes times the square",
-    )
-    patch_filters: Annotated[int, Field(ge=1, le=20_000)] | Literal["small", "medium", "large", "best"] = Field(
-        "small",
-        description="how many patches images are compared with: a number, or a size by features, about 1,600, 6,400, "
-        "16,000 or 48,000 of them; a router then stores 10 MB, 164 MB, 1 GB or 9 GB, and half of it with "
-        "router_precision=float32",
-    )
-    patch_sizes: PatchSizes = Field(
-        (6,),
-        description="pixels across the patches, one to four sizes such as [5, 8], each with its even share of the "
-        "filters and a whitening of its own",
-    )
-    patch_grid: Count | Auto = Field(
-        "auto",
-        description="patch features are averaged over the cells of a grid of so many rows and columns; 'auto': 4 for "
-        "images of one channel, 2 for color",
-    )
-    patch_epsilon: Positive = Field(
-        0.1, description="added to the variances of patches before they are whitened, relative to their mean"
-    )
-    backbone: str = Field(
-        "efficientnet-lite0",
-        description="the trained network whose features tell tasks apart, by a name of `ibpwf backbones`; it stays "
-        "as it is, and its digest is stored, not its weights",
-    )
-    backbone_depths: Auto | Count | tuple[Count, ...] = Field(
-        "auto",
-        description="at which depth the backbone is read, or at which depths, such as [6, 8]; 'auto': at the deepest",
-    )
-    backbone_grid: Cells | tuple[Cells, ...] = Field(
-        1,
-        description="the backbone's features are averaged over the cells of a grid of so many rows and columns, the "
-        "same at all depths or one for each, such as [3, 3, 1], and so also tell where in an image something is; 1: "
-        "over the whole image",
-    )
-    backbone_size: ImageSizes = Field(
-        "auto",
-        description="pixels across to which images are resized for the backbone, or several such sizes, whose "
-        "features come side by side, such as [224, 288]; 'auto': as it was trained",
-    )
-    backbone_projection: Annotated[int, Field(ge=0, le=MOST_SUMS)] = Field(
-        0,
-        description="so many random sums of the backbone's features, of which only what is above 0 counts, take "
-        "their place, such as 10000; 0: the features as they are; a router on 10,000 of them stores 400 MB, on "
-        "30,000 nine times as much",
-    )
-    image_mean: Auto | tuple[float, ...] = Field(
-        "auto",
-        description="how images were brought to numbers, for the backbone to undo: (pixels from 0 to 1, less "
-        "image_mean) / image_std, for all channels or for each; 'auto': they are pixels from 0 to 1 or from 0 to 255",
-    )
-    image_std: Auto | tuple[Positive, ...] = Field("auto", description="see image_mean")
+    input: Annotated[Images, OfGroup("input")] = Field(Images(), description="what inputs are like")
     mirror: bool = Field(
         False,
-        description="an image and its mirror image mean the same: patch and backbone features learn from both, and "
-        "tasks learned with turns answer for both; for photographs, not for digits",
+        description="an image and its mirror image mean the same: tasks learned with turns answer for both; for "
+        "photographs, not for digits",
     )
-    image_shape: Auto | tuple[Count, Count, Count] = Field(
-        "auto",
-        description="channels, height and width of images that come as flat rows, such as [1, 28, 28]; 'auto': "
-        "images come as images",
-    )
-    router_ridge: Positive | Auto = Field(
-        "auto",
-        description="of the router's regression, relative to the features' mean variance; 'auto': the least error in "
-        "generalized cross-validation, from the sums of all tasks",
-    )
-    router_precision: Literal["float64", "mixed", "float32"] = Field(
-        "float64",
-        description="of the router's sums; mixed: float32 products in float64 sums, for a GPU that is slow at "
-        "float64; float32: half the memory",
-    )
-    keep_sums_per_task: bool = Field(
-        False,
-        description="the router keeps the sums of every task apart, so that one can be forgotten; as many times the "
-        "storage as there are tasks",
-    )
-    ridge: Positive = Field(
-        1e-4,
-        description="added to covariances, relative to the first task's variance and the same for all tasks; of a "
-        "shared covariance it is a prior that fades with the rows seen",
-    )
-    shrinkage: Share = Field(0.0, description="how far each Gaussian's covariance goes towards the mean of all")
-    held_out: Annotated[float, Field(ge=0, le=0.5)] = Field(
+    validation_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.0,
         description="share of each class's rows, at most 500 in a task, that nothing is learned from, and which then "
         "tell how sure answers may be, how much router and experts count, and what is usual for the task",
-    )
-    expert_weight: NotNegative | Auto = Field(
-        "auto",
-        description="of a task's own class scores beside the router's; 'auto': what held-out rows say, or 0.5",
-    )
-    experts: Annotated[int, Field(ge=0)] | Literal["all", "likely"] = Field(
-        "all",
-        description="the tasks whose networks a router has asked about an input: all, so many of the likeliest, or "
-        "those 'likely' at 1 % or more; 0: the router alone",
-    )
-    second_opinion: bool = Field(
-        False,
-        description="with the task given, a task's network is asked and beside it the router's regression on the "
-        "task's classes, as it was when the task had been learned: more often right, and as unchanging",
     )
     views: Literal["all", "plain"] = Field(
         "all",
@@ -296,18 +191,12 @@ class Settings(Factorization):
                 value = getattr(self, name)
                 remedy = f"prior is {self.prior.kind_name()}, which has its own settings; leave one of the two out"
                 require(value == type(self).model_fields[name].default, name, value, remedy)
-        known = self.shrinkage == 0 or self.inference != "shared-gaussian"
-        why = "with inference=shared-gaussian all have one covariance already; leave it at 0"
-        require(known, "shrinkage", self.shrinkage, why)
-        require(
-            self.inference == "router" or not self.second_opinion,
-            "second_opinion",
-            self.second_opinion,
-            f"inference is {self.inference}, which has no regression on classes; set inference=router",
-        )
-        mean, std = self.image_mean, self.image_std
-        alike = mean == std == "auto" if "auto" in (mean, std) else len(mean) == len(std) in (1, 3)
-        require(alike, "image_mean", mean, f"image_std is {std}: give both, one number or three each, or neither")
+
+    @property
+    def faster(self) -> dict[str, Any]:
+        """What makes predictions faster, and a little less accurate: few experts, each asked once."""
+        inner = {f"inference.{name}": value for name, value in self.inference.faster().items()}
+        return {"views": "plain", **inner}
 
     @property
     def factorization(self) -> dict[str, Any]:

@@ -178,14 +178,14 @@ def check_square(x: Tensor, turns: int, shape: Shape = None) -> None:
         return
     if shape is not None and math.prod(shape) != math.prod(x.shape[1:]):
         raise InputError(
-            f"image_shape is {list(shape)}, but examples have shape {tuple(x.shape[1:])}; give channels, height and "
+            f"input.shape is {list(shape)}, but examples have shape {tuple(x.shape[1:])}; give channels, height and "
             "width of the images that these are."
         )
     if (x.ndim != 4 or x.shape[-1] != x.shape[-2]) if shape is None else shape[1] != shape[2]:
         raise InputError(
             f"turns is {turns}, which needs square images (channels, height, width), but examples have shape "
             f"{tuple(x.shape[1:]) if shape is None else shape}; set turns=1, give square images, or say in "
-            "image_shape what images flat rows are."
+            "input.shape what images flat rows are."
         )
 
 

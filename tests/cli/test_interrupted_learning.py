@@ -15,7 +15,7 @@ from processes import Finished, Started
 Command = Callable[..., Finished]
 Start = Callable[..., Started]
 
-LONG = ("--epochs", "60", "--hidden", "24", "--set", "random_features=32", "--device", "cpu")
+LONG = ("--epochs", "60", "--hidden", "24", "--set", "inference.features.width=32", "--device", "cpu")
 
 
 @pytest.fixture

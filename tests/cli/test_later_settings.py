@@ -26,7 +26,12 @@ def another(name: str) -> Any:
     choices = [choice for choice in typing.get_args(field.annotation) if isinstance(choice, str)]
     if choices:
         return next(choice for choice in choices if choice != field.default)
-    special = {"features": "factors", "inference": "gaussian", "inference_layers": ("hidden1",), "kappa": 0.7}
+    special = {
+        "inference.features": "factors",
+        "inference": "gaussian",
+        "inference.features.layers": ("hidden1",),
+        "kappa": 0.7,
+    }
     return special.get(name, 0.5 if isinstance(field.default, float) else 3)
 
 

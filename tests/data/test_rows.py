@@ -405,7 +405,7 @@ def probabilities(learner: Learner) -> Tensor:
     ids=["file", "TensorDataset", "items"],
 )
 def test_a_learner_comes_to_the_same_bits_as_from_memory(form: tuple[Any, ...]) -> None:
-    settings = QUICK.replace(held_out=0.1)
+    settings = QUICK.replace(validation_fraction=0.1)
     assert torch.equal(
         probabilities(learned(X, Y + 5, settings=settings)), probabilities(learned(*form, settings=settings))
     )

@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {
     "hidden": (40,),
     "epochs": 4,
     "learning_rate": 2e-3,
-    "settings": {"random_features": 300},
+    "settings": {"inference.features.width": 300},
     "device": "cpu",
 }
 Array = np.ndarray[Any, Any]
@@ -167,7 +167,7 @@ def test_the_folder_gives_back_the_whole_classifier(table: tuple[Array, Array, A
 def test_whatever_was_saved_comes_back_as_what_it_was(tmp_path: Path) -> None:
     """Wine's features have scales from 0.1 to 1,000: without its standardization a classifier would be lost."""
     x, y = load_wine(return_X_y=True)
-    classifier = ContinualClassifier(device="cpu", settings={"random_features": 200}).fit(x, y)
+    classifier = ContinualClassifier(device="cpu", settings={"inference.features.width": 200}).fit(x, y)
     assert classifier.score(x, y) > 0.98
     classifier.save(tmp_path / "model")
     with ibpwf.open_model(tmp_path / "model", device="cpu") as held:

@@ -15,7 +15,7 @@ from ibpwf import ContinualClassifier, labels
 from ibpwf.errors import InputError
 from ibpwf.labels import LabelBook, label_array
 
-QUICK: dict[str, Any] = {"hidden": (8,), "epochs": 1, "settings": {"random_features": 16}, "device": "cpu"}
+QUICK: dict[str, Any] = {"hidden": (8,), "epochs": 1, "settings": {"inference.features.width": 16}, "device": "cpu"}
 X = np.random.default_rng(0).normal(size=(20, 3))
 
 

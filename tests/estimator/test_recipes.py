@@ -11,15 +11,20 @@ import torch
 from torch.nn import functional as F
 
 import ibpwf
-from ibpwf import backbones
+from ibpwf import Backbone, Joined, Patches, Router, backbones
 from ibpwf.backbones import BACKBONES
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier, recipes
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, as_rows, averaging, smaller
 from ibpwf.estimator.recipes import RECIPES, FirstTask, suitable
+from ibpwf.inference.base import Features
 from tiny_backbone import NAME, Shelf, tiny_network
 
-QUICK: dict[str, Any] = {"epochs": 20, "settings": {"finetune_epochs": 20, "patch_filters": 12}, "device": "cpu"}
+QUICK: dict[str, Any] = {
+    "epochs": 20,
+    "settings": {"finetune_epochs": 20, "inference.features.filters": 12},
+    "device": "cpu",
+}
 
 
 def waves(labels: tuple[int, ...], each: int = 24, side: int = 12, channels: int = 3) -> tuple[Any, Any]:
@@ -138,7 +143,7 @@ def test_what_does_not_belong_to_a_recipe_is_refused(no_backbone: None) -> None:
     with pytest.raises(InputError, match=r"unknown recipe 'image'. Did you mean 'images'\?"):
         ContinualClassifier(recipe="image").learn(x, y)
     made = ContinualClassifier(recipe="plain", hidden=(8,), epochs=1, device="cpu").learn(x, y)
-    assert made.learner_.settings.image_shape == (3, 12, 12)
+    assert made.learner_.settings.input.shape == (3, 12, 12)
     made.recipe = "table"
     with pytest.raises(InputError, match=r"recipe is 'table', but the first task was learnt with 'plain'"):
         made.learn(*waves((2, 3)))
@@ -166,15 +171,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKBONES, NAME, tiny_network(Shelf()))
 
 
-@pytest.mark.parametrize("features", ["backbone", "patches+backbone"])
-def test_a_backbone_is_told_what_pixels_its_inputs_were_made_from(tiny: None, features: str) -> None:
-    settings = {
-        "features": features,
-        "inference": "router",
-        "backbone": NAME,
-        "backbone_size": 32,
-        "patch_filters": 8,
-    }
+@pytest.mark.parametrize("beside", [(), (Patches(filters=8),)], ids=["alone", "beside patches"])
+def test_a_backbone_is_told_what_pixels_its_inputs_were_made_from(tiny: None, beside: tuple[Features, ...]) -> None:
+    own = Backbone(name=NAME, size=32)
+    settings = {"inference": Router(features=Joined(parts=(*beside, own)) if beside else own)}
     made = ContinualClassifier(recipe="images", epochs=2, settings=settings, device="cpu")
     x, y = waves((0, 1))
     made.learn(x, y)
@@ -195,7 +195,7 @@ def test_a_trained_network_looks_at_each_image_once(
         return look(self, images)
 
     monkeypatch.setattr(BackbonePreparation, "_looked_at", counted)
-    settings = {"backbone": NAME, "backbone_size": 32, "finetune_epochs": 4}
+    settings = {"input.name": NAME, "input.size": 32, "finetune_epochs": 4}
     made = ContinualClassifier(recipe="backbone", hidden=(6,), epochs=8, settings=settings, device="cpu")
     x, y = waves((0, 1))
     made.learn(x, y)

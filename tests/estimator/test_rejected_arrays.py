@@ -29,7 +29,7 @@ ROWS, COLUMNS, CELL = 24, 3, (7, 1)
 SEED = 35
 X = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
 Y = np.arange(ROWS) % 2
-QUICK: dict[str, Any] = {"hidden": (8,), "epochs": 1, "settings": {"random_features": 16}, "device": "cpu"}
+QUICK: dict[str, Any] = {"hidden": (8,), "epochs": 1, "settings": {"inference.features.width": 16}, "device": "cpu"}
 
 
 def with_cell(value: Any, dtype: Any = None) -> np.ndarray:

@@ -16,7 +16,7 @@ from ibpwf.errors import DataError, InputError
 
 MEANS = np.random.default_rng(7).normal(0, 3, (5, 6))
 NAMES = [f"f{number}" for number in range(6)]
-QUICK = {"epochs": 3, "hidden": (12,), "settings": {"random_features": 32}, "device": "cpu"}
+QUICK = {"epochs": 3, "hidden": (12,), "settings": {"inference.features.width": 32}, "device": "cpu"}
 
 
 def blobs(classes: tuple[int, ...], rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +88,9 @@ def test_a_table_and_its_shards_are_learned_as_arrays_are_task_after_task(tmp_pa
 def test_the_recipe_for_many_rows_holds_rows_out_and_comes_to_the_same_bits() -> None:
     x, y = blobs((0, 1, 2), 1_200)
     both = [
-        ContinualClassifier(epochs=1, hidden=(12,), settings={"random_features": 32}, device="cpu").learn(*given)
+        ContinualClassifier(epochs=1, hidden=(12,), settings={"inference.features.width": 32}, device="cpu").learn(
+            *given
+        )
         for given in ((x, y), (DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), 100),))
     ]
     assert [one.recipe_ for one in both] == ["table", "table"]
@@ -108,7 +110,7 @@ def test_images_by_batches_are_images(tmp_path: Path) -> None:
     images = rng.integers(0, 256, (40, 10, 9, 3)).astype(np.uint8)
     labels = np.arange(40) % 2
     images[labels == 1, :5] //= 4
-    few = {"epochs": 1, "settings": {"patch_filters": 8, "finetune_epochs": 1}}
+    few = {"epochs": 1, "settings": {"inference.features.filters": 8, "finetune_epochs": 1}}
     both = [
         ContinualClassifier(recipe="images", device="cpu", **few).learn(*given)
         for given in ((images, labels), ([(images[:25], labels[:25]), (images[25:], labels[25:])],))

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ibpwf import ContinualClassifier
 
-SMALL: dict[str, Any] = {"hidden": (20,), "epochs": 15, "settings": {"random_features": 50}}
+SMALL: dict[str, Any] = {"hidden": (20,), "epochs": 15, "settings": {"inference.features.width": 50}}
 
 
 DRAWN = "rows are drawn as often as their weight says, so they are the same on average, not to the digit"

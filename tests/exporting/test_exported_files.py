@@ -41,7 +41,7 @@ def table(x: np.ndarray[Any, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def classifier() -> ContinualClassifier:
-    made = ContinualClassifier(hidden=(20,), epochs=4, settings={"random_features": 100}, device="cpu")
+    made = ContinualClassifier(hidden=(20,), epochs=4, settings={"inference.features.width": 100}, device="cpu")
     for task in TASKS:
         rows = np.isin(Y, task)
         made.learn(table(X[rows]), Y[rows], task="/".join(task))
@@ -151,7 +151,7 @@ def test_columns_of_words_are_read_as_the_model_learnt_them(tmp_path: Path) -> N
     columns = (Column("size"), Column("colour", "category", ("blue", "red")), Column("new", "boolean"))
     layout = Layout("table", (4,), columns, label="label", means=(2.5, 0.5, 0.5, 0.5))
     x = np.array([[1, 1, 0, 0], [2, 0, 1, 1], [3, 1, 0, 1], [4, 0, 1, 0]] * 8, dtype=float)
-    made = ContinualClassifier(hidden=(4,), epochs=2, settings={"random_features": 10}, device="cpu")
+    made = ContinualClassifier(hidden=(4,), epochs=2, settings={"inference.features.width": 10}, device="cpu")
     made.learn(x, np.array(["left", "right"] * 16))
     made.save(tmp_path / "model", extra={"layout": layout.to_json()})
     ibpwf.export(tmp_path / "model", "task-1", "onnx", tmp_path / "m.onnx")
@@ -170,7 +170,7 @@ def test_zero_with_a_sign_is_the_category_zero(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("\n".join(["kind,b,y", *rows]) + "\n")
     examples = read_examples(tmp_path / "rows.csv", categories=["kind"])
     assert examples.layout.columns[0].categories == ("0", "1", "2")
-    made = ContinualClassifier(hidden=(4,), epochs=2, settings={"random_features": 10}, device="cpu")
+    made = ContinualClassifier(hidden=(4,), epochs=2, settings={"inference.features.width": 10}, device="cpu")
     made.learn(examples.x, np.array(examples.y))
     made.save(tmp_path / "model", extra={"layout": examples.layout.to_json()})
     ibpwf.export(tmp_path / "model", "task-1", "onnx", tmp_path / "m.onnx")
@@ -214,7 +214,7 @@ def test_plain_weights_and_their_notes_are_enough_to_build_the_network_again(
 
 
 def test_announced_labels_have_columns_and_those_of_a_forgotten_task_have_none() -> None:
-    made = ContinualClassifier(hidden=(4,), epochs=1, settings={"random_features": 10}, device="cpu")
+    made = ContinualClassifier(hidden=(4,), epochs=1, settings={"inference.features.width": 10}, device="cpu")
     made.partial_fit(X[NUMBERS < 2], Y[NUMBERS < 2], classes=["one", "zero", "zzz"])
     rows = np.isin(NUMBERS, (2, 3))
     made.partial_fit(X[rows], Y[rows])
@@ -236,8 +236,8 @@ def conv() -> nn.Module:
 @pytest.mark.parametrize(
     ("net", "changes"),
     [
-        (lambda: models.mlp(64, [12], 4), {"inference": "class-gaussian"}),
-        (lambda: models.mlp(64, [12], 4), {"features": "factors"}),
+        (lambda: models.mlp(64, [12], 4), {"inference": "gaussian", "inference.per": "class"}),
+        (lambda: models.mlp(64, [12], 4), {"inference.features": "factors"}),
         (conv, {"inference": "gaussian"}),
     ],
     ids=["class", "factors", "convolution"],
@@ -246,7 +246,7 @@ def test_a_whole_learner_answers_as_its_marginal_prediction(
     net: Any, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    settings = Settings(alpha=6.0, epochs=2, finetune_epochs=1, batch_size=16, ridge=1e-2, **changes)
+    settings = Settings(alpha=6.0, epochs=2, finetune_epochs=1, batch_size=16, **changes, **{"inference.ridge": 1e-2})
     learner = Learner(net(), settings, device="cpu")
     x = torch.from_numpy(X / 16).float()
     x = x.reshape(-1, 1, 8, 8) if net is conv else x

@@ -37,7 +37,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         frame["color"] = chance.choice(["red", "blue"], 60)
         frame["label"] = y
         frame.to_csv(folder / f"{number}.csv", index=False)
-        parameters = {"epochs": 3, "hidden": (16,), "settings": {"random_features": 32}} if number == 0 else None
+        parameters = (
+            {"epochs": 3, "hidden": (16,), "settings": {"inference.features.width": 32}} if number == 0 else None
+        )
         learn_file(folder / "model", folder / f"{number}.csv", f"t{number}", parameters, LearnOptions(device="cpu"))
     return folder / "model"
 
@@ -72,7 +74,7 @@ def test_what_is_far_from_everything_is_told_as_predict_tells_it(model):
 
 def test_arrays_that_hold_no_plain_numbers_are_rejected_and_others_answered():
     x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
-    classifier = ContinualClassifier(hidden=(8,), epochs=1, settings={"random_features": 16}, device="cpu")
+    classifier = ContinualClassifier(hidden=(8,), epochs=1, settings={"inference.features.width": 16}, device="cpu")
     answering = Answering(classifier.learn(x, np.arange(24) % 2))
     mask = np.zeros(x.shape, bool)
     mask[7, 1] = True

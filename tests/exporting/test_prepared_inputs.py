@@ -29,7 +29,7 @@ from ibpwf.estimator.files import (
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-QUICK: dict[str, Any] = {"hidden": (16,), "epochs": 4, "settings": {"random_features": 40}}
+QUICK: dict[str, Any] = {"hidden": (16,), "epochs": 4, "settings": {"inference.features.width": 40}}
 RNG = np.random.default_rng(0)
 MEANS = RNG.integers(40, 216, (4, 5, 6, 3))
 
@@ -232,7 +232,7 @@ def test_images_of_the_recipe_are_answered_alike(tmp_path: Path) -> None:
     """Convolutions with turns and a patch router, of images that are averaged down."""
     chance = np.random.default_rng(1)
     means = chance.integers(40, 216, (4, 10, 10, 3)).repeat(7, 1).repeat(7, 2)
-    quick = {"recipe": "images", "epochs": 4, "settings": {"finetune_epochs": 2, "patch_filters": 6}}
+    quick = {"recipe": "images", "epochs": 4, "settings": {"finetune_epochs": 2, "inference.features.filters": 6}}
     for name, classes in (("first", (0, 1)), ("second", (2, 3)), ("one class", (0,))):
         y = np.repeat(classes, 12)
         x = np.clip(means[y] + chance.normal(0, 30, (len(y), 70, 70, 3)), 0, 255).astype(np.uint8)

@@ -40,10 +40,9 @@ SETTINGS = Settings(
     learning_rate=0.02,
     turns=4,
     mirror=True,
-    held_out=0.2,
+    validation_fraction=0.2,
     inference="router",
-    features="patches",
-    patch_filters=12,
+    **{"inference.features": "patches", "inference.features.mirror": True, "inference.features.filters": 12},
 )
 
 
@@ -121,7 +120,8 @@ def test_a_turned_task_answers_by_all_its_turns_and_its_temperature_for_any_numb
 @pytest.mark.parametrize("heads", ["shared", "per-task"])
 @pytest.mark.parametrize("changes", [{}, {"views": "plain"}, {"mirror": False}], ids=str)
 def test_a_task_is_looked_at_as_the_settings_say(heads: str, changes: dict[str, Any]) -> None:
-    learner = taught(heads=heads, mirror=changes.get("mirror", True))
+    mirror = changes.get("mirror", True)
+    learner = taught(heads=heads, mirror=mirror, **{"inference.features.mirror": mirror})
     learner.settings = learner.settings.replace(**changes)
     for task, classes in enumerate(TASKS):
         told = learner.predict(X, task=task)
@@ -178,8 +178,8 @@ def test_router_and_turned_experts_answer_together_in_one_graph(to: Any, tmp_pat
         ({"experts": 1}, 2),
         ({"experts": 5}, 2),
         ({"experts": 0}, 0),
-        ({"expert_weight": 0.3}, 2),
-        ({"expert_weight": 0.0}, 0),
+        ({"inference.expert_weight": 0.3}, 2),
+        ({"inference.expert_weight": 0.0}, 0),
     ],
     ids=str,
 )
@@ -197,13 +197,15 @@ def test_those_experts_count_for_a_row_that_the_settings_ask(changes: dict[str, 
 
 def test_a_graph_can_leave_out_unlikely_experts(tmp_path: Path) -> None:
     learner = taught()
-    learner.settings = learner.settings.replace(experts=1)
+    learner.settings = learner.settings.replace(**{"inference.experts": 1})
     ibpwf.export(learner, None, "pt2", tmp_path / "m.pt2")
     for found, own in zip(run(tmp_path / "m.pt2", X[:7]), by_label(learner, X[:7]), strict=True):
         close(found, own)
 
 
-@pytest.mark.parametrize("changes", [{"features": "random", "random_features": 30}, {"features": "layer"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"inference.features": "random", "inference.features.width": 30}, {"features": "layer"}], ids=str
+)
 def test_a_router_on_other_features_is_exported_too(changes: dict[str, Any]) -> None:
     learner = taught(**changes)
     for found, own in zip(graph_answers(learner, X), by_label(learner), strict=True):
@@ -212,7 +214,9 @@ def test_a_router_on_other_features_is_exported_too(changes: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("held_out", [0.0, 0.2])
 def test_gaussians_mix_turned_tasks_with_their_temperatures(held_out: float) -> None:
-    learner = taught(inference="gaussian", features="layer", ridge=1e-2, held_out=held_out)
+    learner = taught(
+        inference="gaussian", validation_fraction=held_out, **{"inference.features": "layer", "inference.ridge": 1e-2}
+    )
     for found, own in zip(graph_answers(learner, X), by_label(learner), strict=True):
         close(found, own)
 
@@ -221,7 +225,13 @@ def test_gaussians_mix_turned_tasks_with_their_temperatures(held_out: float) -> 
 
 
 def test_a_classifier_of_flat_rows_is_exported_with_the_images_that_they_are(tmp_path: Path) -> None:
-    chosen = {"turns": 4, "mirror": True, "held_out": 0.2, "random_features": 40, "image_shape": (1, 8, 8)}
+    chosen = {
+        "turns": 4,
+        "mirror": True,
+        "validation_fraction": 0.2,
+        "inference.features.width": 40,
+        "input.shape": (1, 8, 8),
+    }
     classifier = ContinualClassifier(hidden=(12,), epochs=3, settings=chosen, device="cpu")
     words = np.array(["zero", "one", "two", "three"])
     for classes in TASKS:
@@ -242,7 +252,7 @@ def test_a_classifier_of_flat_rows_is_exported_with_the_images_that_they_are(tmp
 
 def test_a_router_of_flat_rows_is_exported_with_the_images_that_they_are() -> None:
     net = nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 12))
-    learner = Learner(net, SETTINGS.replace(image_shape=(1, 8, 8)), device="cpu")
+    learner = Learner(net, SETTINGS.replace(**{"input.shape": (1, 8, 8)}), device="cpu")
     for classes in TASKS:
         x, y = rows_of(classes)
         learner.learn(x.flatten(1), y)
@@ -276,7 +286,7 @@ def test_patch_features_are_the_same_in_a_graph_line_by_line_or_at_once(
 
 
 def test_a_graph_answers_by_patches_of_several_sizes() -> None:
-    learner = taught(patch_sizes=(3, 5))
+    learner = taught(**{"inference.features.sizes": (3, 5)})
     for found, own in zip(graph_answers(learner, X), by_label(learner), strict=True):
         close(found, own)
 
@@ -309,7 +319,7 @@ class Brightness(Features):
 def test_a_router_or_features_of_ones_own_are_exported_one_task_at_a_time(
     parts: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    settings = SETTINGS.replace(epochs=1, finetune_epochs=0, held_out=0.0)
+    settings = SETTINGS.replace(epochs=1, finetune_epochs=0, validation_fraction=0.0)
     learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), settings, device="cpu", **parts)
     learner.learn(*rows_of((0, 1)), task="a")
     with pytest.raises(InputError, match=words) as caught:

@@ -84,7 +84,7 @@ def rows(task: int, count: int = 40) -> tuple[Tensor, Tensor]:
 
 def taught(kind: str, heads: str = "per-task", tasks: int = 4) -> Learner:
     settings = Settings(base="frozen", heads=heads, epochs=2, finetune_epochs=1, batch_size=8, learning_rate=0.01)
-    settings = settings.replace(features="random", random_features=10)
+    settings = settings.replace(**{"inference.features": "random", "inference.features.width": 10})
     learner = Learner(network(kind), settings, seed=2, device="cpu")
     for task in range(tasks):
         learner.learn(*rows(task))

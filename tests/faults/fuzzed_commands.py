@@ -38,9 +38,27 @@ TEXTS = [
     ),
 ]
 SETTINGS = [
-    *("alpha", "epochs", "kappa", "clip", "ridge", "features", "inference", "random_features", "max_factors"),
-    *("heads", "init", "shrinkage", "temperature", "kl_terms", "optimizer", "precision", "augment"),
-    *("inference_layers", "learning_rate", "strength_std", "weight_decay", "schedule", "batch_size", "nonsense"),
+    *(
+        "alpha",
+        "epochs",
+        "kappa",
+        "clip",
+        "inference.ridge",
+        "inference.features",
+        "inference",
+        "inference.features.width",
+        "max_factors",
+    ),
+    *("heads", "init", "temperature", "kl_terms", "optimizer", "precision", "augment"),
+    *(
+        "inference.features.layers",
+        "learning_rate",
+        "strength_std",
+        "weight_decay",
+        "schedule",
+        "batch_size",
+        "nonsense",
+    ),
 ]
 KNOWN = {
     "SCENARIO": ["split-digits", "permuted-digits", "split-mnist", "split-digit"],

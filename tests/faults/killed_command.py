@@ -12,7 +12,7 @@ import numpy as np
 TASKS = 3
 FEATURES = 8
 SETTINGS = ["--epochs", "3", "--hidden", "12", "--alpha", "3"]
-SETTINGS += ["--set", "random_features=16", "--set", "batch_size=16"]
+SETTINGS += ["--set", "inference.features.width=16", "--set", "batch_size=16"]
 
 
 def write_files(folder: Path) -> None:

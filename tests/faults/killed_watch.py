@@ -44,7 +44,7 @@ def watch(model: Path, folder: Path) -> Any:
     from ibpwf.estimator import watch as watching
 
     watching.SETTLED = 0.01
-    settings = {"random_features": 16}
+    settings = {"inference.features.width": 16}
     return watching.watch_folder(
         model,
         folder,

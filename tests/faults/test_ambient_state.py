@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ibpwf import ContinualClassifier, Learner, Settings, factorize, load
+from ibpwf import ContinualClassifier, Learner, Random, Settings, factorize, load
 from ibpwf.torch_state import pinned, tf32_products
 from tallies import Tally
 from threads import at_once
@@ -146,12 +146,12 @@ def cnn() -> nn.Module:
 
 
 SHORT = {"epochs": 2, "finetune_epochs": 1, "batch_size": 10, "alpha": 4, "heads": "per-task"}
-ROUTER = {"inference": "router", "features": "random", "random_features": 8, "held_out": 0.3}
+ROUTER = {"inference": "router", "inference.features": Random(width=8), "validation_fraction": 0.3}
 LEARNERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "gaussian": (mlp, {}),
-    "class-gaussian": (cnn, {"inference": "class-gaussian"}),
-    "random": (Attention, {"features": "random", "random_features": 8, "inference": "shared-gaussian"}),
-    "router": (mlp, {**ROUTER, "keep_sums_per_task": True}),
+    "class-gaussian": (cnn, {"inference.per": "class"}),
+    "random": (Attention, {"inference": "shared-gaussian", "inference.features": Random(width=8)}),
+    "router": (mlp, {**ROUTER, "inference.keep_sums_per_task": True}),
     "frozen": (mlp, {"base": "frozen", "alpha": 2}),
     "plain": (cnn, {"accelerate": False}),
 }
@@ -193,7 +193,7 @@ def answers(learner: Learner) -> list[Tensor]:
     ):
         found += [asked.labels, asked.probabilities, asked.task, asked.entropy]
     found += [learner.logits(x, 0), learner.model(x, task=1)]
-    if learner.settings.inference == "router":
+    if learner.settings.inference.kind == "router":
         found.append(learner.novelty(x))
     return found
 
@@ -271,7 +271,7 @@ def test_tensors_made_in_inference_mode_can_be_learned_from() -> None:
     assert torch.equal(learner.logits(ROWS[0][0], 0), expected.logits(ROWS[0][0], 0))
 
 
-SMALL = {"hidden": (12,), "epochs": 2, "settings": {"random_features": 8}, "device": "cpu"}
+SMALL = {"hidden": (12,), "epochs": 2, "settings": {"inference.features.width": 8}, "device": "cpu"}
 
 
 def said(classifier: ContinualClassifier) -> list[Any]:

@@ -167,7 +167,7 @@ def test_unknown_names_in_settings_and_scenarios_come_with_a_suggestion(net: nn.
     refused(
         lambda: scenario("split-mnits"), InputError, r"unknown scenario 'split-mnits'\. Did you mean 'split-mnist'"
     )
-    layers = Settings(inference_layers=("hiden1",))
+    layers = Settings(**{"inference.features.layers": ("hiden1",)})
     refused(lambda: Learner(net, layers), InputError, "unknown inference_layer 'hiden1'. Did you mean 'hidden1'")
 
 

@@ -54,12 +54,21 @@ def learner(**settings: Any) -> Learner:
     return Learner(net, Settings(**chosen), device="cpu")
 
 
-ROUTER = {"inference": "router", "features": "random", "random_features": 8, "held_out": 0.3}
+ROUTER = {
+    "inference": "router",
+    "inference.features": "random",
+    "inference.features.width": 8,
+    "validation_fraction": 0.3,
+}
 LEARNERS: dict[str, dict[str, Any]] = {
     "gaussian": {},
-    "class-gaussian": {"inference": "class-gaussian", "accelerate": False},
-    "shared-gaussian": {"inference": "shared-gaussian", "features": "random", "random_features": 8},
-    "router": {**ROUTER, "keep_sums_per_task": True},
+    "class-gaussian": {"inference.per": "class", "accelerate": False},
+    "shared-gaussian": {
+        "inference": "shared-gaussian",
+        "inference.features": "random",
+        "inference.features.width": 8,
+    },
+    "router": {**ROUTER, "inference.keep_sums_per_task": True},
     "pretrained": {"init": "pretrained"},
 }
 
@@ -81,11 +90,11 @@ def lives_as_a_learner(folder: Path, **settings: Any) -> list[Tensor]:
 
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {
-    "plain": {"hidden": (8,), "epochs": 2, "settings": {"random_features": 8}},
+    "plain": {"hidden": (8,), "epochs": 2, "settings": {"inference.features.width": 8}},
     "table": {"recipe": "table", "epochs": 2},
     "router": {"hidden": (8,), "epochs": 2, "settings": {k: v for k, v in ROUTER.items() if k != "features"}},
     "images": {"epochs": 1},
-    "stream": {"hidden": (8,), "epochs": 2, "settings": {"random_features": 8}, "stream": True},
+    "stream": {"hidden": (8,), "epochs": 2, "settings": {"inference.features.width": 8}, "stream": True},
 }
 
 

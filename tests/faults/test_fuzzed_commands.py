@@ -29,7 +29,7 @@ def scratch(folder: Path) -> Path:
             for n, (x, y) in enumerate(chance.normal(size=(24, 2)))
         ]
         (here / f"{name}.csv").write_text("\n".join(["x,z,label", *rows]) + "\n")
-    settings = {"hidden": (4,), "epochs": 1, "settings": {"random_features": 5}}
+    settings = {"hidden": (4,), "epochs": 1, "settings": {"inference.features.width": 5}}
     learn_file(here / "model", here / "a.csv", "a", settings)
     return here
 

@@ -127,7 +127,11 @@ def small_learner() -> Learner:
 
 def small_classifier() -> ContinualClassifier:
     classifier = ContinualClassifier(
-        hidden=(4,), epochs=1, batch_size=6, settings={"random_features": 5, "finetune_epochs": 1}, device="cpu"
+        hidden=(4,),
+        epochs=1,
+        batch_size=6,
+        settings={"inference.features.width": 5, "finetune_epochs": 1},
+        device="cpu",
     )
     x, y = examples(0)
     return classifier.learn(x.numpy(), np.array(["a", "b"])[y.numpy()], task="first")

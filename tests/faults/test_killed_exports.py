@@ -39,7 +39,7 @@ def a_learner() -> Learner:
 
 
 def a_classifier(task: str) -> ContinualClassifier:
-    made = ContinualClassifier(hidden=(6,), epochs=1, settings={"random_features": 8}, device="cpu")
+    made = ContinualClassifier(hidden=(6,), epochs=1, settings={"inference.features.width": 8}, device="cpu")
     x = np.random.default_rng(0).normal(size=(16, 4))
     return made.learn(x, np.array([f"{task} a", f"{task} b"] * 8), task=task)
 

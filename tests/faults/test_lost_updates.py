@@ -59,7 +59,7 @@ def learner() -> Learner:
     return found
 
 
-SMALL = {"hidden": (6,), "epochs": 1, "settings": {"random_features": 8}, "device": "cpu"}
+SMALL = {"hidden": (6,), "epochs": 1, "settings": {"inference.features.width": 8}, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")

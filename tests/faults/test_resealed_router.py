@@ -23,9 +23,8 @@ SETTINGS = Settings(
     finetune_epochs=1,
     batch_size=16,
     inference="router",
-    features="random",
-    random_features=9,
-    held_out=0.2,
+    validation_fraction=0.2,
+    **{"inference.features": "random", "inference.features.width": 9},
 )
 
 
@@ -52,7 +51,8 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 def each(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """Three tasks with a sum each, in float32."""
     return saved(
-        fresh(keep_sums_per_task=True, router_precision="float32"), tmp_path_factory.mktemp("each") / "model"
+        fresh(**{"inference.keep_sums_per_task": True, "inference.precision": "float32"}),
+        tmp_path_factory.mktemp("each") / "model",
     )
 
 
@@ -170,7 +170,7 @@ def test_a_folder_may_have_no_calibrations(together: Folder, tmp_path: Path) -> 
 
 
 def test_after_a_task_was_forgotten_later_ones_may_have_been_calibrated_among_more_classes(tmp_path: Path) -> None:
-    learner = fresh(keep_sums_per_task=True)
+    learner = fresh(**{"inference.keep_sums_per_task": True})
     saved(learner, tmp_path / "model")
     learner.forget("t0")
     learner.save(tmp_path / "model")
@@ -277,7 +277,9 @@ def of_patches(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """One task of images, its features two patches in 2×2 cells: 16 numbers."""
     path = tmp_path_factory.mktemp("patches") / "model"
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
-    settings = SETTINGS.replace(features="patches", patch_filters=2, patch_grid=2)
+    settings = SETTINGS.replace(
+        **{"inference.features": "patches", "inference.features.filters": 2, "inference.features.grid": 2}
+    )
     learner = Learner(net, settings, device="cpu")
     images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     learner.learn(images, torch.arange(40) % 2)
@@ -318,7 +320,14 @@ def test_patch_features_that_do_not_fit_together_are_refused(of_patches: Folder,
 def of_two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     path = tmp_path_factory.mktemp("sizes") / "model"
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
-    settings = SETTINGS.replace(features="patches", patch_filters=2, patch_sizes=(3, 5), patch_grid=2)
+    settings = SETTINGS.replace(
+        **{
+            "inference.features": "patches",
+            "inference.features.filters": 2,
+            "inference.features.sizes": (3, 5),
+            "inference.features.grid": 2,
+        }
+    )
     learner = Learner(net, settings, device="cpu")
     images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     learner.learn(images, torch.arange(40) % 2)

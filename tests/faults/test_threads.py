@@ -232,7 +232,7 @@ def test_a_classifier_answers_threads_while_it_learns(tally: Tally) -> None:
         classifier.learn(x + 6 * task, np.array([f"a{task}", f"b{task}"])[y])
 
     def made() -> ContinualClassifier:
-        return ContinualClassifier(hidden=(6,), epochs=2, settings={"random_features": 8}, device="cpu")
+        return ContinualClassifier(hidden=(6,), epochs=2, settings={"inference.features.width": 8}, device="cpu")
 
     twin, known = made(), []
     for task in range(4):

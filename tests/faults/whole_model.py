@@ -15,7 +15,9 @@ KINDS = ("learner", "classifier")
 def save_whole(kind: str, path: Path) -> Path:
     """Three tasks, the first of four forgotten."""
     if kind == "classifier":
-        classifier = ContinualClassifier(hidden=(6,), epochs=2, settings={"random_features": 12}, device="cpu")
+        classifier = ContinualClassifier(
+            hidden=(6,), epochs=2, settings={"inference.features.width": 12}, device="cpu"
+        )
         for number in range(4):
             x, y = examples(number)
             classifier.learn(x.numpy(), np.array([f"é{number}", "b"])[y.numpy()], task=f"t{number}")

@@ -86,7 +86,7 @@ class TorchItems(torch.utils.data.Dataset[dict[str, Any]]):
 def test_a_dataset_of_dicts_teaches_what_items_do(build: Build) -> None:
     logits = []
     for source in (Items(), TorchItems()):
-        learner = Learner(build("bert"), FROZEN.replace(held_out=0.3), seed=1, device="cpu")
+        learner = Learner(build("bert"), FROZEN.replace(validation_fraction=0.3), seed=1, device="cpu")
         learner.learn(source, task="texts")
         logits.append(learner.logits({"input_ids": [[5, 6, 7]]}, "texts"))
     assert torch.equal(*logits)

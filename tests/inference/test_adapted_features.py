@@ -19,7 +19,12 @@ from ibpwf.inference.features.adapted import Adapted
 from router_tasks import CLASSES, X, examples, network
 
 SETTINGS = Settings(
-    inference="router", features="adapted", epochs=2, finetune_epochs=1, held_out=0.1, learning_rate=0.02
+    inference="router",
+    epochs=2,
+    finetune_epochs=1,
+    validation_fraction=0.1,
+    learning_rate=0.02,
+    **{"inference.features": "adapted"},
 )
 LAYERS = ("0", "4")
 
@@ -45,7 +50,7 @@ def outputs(learner: Learner, layers: tuple[str, ...], x: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_they_are_the_first_tasks_outputs_on_one_scale(mirror: bool) -> None:
-    learner = learned(1, inference_layers=LAYERS, mirror=mirror, held_out=0.0)
+    learner = learned(1, validation_fraction=0.0, **{"inference.features": Adapted(layers=LAYERS, mirror=mirror)})
     seen, _ = examples(CLASSES[0])
     views = [(seen, X), (seen.flip(-1), X.flip(-1))] if mirror else [(seen, X)]
     own = np.concatenate([outputs(learner, LAYERS, rows) for rows, _ in views])
@@ -59,7 +64,7 @@ def test_they_are_the_first_tasks_outputs_on_one_scale(mirror: bool) -> None:
 
 
 def test_many_rows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = learned(1, inference_layers=LAYERS)
+    learner = learned(1, **{"inference.features.layers": LAYERS})
     features = learner.method.features
     whole, seen = features(X), []
     monkeypatch.setitem(adapted.ROWS_AT_ONCE, "cpu", 7)
@@ -72,7 +77,7 @@ def test_many_rows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("features", ["adapted", "adapted+random"])
 def test_no_later_task_changes_a_bit_of_them(features: str, tmp_path: Path) -> None:
-    learner = learned(1, features=features, random_features=10)
+    learner = learned(1, **{"inference.features": features})
     before = learner.method.features(X)
     for number in (1, 2):
         learner.learn(*examples(CLASSES[number]), task=str(number))
@@ -84,7 +89,7 @@ def test_no_later_task_changes_a_bit_of_them(features: str, tmp_path: Path) -> N
 
 
 def test_they_outlive_the_first_task() -> None:
-    learner = learned(3, keep_sums_per_task=True)
+    learner = learned(3, **{"inference.keep_sums_per_task": True})
     before = learner.method.features(X)
     learner.forget("0")
     torch.testing.assert_close(learner.method.features(X), before, rtol=0, atol=0)
@@ -98,20 +103,25 @@ def test_without_a_name_they_are_of_the_last_layer_before_the_head() -> None:
 
 
 def test_flat_rows_are_mirrored_as_images() -> None:
-    flat = learned(1, flat=True, mirror=True, image_shape=(1, 8, 8), inference_layers=("1",))
+    flat = learned(
+        1, flat=True, **{"input.shape": (1, 8, 8), "inference.features": Adapted(layers=("1",), mirror=True)}
+    )
     mirrored = X.flip(-1).flatten(1)
     torch.testing.assert_close(flat.method.features(mirrored), flat.method.features(X.flatten(1)))
 
 
 def test_rows_that_are_no_images_have_no_mirror_image() -> None:
-    learner = Learner(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)), SETTINGS.replace(mirror=True))
+    learner = Learner(
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)),
+        SETTINGS.replace(**{"inference.features.mirror": True}),
+    )
     with pytest.raises(InputError, match="mirror is True, and a row is 5, which is no image"):
         learner.learn(torch.randn(20, 5), torch.arange(20) % 2)
 
 
 def test_a_mistyped_layer_is_named() -> None:
     with pytest.raises(InputError, match="unknown layer of the features 'nine'"):
-        Learner(network(), SETTINGS.replace(inference_layers=("nine",)))
+        Learner(network(), SETTINGS.replace(**{"inference.features.layers": ("nine",)}))
 
 
 @pytest.mark.parametrize("fault", ["mirror", "deviation", "widths", "gone"])

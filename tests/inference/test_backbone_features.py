@@ -106,7 +106,7 @@ def test_a_grid_has_a_number_for_each_depth_or_one(wrong: Any) -> None:
 
 
 def test_one_depth_may_be_given_as_it_is() -> None:
-    learner = learned(SETTINGS.replace(backbone_depths=2, backbone_grid=2), tasks=1)
+    learner = learned(SETTINGS.replace(**{"inference.features.depths": 2, "inference.features.grid": 2}), tasks=1)
     assert learner.method.features.plan.depths == (2,)
     assert learner.method.features.plan.grid == (2,)
 
@@ -123,7 +123,7 @@ def test_more_features_than_can_be_kept_are_refused_with_the_remedy() -> None:
 def test_a_network_that_does_not_tell_where_has_no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     features = Backbone(name=NAME, grid=2)
     monkeypatch.setattr(features._network(torch.device("cpu")).net, "places", False)
-    with pytest.raises(InputError, match="backbone_grid is 2, and backbone 'tiny' does not tell where"):
+    with pytest.raises(InputError, match="grid is 2, and backbone 'tiny' does not tell where"):
         features.check(images())
 
 
@@ -234,11 +234,13 @@ SETTINGS = Settings(
     batch_size=16,
     learning_rate=0.02,
     inference="router",
-    features="backbone",
-    backbone=NAME,
-    backbone_depths=(1, 2),
-    backbone_grid=(2, 1),
-    backbone_projection=60,
+    **{
+        "inference.features": "backbone",
+        "inference.features.name": NAME,
+        "inference.features.depths": (1, 2),
+        "inference.features.grid": (2, 1),
+        "inference.features.projection": 60,
+    },
 )
 
 
@@ -275,7 +277,7 @@ def test_a_network_with_other_weights_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_a_loaded_network_may_be_given_itself(tmp_path: Path) -> None:
     own = Backbone.of(loading.load(NAME), depths=(1, 2), grid=(2, 1), projection=60)
-    learner = Learner(network(), SETTINGS, seed=1, features=own)
+    learner = Learner(network(), SETTINGS.replace(**{"inference.features": own}), seed=1)
     learner.learn(*examples(CLASSES[0]))
     by_name = learned(tasks=1)
     x = examples(CLASSES[0], 80, 100)[0]
@@ -289,15 +291,20 @@ def test_such_a_model_is_not_exported_as_one_graph(tmp_path: Path) -> None:
 
 
 def test_mean_and_deviation_of_images_are_given_together() -> None:
-    for wrong in ({"image_mean": [0.5]}, {"image_mean": [0.5], "image_std": [0.1, 0.2, 0.3]}):
+    for wrong in ({"input.mean": [0.5]}, {"input.mean": [0.5], "input.std": [0.1, 0.2, 0.3]}):
         with pytest.raises(InputError, match="give both, one number or three each, or neither"):
             Settings(**wrong)
-    Settings(image_mean=[0.5, 0.4, 0.3], image_std=[0.1, 0.2, 0.3])
+    Settings(**{"input.mean": [0.5, 0.4, 0.3], "input.std": [0.1, 0.2, 0.3]})
 
 
 @pytest.mark.parametrize("levels", [1, 255])
 def test_a_classifier_of_flat_pixels_knows_what_they_were(levels: int) -> None:
-    own = {"features": "backbone", "backbone": NAME, "inference": "router", "image_shape": [1, 8, 8]}
+    own = {
+        "inference.features": "backbone",
+        "inference.features.name": NAME,
+        "inference": "router",
+        "input.shape": [1, 8, 8],
+    }
     classifier = ContinualClassifier(hidden=(16,), epochs=3, settings=own)
     for labels in CLASSES[:2]:
         x, y = examples(labels)
@@ -324,4 +331,4 @@ def test_several_sizes_come_side_by_side() -> None:
     again.load_state(content, tensors)
     assert torch.equal(again(later), both(later))
     with pytest.raises(InputError, match=r"size is \[64, 64\]; give one to 4 different sizes"):
-        SETTINGS.replace(backbone_size=[64, 64])
+        SETTINGS.replace(**{"inference.features.size": [64, 64]})

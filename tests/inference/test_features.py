@@ -303,7 +303,7 @@ def test_a_learner_infers_tasks_from_the_layers_that_its_settings_name() -> None
     sizes = {}
     for layers in ("auto", ("attention",), ("stem", "block")):
         torch.manual_seed(0)
-        learner = Learner(Patches(), base.replace(inference_layers=layers), device="cpu")
+        learner = Learner(Patches(), base.replace(**{"inference.features.layers": layers}), device="cpu")
         learner.learn(x, y)
         learner.learn(x + 3, y)
         sizes[layers] = len(learner.method.inference.groups[0].mean)
@@ -311,7 +311,7 @@ def test_a_learner_infers_tasks_from_the_layers_that_its_settings_name() -> None
         assert float((learner.predict(x + 3).task == 1).double().mean()) > 0.9
     assert sizes == {"auto": 6, ("attention",): 6, ("stem", "block"): 12}
     with pytest.raises(InputError, match=r"unknown layer of the features 'blok'\. Did you mean 'block'"):
-        Learner(Patches(), base.replace(inference_layers=("blok",)))
+        Learner(Patches(), base.replace(**{"inference.features.layers": ("blok",)}))
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])
@@ -324,7 +324,7 @@ def test_factor_features_are_the_inputs_projected_on_the_first_tasks_factors(kin
         convolution = nn.Conv2d(2, 3, 3, padding=1, stride=2)
         net = nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
         x = torch.randn(30, 2, 6, 6)
-    base = Settings(alpha=8.0, epochs=2, finetune_epochs=1, batch_size=10, features="factors")
+    base = Settings(alpha=8.0, epochs=2, finetune_epochs=1, batch_size=10, **{"inference.features": "factors"})
     learner = Learner(net, base)
     learner.learn(x, torch.arange(30) % 2)
     learner.learn(x + 1, torch.arange(30) % 2 + 2)
@@ -338,9 +338,9 @@ def test_factor_features_are_the_inputs_projected_on_the_first_tasks_factors(kin
 
 def test_factor_features_are_refused_where_there_are_none() -> None:
     net = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 2))
-    learner = Learner(net, Settings(epochs=1, features="factors"))
+    learner = Learner(net, Settings(epochs=1, **{"inference.features": "factors"}))
     with pytest.raises(InputError, match="features is 'factors', but '0' is no factorized"):
         learner.learn(torch.randn(8, 2, 6, 6), torch.arange(8) % 2)
     assert not learner.tasks
-    with pytest.raises(InputError, match="layers is \['0', '2'\]"):
-        Learner(net, Settings(features="factors", inference_layers=("0", "2")))
+    with pytest.raises(InputError, match=r"layers is \['0', '2'\]"):
+        Learner(net, Settings(**{"inference.features": "factors", "inference.features.layers": ("0", "2")}))

@@ -17,19 +17,21 @@ from ibpwf.inference.features.layer import Layer
 from ibpwf.inference.features.patches import Patches
 from ibpwf.inference.features.quantiles import Quantiles
 from ibpwf.inference.features.random import Random
-from router_tasks import CLASSES, examples, network
+from router_tasks import CLASSES, SMALL, examples, network
 
 SETTINGS = Settings(
     inference="router",
-    features="patches+random",
-    patch_filters=6,
-    patch_sizes=(3,),
-    random_features=20,
-    image_shape=(1, 8, 8),
-    mirror=True,
     epochs=2,
     finetune_epochs=1,
-    held_out=0.1,
+    validation_fraction=0.1,
+    **{
+        "inference.features": "patches+random",
+        "inference.features.patches.filters": 6,
+        "inference.features.patches.mirror": True,
+        "inference.features.patches.sizes": (3,),
+        "inference.features.random.width": 20,
+        "input.shape": (1, 8, 8),
+    },
 )
 
 
@@ -62,11 +64,12 @@ def test_a_part_that_looks_at_some_rows_takes_them_from_all_over(monkeypatch: py
     """Beside another that looks at all."""
     monkeypatch.setattr(Quantiles, "rows_to_fit", 50)
     x = torch.linspace(0, 1, 400).unsqueeze(1).repeat(1, 2)  # sorted, as many a table is
-    settings = Settings(inference="router", random_features=8, epochs=1, finetune_epochs=1)
+    settings = Settings(inference="router", epochs=1, finetune_epochs=1, **{"inference.features": "random"})
     found = []
-    for features in ("quantiles", "quantiles+random", "random+quantiles"):
+    quantiles, random = Quantiles(width=8), Random(width=8)
+    for features in (quantiles, Joined(parts=(quantiles, random)), Joined(parts=(random, quantiles))):
         net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-        learner = Learner(net, settings.replace(features=features), seed=3, device="cpu")
+        learner = Learner(net, settings.replace(**{"inference.features": features}), seed=3, device="cpu")
         learner.learn(x, torch.arange(400) % 2)
         parts = learner.method.features.parts_to_fit()
         found += [part(x) for part in parts if isinstance(part, Quantiles)]
@@ -121,7 +124,7 @@ def test_old_tasks_answers_stay_and_a_fork_is_apart() -> None:
 
 
 def test_together_with_a_layer_of_the_network() -> None:
-    learner = learned(2, SETTINGS.replace(features="layer+inputs", mirror=False))
+    learner = learned(2, SETTINGS.replace(**{"inference.features": "layer+inputs"}))
     layer, inputs = learner.method.features.parts_to_fit()  # type: ignore[attr-defined]
     assert isinstance(layer, Layer)
     assert isinstance(inputs, Inputs)
@@ -132,7 +135,7 @@ def test_together_with_a_layer_of_the_network() -> None:
 def test_they_are_exported_as_one_graph_where_every_part_can_be(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
-    learner = learned(2, SETTINGS.replace(mirror=False, experts="all"))
+    learner = learned(2, SETTINGS.replace(**{"inference.features.patches.mirror": False}))
     export(learner, None, "onnx", tmp_path / "all.onnx")
     x = examples(CLASSES[1], 20, 100)[0]
     session = onnxruntime.InferenceSession(str(tmp_path / "all.onnx"))
@@ -145,7 +148,7 @@ def test_they_are_exported_as_one_graph_where_every_part_can_be(tmp_path: Path) 
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(InputError, match=r"unknown .*'pathces'"):
-        Learner(network(), SETTINGS.replace(features="pathces+random"))
+        Learner(network(), SETTINGS.replace(**{"inference.features": "pathces+random"}))
     with pytest.raises(InputError, match="at least two"):
         Joined(parts=[Random(width=4)])
 
@@ -168,5 +171,5 @@ def test_mistakes_are_named() -> None:
 )
 def test_kinds_that_are_blank_or_there_twice_are_refused_with_what_to_give(features: str, sentence: str) -> None:
     with pytest.raises(InputError) as refused:
-        Learner(network(), SETTINGS.replace(features=features))
+        Learner(network(), SETTINGS.replace(**{"inference.features": SMALL.get(features, features)}))
     assert sentence in str(refused.value)

@@ -182,7 +182,7 @@ def test_what_is_no_image_or_too_small_or_of_another_size_is_refused() -> None:
     x = images(10, 1, 12, 12)
     features = fitted(x, filters=3)
     for wrong, message in (
-        (torch.rand(5, 144), "reads images .* but a row is 144; give images, say in input\.shape"),
+        (torch.rand(5, 144), r"reads images .* but a row is 144; give images, say in input\.shape"),
         (torch.rand(5), "a row is one number"),
         (torch.rand(5, 1, 5, 12), "of 6 × 6 pixels, but an image is 1 × 5 × 12; give larger images"),
         (torch.rand(5, 3, 12, 12), "an image is 3 × 12 × 12, but the first task's were 1 × 12 × 12"),
@@ -331,11 +331,13 @@ def test_a_learner_tells_digits_apart_by_patches_of_two_sizes(digits: Scenario, 
         alpha=6.0,
         epochs=2,
         finetune_epochs=1,
-        features="patches",
         inference="router",
-        patch_filters=24,
-        patch_sizes=(3, 5),
-        image_shape=(1, 8, 8),
+        **{
+            "inference.features": "patches",
+            "inference.features.filters": 24,
+            "inference.features.sizes": (3, 5),
+            "input.shape": (1, 8, 8),
+        },
     )
     learner = Learner(mlp(64, [16], 10), settings, device="cpu")
     for task in digits:
@@ -344,5 +346,5 @@ def test_a_learner_tells_digits_apart_by_patches_of_two_sizes(digits: Scenario, 
     assert min(right) > 0.8
     learner.save(tmp_path / "model")
     again, x = load(tmp_path / "model"), digits[0].test.x
-    assert again.settings.patch_sizes == (3, 5)
+    assert again.settings.inference.features == Patches(filters=24, sizes=(3, 5))
     assert torch.equal(again.predict(x).probabilities, learner.predict(x).probabilities)

@@ -134,7 +134,7 @@ def test_a_returning_class_has_a_column_in_both_tasks_whose_sum_is_the_fit_on_la
 @pytest.mark.parametrize("precision", ["float64", "mixed", "float32"])
 def test_saved_and_loaded_it_answers_and_learns_on_to_the_bit(keep: bool, precision: Any) -> None:
     *tasks, later = made_rows((2, 1, 2), 9, 5)
-    options: dict[str, Any] = {"precision": precision, "keep_sums_per_task": keep}
+    options: dict[str, Any] = {"precision": precision, "inference.keep_sums_per_task": keep}
     router, again = learned(tasks, **options), Router(**options)
     state = router.state()
     stored = [router.task_state(task) for task in range(2)]
@@ -339,7 +339,10 @@ def test_a_learner_with_the_router_on_patches_is_stored_whole(keep: bool, tmp_pa
         x = torch.stack([pictures[first + int(label)] for label in y]).unsqueeze(1)
         tasks.append((0.7 * x + 0.3 * torch.rand(60, 1, 12, 12, generator=generator), y + first))
     settings = Settings(
-        epochs=1, finetune_epochs=0, features="patches", patch_filters=6, inference="router", keep_sums_per_task=keep
+        epochs=1,
+        finetune_epochs=0,
+        inference="router",
+        **{"inference.features": "patches", "inference.features.filters": 6, "inference.keep_sums_per_task": keep},
     )
     net = torch.nn.Sequential(torch.nn.Flatten(), models.mlp(144, [8], 2))
     learner = Learner(net, settings, device="cpu")

@@ -65,7 +65,10 @@ def test_random_features_do_not_mind_the_scale_or_offset_of_the_inputs() -> None
 
 def test_a_learner_with_random_features_is_stored_whole(digits: Scenario, tmp_path: object) -> None:
     settings = Settings(
-        epochs=1, finetune_epochs=0, inference="shared-gaussian", features="random", random_features=50, ridge=0.2
+        epochs=1,
+        finetune_epochs=0,
+        inference="shared-gaussian",
+        **{"inference.features": "random", "inference.features.width": 50, "inference.ridge": 0.2},
     )
     learner = Learner(models.mlp(64, [20], 2), settings, device="cpu")
     for task in list(digits)[:2]:
@@ -83,9 +86,14 @@ def test_a_learner_with_random_features_is_stored_whole(digits: Scenario, tmp_pa
 def test_a_first_task_of_many_rows_gets_more_random_features_and_later_tasks_change_nothing(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     settings = Settings(
-        alpha=2.0, epochs=1, finetune_epochs=0, batch_size=500, inference="shared-gaussian", features="random"
+        alpha=2.0,
+        epochs=1,
+        finetune_epochs=0,
+        batch_size=500,
+        inference="shared-gaussian",
+        **{"inference.features": "random"},
     )
-    assert settings.random_features == "auto"
+    assert settings.inference.features == Random(width="auto")
     for first, then, width in ((1000, 20, 2000), (999, 1000, 1000)):
         learner = Learner(models.mlp(3, [4], 2), settings, device="cpu")
         for rows in (first, then):
@@ -98,5 +106,5 @@ def test_a_first_task_of_many_rows_gets_more_random_features_and_later_tasks_cha
 
 def test_random_features_is_a_number_or_auto() -> None:
     for wrong in (0, "many"):
-        with pytest.raises(InputError, match="random_features is"):
-            Settings(random_features=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"^inference\.features\.width is"):
+            Settings(**{"inference.features": {"kind": "random", "width": wrong}})

@@ -18,6 +18,8 @@ from ibpwf.errors import InputError
 MOST = 8
 X, Y = torch.randn(60, 16, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
 
+FEATURES: dict[str, Any] = {"inference.features": {"kind": "random", "width": 8}}
+
 
 def ours(frame: FrameType | None) -> list[str]:
     """The functions of the library that have been called and not left, from the first."""
@@ -50,12 +52,16 @@ def ways(call: Callable[[], Any]) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"inference": "router", "held_out": 0.2}], ids=["gaussians", "ensemble"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"inference": "router", "validation_fraction": 0.2}], ids=["gaussians", "ensemble"]
+)
 @pytest.mark.parametrize("how", [{}, {"task": "a"}, {"marginal": True}], ids=["inferred", "given", "marginal"])
 def test_a_prediction_reaches_the_network_in_few_calls(settings: dict[str, Any], how: dict[str, Any]) -> None:
     net = Network(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8))
     learner = Learner(
-        net, Settings(epochs=1, alpha=4, features="random", random_features=8, **settings), device="cpu"
+        net,
+        Settings(epochs=1, alpha=4, **settings, **FEATURES),
+        device="cpu",
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # one epoch is not enough
@@ -70,7 +76,13 @@ def test_a_prediction_reaches_the_network_in_few_calls(settings: dict[str, Any],
 
 def test_novelty_beside_a_prediction_takes_no_second_pass() -> None:
     net = Network(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8))
-    settings = Settings(epochs=1, alpha=4, features="random", random_features=8, inference="router", held_out=0.2)
+    settings = Settings(
+        epochs=1,
+        alpha=4,
+        inference="router",
+        validation_fraction=0.2,
+        **FEATURES,
+    )
     learner = Learner(net, settings, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

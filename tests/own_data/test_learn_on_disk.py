@@ -17,7 +17,7 @@ from processes import Finished, Started
 Command = Callable[..., Finished]
 Start = Callable[..., Started]
 READ = ReadOptions(label="kind", with_labels=True)
-PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
+PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"inference.features.width": 64}}
 
 
 def written(path: Path, classes: tuple[int, ...] = (0, 1, 2), seed: int = 0) -> Path:
@@ -71,7 +71,18 @@ def test_a_pattern_that_no_file_has_is_refused_at_once(command: Command) -> None
 
 def test_an_interrupted_task_is_resumed_to_the_same_bits(tmp_path: Path, started: Start, command: Command) -> None:
     written(tmp_path / "a.csv")
-    long = ("--label", "kind", "--epochs", "60", "--hidden", "24", "--set", "random_features=32", "--device", "cpu")
+    long = (
+        "--label",
+        "kind",
+        "--epochs",
+        "60",
+        "--hidden",
+        "24",
+        "--set",
+        "inference.features.width=32",
+        "--device",
+        "cpu",
+    )
     words = ("learn", "m", "a.csv", *long, "--on-disk")
     process = started(*words)
     assert process.wait_until((tmp_path / "m" / ".lock").exists)

@@ -23,7 +23,7 @@ from ibpwf.storage.files import read_jsonl
 from own_files import blobs, table
 from tallies import Tally
 
-PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
+PARAMETERS = {"epochs": 4, "hidden": (24,), "settings": {"inference.features.width": 64}}
 SEED = 35
 SMALL = {"buffer": 100, "least": 50, "window": 50}
 
@@ -198,7 +198,7 @@ def test_a_place_that_is_no_folder_is_refused(place: Path) -> None:
 def test_the_command_ends_cleanly_on_ctrl_c_and_goes_on_later(place: Path) -> None:
     arrive(place / "in", "1.csv", (0, 1), 0, age=100)
     arrive(place / "in", "2.csv", (0, 1), 1, age=90)
-    quick = ("--set", "epochs=4", "--hidden", "24", "--set", "random_features=64", "--device", "cpu")
+    quick = ("--set", "epochs=4", "--hidden", "24", "--set", "inference.features.width=64", "--device", "cpu")
     words = ("watch", "model", "in", "--label", "kind", "--buffer", "100", "--poll", "0.2", *quick)
     running = processes.start(words, place, {})
     log = place / "model.watch" / "log.jsonl"

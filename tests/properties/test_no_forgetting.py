@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from ibpwf import Learner, Settings
+from ibpwf import Gaussian, Learner, Settings
 from ibpwf.factors.prior import IBP, LayerShape
 from ibpwf.training.callbacks import Callback, EpochEnd
 
@@ -143,7 +143,7 @@ def test_earlier_tasks_answer_with_the_same_bits_after_every_later_task(
 def test_nothing_stored_about_a_task_changes_and_neither_do_its_draws_and_merged_network(
     digits: tuple[Tensor, Tensor], net: str
 ) -> None:
-    learner = Learner(NETS[net](), settings(inference="class-gaussian"), device="cpu")
+    learner = Learner(NETS[net](), settings(inference=Gaussian(per="class")), device="cpu")
     learner.learn(*task(digits, CLASSES[0]))
     x = digits[0][-64:]
 

@@ -30,7 +30,14 @@ def learner(base: str) -> Learner:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 24))
     settings = Settings(
-        alpha=4.0, epochs=2, finetune_epochs=1, batch_size=32, heads="per-task", base=base, inference="class-gaussian"
+        alpha=4.0,
+        epochs=2,
+        finetune_epochs=1,
+        batch_size=32,
+        heads="per-task",
+        base=base,
+        inference="gaussian",
+        **{"inference.per": "class"},
     )
     return Learner(factorize(net, **settings.factorization), settings, device="cpu")
 
@@ -100,7 +107,7 @@ def test_entropies_of_a_mixed_batch_are_sums_over_each_rows_own_classes(base: st
 
 
 def test_a_classifier_tells_an_old_tasks_entropy_to_the_bit() -> None:
-    asked = ContinualClassifier(epochs=2, hidden=(16,), settings={"random_features": 32}, device="cpu")
+    asked = ContinualClassifier(epochs=2, hidden=(16,), settings={"inference.features.width": 32}, device="cpu")
     x, known = rows_of(3)[0][:48].numpy(), dict[str, tuple[np.ndarray, ...]]()
 
     def said(name: str) -> tuple[np.ndarray, ...]:

@@ -42,7 +42,7 @@ def make_models(folder: Path) -> Path:
 
     models = folder / "models"
     models.mkdir()
-    quick = {"epochs": 4, "hidden": (24,), "settings": {"random_features": 64}}
+    quick = {"epochs": 4, "hidden": (24,), "settings": {"inference.features.width": 64}}
     for number in range(3):
         options = LearnOptions(read=ReadOptions(label=None if number else "kind"), device="cpu")
         rows = task_table(folder, number)
@@ -50,7 +50,7 @@ def make_models(folder: Path) -> Path:
     for number in range(2):
         x, y = blobs((2 * number, 2 * number + 1))
         np.savez(folder / "images.npz", x=pixels(x), y=np.array(WORDS)[y])
-        quick = {"recipe": "plain", "epochs": 3, "hidden": (16,), "settings": {"random_features": 32}}
+        quick = {"recipe": "plain", "epochs": 3, "hidden": (16,), "settings": {"inference.features.width": 32}}
         parameters = None if number else quick
         learn_file(models / "pictures", folder / "images.npz", TASKS[number], parameters, LearnOptions(device="cpu"))
     x, y = blobs(range(6), each=5, seed=1)

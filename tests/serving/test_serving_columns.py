@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     frame.to_csv(made / "fruit.csv", index=False)
     frame[["note", "kind"]].to_csv(made / "notes.csv", index=False)
-    quick = {"epochs": 2, "hidden": (8,), "settings": {"random_features": 16}}
+    quick = {"epochs": 2, "hidden": (8,), "settings": {"inference.features.width": 16}}
     options = LearnOptions(read=ReadOptions(label="kind", text=("note",), encoder="minilm-l6"), device="cpu")
     for name in ("fruit", "notes"):
         learn_file(made / "models" / name, made / f"{name}.csv", "first", quick, options)

@@ -52,7 +52,7 @@ def damaged(path: Path) -> Callable[[], object]:
 
 
 def replaced(path: Path) -> Callable[[], object]:
-    classifier = ContinualClassifier(epochs=2, hidden=(24,), settings={"random_features": 64}, device="cpu")
+    classifier = ContinualClassifier(epochs=2, hidden=(24,), settings={"inference.features.width": 64}, device="cpu")
     for task in range(3):  # with as many tasks, of the same sizes
         x, y = blobs((2 * task, 2 * task + 1), 40, seed=9)
         classifier.learn(x, y.astype(str), task=f"other {task}")

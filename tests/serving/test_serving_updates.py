@@ -27,10 +27,25 @@ from ibpwf.serving.versions import Kept
 X = blobs(range(8), each=3, seed=3)[0].astype(np.float32)
 
 KINDS: dict[str, dict[str, Any]] = {
-    "gaussian": {"random_features": 24},
-    "router": {"inference": "router", "random_features": 24, "held_out": 0.2, "experts": 0},
-    "router with sums": {"inference": "router", "random_features": 24, "held_out": 0.2, "keep_sums_per_task": True},
-    "ensemble": {"inference": "router", "random_features": 24, "held_out": 0.2, "experts": "all"},
+    "gaussian": {"inference.features.width": 24},
+    "router": {
+        "inference": "router",
+        "inference.features.width": 24,
+        "validation_fraction": 0.2,
+        "inference.experts": 0,
+    },
+    "router with sums": {
+        "inference": "router",
+        "inference.features.width": 24,
+        "validation_fraction": 0.2,
+        "inference.keep_sums_per_task": True,
+    },
+    "ensemble": {
+        "inference": "router",
+        "inference.features.width": 24,
+        "validation_fraction": 0.2,
+        "inference.experts": "all",
+    },
 }
 
 

@@ -335,7 +335,7 @@ def test_a_folder_without_models_is_refused(tmp_path):
 def test_a_model_that_was_not_learnt_from_files_takes_one_tensor(tmp_path):
     from ibpwf.serving.inputs import input_tensors, inputs_of
 
-    classifier = ContinualClassifier(epochs=2, hidden=(8,), settings={"random_features": 16})
+    classifier = ContinualClassifier(epochs=2, hidden=(8,), settings={"inference.features.width": 16})
     classifier.learn(X[:100], np.repeat(["a", "b"], 50), task="one")
     classifier.save(tmp_path / "model")
     version = ServedModel("model", tmp_path / "model").version()

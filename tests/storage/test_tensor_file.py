@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ibpwf import Learner, Settings
+from ibpwf import Gaussian, Learner, Settings
 from ibpwf.errors import StoreError
 from ibpwf.models import mlp
 from ibpwf.storage import tensor_file
@@ -21,7 +22,7 @@ Y = (X[:, 0] > 0).long()
 
 def taught(tasks: int = 4, **settings: object) -> Learner:
     torch.manual_seed(0)
-    small = Settings(alpha=3.0, epochs=1, finetune_epochs=1, batch_size=20, random_features=8)
+    small = Settings(alpha=3.0, epochs=1, finetune_epochs=1, batch_size=20, **{"inference.features.width": 8})
     learner = Learner(mlp(6, [8], 2), small.replace(**settings), seed=0, device="cpu")
     for task in range(tasks):
         learner.learn(X.roll(task, 1) + task, Y)
@@ -43,8 +44,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("inference", ["gaussian", "class-gaussian", "shared-gaussian"])
-def test_a_task_that_is_given_is_read_alone(tmp_path: Path, reads: list[str], inference: str) -> None:
+@pytest.mark.parametrize("inference", ["gaussian", Gaussian(per="class"), "shared-gaussian"])
+def test_a_task_that_is_given_is_read_alone(tmp_path: Path, reads: list[str], inference: Any) -> None:
     learner = taught(inference=inference)
     learner.save(tmp_path / "model")
     late = Learner.load(tmp_path / "model", device="cpu")

@@ -12,7 +12,7 @@ from ibpwf import ContinualClassifier
 from ibpwf.errors import InputError
 
 MEANS = np.random.default_rng(3).normal(0, 4, (8, 6))
-QUICK = {"hidden": (24,), "epochs": 4, "settings": {"random_features": 64}, "device": "cpu"}
+QUICK = {"hidden": (24,), "epochs": 4, "settings": {"inference.features.width": 64}, "device": "cpu"}
 SMALL = {"buffer": 300, "least": 100, "window": 100}
 
 

@@ -114,7 +114,7 @@ def test_choosing_has_the_best_of_each_kind_and_all_that_are_better() -> None:
 
 def test_choosing_says_the_settings_of_the_rows_it_shows() -> None:
     found = measured.choices(measured.comparisons(RESULTS)["compare-split-mnist"])
-    assert found["changed"] == {"ibpwf-class-gaussians": ["inference=class-gaussian"]}
+    assert found["changed"] == {"ibpwf-class-gaussians": ["inference.per=class"]}
     assert not found["lengths"]  # the variant that was trained longer is not shown
     found = measured.choices(measured.comparisons(RESULTS)["compare-split-cifar10"])
     assert set(found["presets"]) == {"default"}

@@ -47,7 +47,7 @@ def network(hidden: int) -> nn.Module:
         return mlp(8, [hidden], 2)
 
 
-STOPPED = Settings(heads="per-task", init="pretrained", held_out=0.2, early_stopping=True)
+STOPPED = Settings(heads="per-task", init="pretrained", validation_fraction=0.2, early_stopping=True)
 
 
 def test_a_network_that_is_merely_too_sure_is_as_good_as_one_that_is_not() -> None:
@@ -202,7 +202,7 @@ def test_a_linear_model_must_be_better_by_more_than_chance(
 
 def test_worse_than_a_linear_model_is_said() -> None:
     x, y = rows(3000, noise=0.05)
-    settings = Settings(heads="per-task", held_out=0.2, epochs=1, finetune_epochs=0, learning_rate=1e-4)
+    settings = Settings(heads="per-task", validation_fraction=0.2, epochs=1, finetune_epochs=0, learning_rate=1e-4)
     with pytest.warns(UserWarning, match="hardly learned|below a linear model"):
         Learner(network(16), settings, seed=1).learn(x, y)
 

@@ -131,7 +131,7 @@ class Backbone(nn.Module):
         most = max(cells)
         if most > 1 and not self.net.places:
             raise InputError(
-                f"backbone_grid is {most}, and backbone '{self.name}' does not tell where in an image something is; "
+                f"grid is {most}, and backbone '{self.name}' does not tell where in an image something is; "
                 "set backbone_grid=1, or give a convolutional network of the catalog."
             )
 
@@ -178,7 +178,7 @@ def checked_grid(depths: Sequence[int], grid: int | Sequence[int]) -> tuple[int,
     cells = (grid,) * len(depths) if isinstance(grid, int) else tuple(grid)
     if len(cells) != len(depths) or min(cells) < 1:
         raise InputError(
-            f"backbone_grid is {grid if isinstance(grid, int) else list(grid)}, and the backbone is read at depths "
+            f"grid is {grid if isinstance(grid, int) else list(grid)}, and the backbone is read at depths "
             f"{list(depths)}; give one number from 1 on, or one for each depth."
         )
     return cells

@@ -184,7 +184,9 @@ class NewModel(Set):
         for name in changes:
             if name in asked:
                 raise InputError(f"{flag(name)} and --set {name} were both given; choose one.")
-        Settings(**{name: value for name, value in asked.items() if name in Settings.model_fields}, **changes)
+        # A wrong one is named before the data are read, but for those of a part whose kind the recipe may choose.
+        sure = {name: value for name, value in changes.items() if name.partition(".")[0] in {name, *changes}}
+        Settings(**{name: value for name, value in asked.items() if name in Settings.model_fields}, **sure)
         return {**asked, "settings": changes} if changes else asked
 
 

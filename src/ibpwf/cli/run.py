@@ -61,7 +61,7 @@ class Run(OfScenario, AsJson, OnCluster):
         "Hold out this fraction of the training examples and measure on it instead of on the test examples, to "
         "choose settings by.",
     )
-    fast: bool = option(False, "Evaluate few experts, each once: --set experts=likely --set views=plain.")
+    fast: bool = option(False, "Evaluate few experts, each once: --set inference.experts=likely --set views=plain.")
     beside: str | None = option(
         None,
         "Show next to it how another method that trains in seconds, such as router, does with the task inferred.",
@@ -93,18 +93,26 @@ class Run(OfScenario, AsJson, OnCluster):
         if self.engine() is not None and self.tensorboard:
             raise InputError("--tensorboard writes where the training is; leave it out with --cluster.")
         from ibpwf.lab.experiments.network import parse_network
-        from ibpwf.settings import FAST
 
         names = [self.scenario] if self.fallback is None else [self.scenario, self.fallback]
         more: dict[str, Any] = {
             "method": self.method,
             "seeds": tuple(range(self.seeds)) if self.seeds is not None else (self.seed or 0,),
             "network": None if self.network is None else parse_network(self.network),
-            "changes": {**(FAST if self.fast else {}), **changes},
+            "changes": changes,
             "validation": self.validation,
             "order": self.order,
         }
-        return [self.config(name, **more) for name in names]
+        return [self.faster(self.config(name, **more)) for name in names]
+
+    def faster(self, config: RunConfig) -> RunConfig:
+        """With --fast, as the settings say how predictions are made faster."""
+        from ibpwf.settings import Settings
+
+        settings = config.settings()
+        if not self.fast or not isinstance(settings, Settings):
+            return config
+        return config.replace(changes={**settings.faster, **config.changes})
 
     def folder(self, config: RunConfig) -> Path:
         name = f"{config.scenario.replace(':', '.')}-{config.folder_name()}-{config.preset}"

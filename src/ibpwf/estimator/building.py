@@ -14,21 +14,18 @@ from ibpwf.errors import InputError
 from ibpwf.estimator.recipes import HELD_OUT
 from ibpwf.inference.gaussian import GroupedInference
 from ibpwf.learner import Learner
-from ibpwf.method import BUILT_WITH
 from ibpwf.preprocessing import PIXEL_MEAN, PIXEL_STD
 from ibpwf.settings import Settings
 
 DEFAULTS: dict[str, Any] = {
     "heads": "per-task",  # nobody knows how many classes a later task will have
     "init": "pretrained",  # from torch's own initial weights: at full rank, few rows are learnt in few steps
-    "inference": "shared-gaussian",
-    "features": "random",
-    "ridge": 0.2,
+    "inference": {"kind": "shared-gaussian", "features": "random"},
 }
 """What the estimator sets other than `Settings`, whose defaults follow the paper."""
 
-BACKBONE = "backbone"
-"""Features that must know what pixels an input was made from."""
+RIDGE = 0.2
+"""What Gaussians have in an estimator where nothing else is said."""
 
 
 def make_settings(given: Mapping[str, Any] | None, recipe: Mapping[str, Any], **own: Any) -> Settings:
@@ -41,11 +38,23 @@ def make_settings(given: Mapping[str, Any] | None, recipe: Mapping[str, Any], **
             "or use Learner with a trained network."
         )
     left = {name: value for name, value in own.items() if value == "auto"}
-    wanted = {**DEFAULTS, **left, **recipe, **{name: own[name] for name in own if name not in left}, **chosen}
-    kept: dict[str, Any] = {"held_out": HELD_OUT} if wanted["inference"] == "router" else {}
-    if BACKBONE in wanted["features"].split("+"):
-        kept |= {"image_mean": (PIXEL_MEAN,), "image_std": (PIXEL_STD,)}
-    return Settings(**{**kept, **wanted})
+    asked = {name: own[name] for name in own if name not in left}
+    lower = Settings.merged(DEFAULTS, left, recipe)
+    kind = {name: value for name, value in chosen.items() if name == "inference"}
+    tree = Settings.merged(lower, asked, kind)
+    if "features" not in Settings(inference=tree["inference"]).inference.model_fields_set:
+        tree = Settings.merged(tree, {"inference.features": lower["inference"]["features"]})  # of any kind
+    tree = Settings.merged(tree, {name: value for name, value in chosen.items() if name not in kind})
+    said = Settings(inference=tree["inference"]).inference
+    usual: dict[str, Any] = {}
+    if isinstance(said, GroupedInference) and "ridge" not in said.model_fields_set:
+        usual["inference.ridge"] = RIDGE
+    if said.has_class_scores:
+        usual["validation_fraction"] = tree.get("validation_fraction", HELD_OUT)
+    found = Settings(**Settings.merged(tree, usual))
+    if found.inference.features.reads_pixels and found.input.scale is None:
+        found = found.replace(**{"input.mean": (PIXEL_MEAN,), "input.std": (PIXEL_STD,)})
+    return found
 
 
 def make_learner(settings: Settings, network: Callable[[], nn.Module], seed: Any, device: str) -> Learner:
@@ -61,9 +70,10 @@ def make_learner(settings: Settings, network: Callable[[], nn.Module], seed: Any
 def settings_of_next_task(built: Settings, begun: Settings, wanted: Settings) -> Settings:
     """Those `wanted`, with what the first task was `built` with; that may not be asked for otherwise than when it was
     `begun`."""
-    for name in BUILT_WITH:
-        check_as_before(name, getattr(begun, name), getattr(wanted, name))
-    return wanted.replace(**{name: getattr(built, name) for name in BUILT_WITH})
+    found = begun.fixed_difference(wanted)
+    if found is not None:
+        check_as_before(*found)
+    return wanted.with_fixed_of(built)
 
 
 def check_as_before(name: str, old: Any, new: Any) -> None:
@@ -107,16 +117,16 @@ def has_class_scores(learner: Learner) -> bool:
     classes; anything else cannot tell what is new."""
     inference = learner.method.inference
     if inference.has_class_scores:
-        if not learner.settings.held_out:
+        if not learner.settings.validation_fraction:
             raise InputError(
-                "held_out is 0, but a classifier with a router tells what is new by rows it did not learn from; give "
-                f"a share, such as {HELD_OUT}."
+                "validation_fraction is 0, but a classifier with a router detects novel inputs by rows it did not "
+                f"learn from; give a share, such as {HELD_OUT}."
             )
         return True
     if not isinstance(inference, GroupedInference):
         raise InputError(
-            f"inference is {learner.settings.inference}, which has nothing to tell novelty by; a classifier needs "
-            "router, gaussian, class-gaussian or shared-gaussian. Use Learner for any other."
+            f"inference is {learner.settings.inference.kind_name()}, which has no novelty score; a classifier "
+            "needs router, gaussian or shared-gaussian. Use Learner for any other."
         )
     return False
 

@@ -17,6 +17,7 @@ from torch import nn
 from ibpwf.backbones.loading import is_cached
 from ibpwf.errors import InputError, unknown
 from ibpwf.estimator.preparing import BackbonePreparation, Image, PixelPreparation, Preparation, smaller
+from ibpwf.images import BackboneImages
 from ibpwf.models import mlp, resnet9, table_network
 from ibpwf.preprocessing import Standardizer
 from ibpwf.settings import Settings
@@ -27,6 +28,7 @@ Hidden = Sequence[int] | None
 """Widths of a perceptron's hidden layers; None: what the recipe has."""
 
 BACKBONE = "efficientnet-lite0"
+BACKBONE_SIZE = 128
 SMALLEST_SIDE = 8
 """Of images that a small network of convolutions can read."""
 
@@ -163,11 +165,16 @@ def _table_settings(first: FirstTask) -> dict[str, Any]:
         return _plain_settings(first)
     return {
         **_plain_settings(first),
-        "features": "quantiles",
-        "inference": "class-gaussian",
-        "random_features": max(64, min(WIDEST, math.isqrt(first.rows * first.inputs))),
-        "shrinkage": 0.2,
-        "ridge": 0.02,
+        "inference": {
+            "kind": "gaussian",
+            "per": "class",
+            "shrinkage": 0.2,
+            "ridge": 0.02,
+            "features": {
+                "kind": "quantiles",
+                "width": max(64, min(WIDEST, math.isqrt(first.rows * first.inputs))),
+            },
+        },
         "init": "anew",
     }
 
@@ -189,27 +196,28 @@ def _plain_training(first: FirstTask, rows: int) -> dict[str, Any]:
     if rows < ENOUGH_ROWS:
         return decay
     if rows < MANY_ROWS:
-        return {"held_out": HELD_OUT_OF_FEW, "early_stopping": True, **decay}
-    return {"held_out": HELD_OUT, **({"early_stopping": True, **decay} if few else {})}
+        return {"validation_fraction": HELD_OUT_OF_FEW, "early_stopping": True, **decay}
+    return {"validation_fraction": HELD_OUT, **({"early_stopping": True, **decay} if few else {})}
 
 
 def _table_training(first: FirstTask, rows: int) -> dict[str, Any]:
     if first.rows < MANY_ROWS:
         return _plain_training(first, rows)
-    return {"held_out": HELD_OUT, "early_stopping": True}
+    return {"validation_fraction": HELD_OUT, "early_stopping": True}
 
 
 def _columns(x: Any, first: FirstTask, settings: Settings) -> Preparation:
-    return (Standardizer.of_pixels if "backbone" in settings.features.split("+") else Standardizer.fit)(x)
+    return (Standardizer.of_pixels if settings.inference.features.reads_pixels else Standardizer.fit)(x)
 
 
 def _plain_settings(first: FirstTask) -> dict[str, Any]:
     """Of a table, random features whose statistics take no more than some times the bytes of the rows."""
     if first.image is not None:
-        return {"image_shape": first.image}
+        return {"input.shape": first.image}
     width = max(LEAST, min(1_000, math.isqrt(TIMES_THE_ROWS * first.rows * first.inputs)))
     # Weights that are drawn to zero need factors of their own in every task: those of others would hardly be used.
-    return {"random_features": width, **({"init": "anew"} if first.rows < MANY_ROWS else {})}
+    features = {"kind": "random", "width": width}
+    return {"inference.features": features, **({"init": "anew"} if first.rows < MANY_ROWS else {})}
 
 
 def _pixels(x: Any, first: FirstTask, settings: Settings) -> Preparation:
@@ -244,11 +252,16 @@ def _image_settings(first: FirstTask) -> dict[str, Any]:
     batch = 16 if first.rows < FEW_IMAGES else 32
     epochs = min(max(EPOCHS, math.ceil(STEPS / max(1, first.rows // batch))), MOST_EPOCHS)
     return {
-        "inference": "router",
-        "features": "patches",
-        "patch_grid": grid,
-        "patch_filters": max(8, router_width(first.rows, first.inputs) // (2 * grid**2)),
-        "router_precision": "float32",
+        "inference": {
+            "kind": "router",
+            "precision": "float32",
+            "features": {
+                "kind": "patches",
+                "grid": grid,
+                "filters": max(8, router_width(first.rows, first.inputs) // (2 * grid**2)),
+                "mirror": color,
+            },
+        },
         "turns": 4 if height == width else 1,
         "mirror": color,
         "augment": "crop-flip" if color and min(height, width) >= 24 else "none",
@@ -268,22 +281,20 @@ def _backbone_settings(first: FirstTask) -> dict[str, Any]:
     """Small networks on features that are good already, and a router on the same."""
     return {
         "init": "random",  # of factors fitted to a first network, later tasks would get no others
-        "inference": "router",
-        "features": "inputs",
-        "router_precision": "float32",
-        "backbone": BACKBONE,
-        "backbone_size": 128,
+        "inference": {"kind": "router", "precision": "float32", "features": "inputs"},
+        "input": {"kind": "backbone", "name": BACKBONE, "size": BACKBONE_SIZE},
     }
 
 
 def _features(x: Any, first: FirstTask, settings: Settings) -> Preparation:
     assert first.image is not None
-    size = None if settings.backbone_size == "auto" else settings.backbone_size
-    if isinstance(size, tuple):
+    seen = settings.input
+    if not isinstance(seen, BackboneImages):
         raise InputError(
-            f"backbone_size is {list(size)}, but recipe 'backbone' looks at images in one size; give one, as 224."
+            f"input is '{seen.kind_name()}', but recipe 'backbone' lets a pretrained network look at "
+            "images; leave input out, or set input=backbone."
         )
-    return BackbonePreparation.fit(x, first.image, settings.backbone, size)
+    return BackbonePreparation.fit(x, first.image, seen.name, None if seen.size == "auto" else seen.size)
 
 
 RECIPES: dict[str, Recipe] = {

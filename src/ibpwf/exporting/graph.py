@@ -218,7 +218,7 @@ class _Fusion(nn.Module):
     def __init__(self, method: IBPWF) -> None:
         super().__init__()
         self.alpha, self.beta = method.fusion_weights()
-        self.asked: fusion.Experts = method.settings.experts if self.beta else 0
+        self.asked: fusion.Experts = method.inference.experts_asked if self.beta else 0
         self.widths = [len(labels) for labels in method.classes]
         self.router, self.phi = method.inference.export_module(), method.features.export_module()
         owner = torch.arange(len(self.widths)).repeat_interleave(torch.tensor(self.widths))

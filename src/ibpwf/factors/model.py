@@ -268,7 +268,7 @@ class FactorModel(nn.Module):
         if layer not in self.layers or not self.weights[layer].replaceable or getattr(module, "groups", 1) != 1:
             raise InputError(
                 f"features is 'factors', but '{layer}' is no factorized Linear layer or convolution without "
-                "groups; name one in inference_layers, or set features='layer'."
+                "groups; name one in inference.features.layers, or use features of kind 'layer'."
             )
         kept = self.reference
         if kept is None:

@@ -12,7 +12,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -51,6 +51,11 @@ class Features(Part):
     """How many rows `fit` looks at; None: at all."""
 
     _context: Context = PrivateAttr(default_factory=Context)
+
+    @property
+    def reads_pixels(self) -> bool:
+        """Whether it must be known how inputs were made from pixels (`Images.mean` and `std`)."""
+        return False
 
     @classmethod
     def spelled(cls, kind: str) -> Any:
@@ -178,6 +183,25 @@ class TaskInference(Part):
         """log P(t, c | φ) up to a constant, N×ΣC, tasks in order and their classes in order; only of inference that
         looks at every class of every task."""
         raise NotImplementedError
+
+    @property
+    def experts_asked(self) -> int | Literal["all", "likely"]:
+        """Which tasks' experts are asked about an input, where every class is looked at."""
+        return "all"
+
+    @property
+    def weight_of_experts(self) -> float | Literal["auto"]:
+        """Of a task's own class scores, where every class is looked at."""
+        return "auto"
+
+    @property
+    def keeps_opinions(self) -> bool:
+        """Whether `opinion` of a task is kept with it."""
+        return False
+
+    def faster(self) -> dict[str, Any]:
+        """Settings with which predictions are faster, and a little less accurate."""
+        return {}
 
     @property
     def has_class_scores(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -98,6 +98,21 @@ class Router(TaskInference):
     )
     _sums: RidgeSums = PrivateAttr(default_factory=RidgeSums)
     _solution: RidgeSolution | None = PrivateAttr(None)
+
+    @property
+    def experts_asked(self) -> int | Literal["all", "likely"]:
+        return self.experts
+
+    @property
+    def weight_of_experts(self) -> float | Literal["auto"]:
+        return self.expert_weight
+
+    @property
+    def keeps_opinions(self) -> bool:
+        return self.second_opinion
+
+    def faster(self) -> dict[str, Any]:
+        return {"experts": "likely"}
 
     @property
     def tasks(self) -> int:

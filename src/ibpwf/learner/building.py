@@ -19,7 +19,7 @@ from ibpwf.factors.model import FactorModel
 from ibpwf.factors.weights import load_tensors
 from ibpwf.method import IBPWF, Parts, base_digest
 from ibpwf.packing import Field, Packing
-from ibpwf.parts import part_fields
+from ibpwf.parts import UnknownKindError, part_fields
 from ibpwf.settings import Settings
 from ibpwf.storage.folder import OpenedFolder
 from ibpwf.storage.model_folder import whole_folder
@@ -140,22 +140,16 @@ def _read_ibpwf(
         for name, tensor in template.items():
             check_numbers("template", name, tensor, NOT_NAN if name in buffers else BOUNDED)
         of_settings = {name: given.pop(name) for name in part_fields(Settings) if name in given}
-        for name in part_fields(Settings):
-            tree = configuration.settings.get(name) or {}
-            if name not in of_settings and ":" in tree.get("kind", ""):
-                raise NeedsParts(
-                    f"{path} was taught with a {name} of your own; register it (ibpwf.parts.register), or pass it "
-                    f"again: Learner.load(path, {name}=...)."
-                )
-        settings, parts = Settings.from_json({**configuration.settings, **of_settings}), Parts(**given)
+        try:
+            settings, parts = Settings.from_json({**configuration.settings, **of_settings}), Parts(**given)
+        except UnknownKindError as error:
+            raise NeedsParts(
+                f"{path} was learned with a part of your own: {error.problem} Register its class "
+                "(ibpwf.parts.register), or pass the part again: Learner.load(path, inference=...)."
+            ) from error
         _check_base(path, plain, configuration, settings, {*template})
         load_tensors(plain, template)
         missing = tuple(name for name in configuration.parts if getattr(parts, name, None) is None)
-        for name in ("features", "inference"):
-            if name in missing or (":" in getattr(settings, name) and getattr(parts, name) is None):
-                raise NeedsParts(
-                    f"{path} was taught with {name} of your own; pass it again: Learner.load(path, {name}=...)."
-                )
         model = factorize(net, **settings.factorization, head=configuration.head, include=[*configuration.layers])
         _check_layers(configuration, model)
         model.frozen = frozenset(configuration.frozen)  # as it was, whatever the given network has

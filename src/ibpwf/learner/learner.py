@@ -28,7 +28,6 @@ from ibpwf.data.rows import Batches, IndexedRows, TaskRows, rows_of
 from ibpwf.distributed import Distributed
 from ibpwf.errors import InputError, StoreError
 from ibpwf.factors.model import FactorModel
-from ibpwf.inference.base import Features, TaskInference
 from ibpwf.inference.prediction import Prediction
 from ibpwf.learner.building import build_ibpwf, read_method
 from ibpwf.learner.state import Data, LearnerState, TaskChoice, TaskInfo
@@ -37,7 +36,7 @@ from ibpwf.linear import CLEARLY
 from ibpwf.method import IBPWF, Parts
 from ibpwf.packing import packing_of
 from ibpwf.parts import FrozenSettings
-from ibpwf.settings import FAST, Settings
+from ibpwf.settings import Settings
 from ibpwf.storage.checkpoint_folder import (
     Identity,
     check_place,
@@ -80,9 +79,8 @@ class Learner(Generic[M]):
         Every random number depends on it.
     device
         "auto" takes the GPU where there is one.
-    features, inference, optimizer
-        Parts of your own in the place of what the settings name (docs/extending.md): a `Features`, a `TaskInference`,
-        a function that makes an optimizer of parameters.
+    optimizer
+        A function that makes an optimizer of parameters, in the place of the one that the settings name.
     distributed
         "auto" trains together with the other processes that torchrun has started.
 
@@ -101,8 +99,6 @@ class Learner(Generic[M]):
         *,
         seed: int = 0,
         device: str | torch.device = "auto",
-        features: Features | None = None,
-        inference: TaskInference | None = None,
         optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
         distributed: Distributed = "off",
     ) -> None: ...
@@ -118,12 +114,10 @@ class Learner(Generic[M]):
         *,
         seed: int = 0,
         device: str | torch.device = "auto",
-        features: Features | None = None,
-        inference: TaskInference | None = None,
         optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
         distributed: Distributed = "off",
     ) -> None:
-        parts = Parts(features, inference, optimizer)
+        parts = Parts(optimizer)
         if not isinstance(net, Method):
             net = build_ibpwf(net, settings, parts, device, distributed)
         elif settings is not None or device != "auto" or distributed != "off" or parts.names():
@@ -210,7 +204,7 @@ class Learner(Generic[M]):
         """A learner that knows the same and predicts faster, slightly less accurately: a router asks the experts of
         likely tasks only, without test-time augmentation. docs/class-incremental.md says what that costs."""
         other = self.fork()
-        other.settings = other.settings.replace(**FAST)
+        other.settings = other.settings.replace(**other.settings.faster)
         return other
 
     def owned_by(self, owner: str, writer: SingleWriter) -> None:
@@ -589,7 +583,7 @@ class Learner(Generic[M]):
 
     @pinned()
     def novelty(self, x: Data, false_alarm_rate: float = 0.01) -> Tensor:
-        """The novelty score of each input, by router and experts (inference="router", held_out above 0).
+        """The novelty score of each input, by router and experts (inference="router", validation_fraction above 0).
 
         Above 1, an input is less like any task than all but `false_alarm_rate` of the tasks' own inputs.
         """
@@ -695,8 +689,8 @@ class Learner(Generic[M]):
         device, distributed
             As for a new learner.
         parts
-            Parts of your own must be given again: `features`, `inference` and parts of the settings to predict, an
-            `optimizer` to learn.
+            Parts of your own that are not registered must be given again: parts of the settings by their names, such
+            as `inference`, to predict; an `optimizer` to learn.
         """
         opened = open_folder(path, kind=KIND)
         with whole_folder(opened.path):

@@ -31,8 +31,8 @@ from ibpwf.storage.whole_folder import replacing_folder
 STATE = ".serving"
 """What a server keeps in a model folder."""
 
-ANSWERED_WITH = ("accelerate", "expert_weight", "experts", "precision", "views")
-"""Settings that may change from task to task and that answers depend on."""
+ANSWERED_WITH = ("accelerate", "precision", "views", "inference")
+"""Settings that predictions depend on, and that may change from task to task or have such settings."""
 
 WAIT = 60.0
 """Seconds to wait for another process that changes what is kept."""

@@ -7,14 +7,14 @@ from ibpwf.settings import Settings
 
 
 def test_a_backbone_is_told_how_a_scenario_was_made_from_pixels() -> None:
-    asked = RunConfig("split-cifar10", preset="default", changes={"features": "backbone"}).settings()
+    asked = RunConfig("split-cifar10", preset="default", changes={"inference.features": "backbone"}).settings()
     assert isinstance(asked, Settings)
-    assert asked.image_mean == (0.4914, 0.4822, 0.4465)
-    assert asked.image_std == (0.2470, 0.2435, 0.2616)
-    own = {"features": "backbone", "image_mean": [0.5], "image_std": [0.5]}
+    assert asked.input.mean == (0.4914, 0.4822, 0.4465)
+    assert asked.input.std == (0.2470, 0.2435, 0.2616)
+    own = {"inference.features": "backbone", "input.mean": [0.5], "input.std": [0.5]}
     told = RunConfig("split-cifar10", preset="default", changes=own).settings()
     assert isinstance(told, Settings)
-    assert told.image_mean == (0.5,)
+    assert told.input.mean == (0.5,)
     usual = RunConfig("split-cifar10", preset="default").settings()
     assert isinstance(usual, Settings)
-    assert usual.image_mean == "auto"
+    assert usual.input.mean == "auto"

@@ -247,7 +247,9 @@ def test_a_run_that_was_refused_at_its_first_task_is_not_in_the_way_of_the_next(
     run_words: tuple[str, ...], command: Command, tmp_path: Path
 ) -> None:
     words = (*run_words, "--tasks", "1", "--seed", "0", "--out", "r")
-    refused = command(*words, "--set", "features=patches", "--set", "patch_sizes=[32]")  # of images of 8 × 8
+    refused = command(
+        *words, "--set", "inference.features=patches", "--set", "inference.features.sizes=[32]"
+    )  # of images of 8 × 8
     assert refused.code == 2
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [".lock", "config.json"]
     assert command(*words).code == 0
@@ -323,7 +325,10 @@ def test_what_cannot_be_run_leaves_no_folder_behind(
 ) -> None:
     mistakes = {
         ("--tasks", "9"): "error: tasks=9: there are only 5 tasks here.",
-        ("--set", 'inference_layers=["hidden"]'): "error: unknown inference_layer 'hidden'. Did you mean 'hidden1'?",
+        (
+            "--set",
+            'inference.features.layers=["hidden"]',
+        ): "error: unknown layer of the features 'hidden'. Did you mean 'hidden1'?",
         ("--set", "kappa=1.5"): "error: kappa is 1.5; it is a probability strictly between 0 and 1.",
         ("--seed", "-1"): "error: --seed is -1",
     }

@@ -56,7 +56,7 @@ def write(
 def write_classifier(folder: Path) -> None:
     """Three species of flowers as numbers and two more by measure, in two tasks with names."""
     x, y = load_iris(return_X_y=True)
-    classifier = ContinualClassifier(hidden=(6,), epochs=10, settings={"random_features": 12}, device="cpu")
+    classifier = ContinualClassifier(hidden=(6,), epochs=10, settings={"inference.features.width": 12}, device="cpu")
     classifier.learn(x, y, task="species")
     classifier.learn(x + 5, (x[:, 0] > 5.8) + 3, task="length")
     classifier.save(folder, extra={"written by": "a classifier"})
@@ -71,7 +71,7 @@ def write_classifier(folder: Path) -> None:
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    write(out / "mlp-shared-head", mlp(), (8,), SETTINGS.replace(inference="class-gaussian"))
+    write(out / "mlp-shared-head", mlp(), (8,), SETTINGS.replace(inference="gaussian", **{"inference.per": "class"}))
     write(out / "convolution-head-per-task", convolution(), (1, 4, 4), SETTINGS.replace(heads="per-task"))
     write(out / "first-task-forgotten", mlp(), (8,), SETTINGS, forget=0)
     write_classifier(out / "classifier")

@@ -174,6 +174,10 @@ class Backbone(Features):
         return self.projection or self.plan.inner_width
 
     @property
+    def reads_pixels(self) -> bool:
+        return True
+
+    @property
     def digest(self) -> str:
         return self.plan.digest
 

@@ -40,6 +40,10 @@ class Joined(Features):
     def model_post_init(self, context: Any, /) -> None:
         self._own = tuple(copy.copy(part) for part in self.parts)
 
+    @property
+    def reads_pixels(self) -> bool:
+        return any(part.reads_pixels for part in self.parts)
+
     def bound(self, context: Context) -> Self:
         other = super().bound(context)
         other._own = tuple(part.bound(context) for part in self.parts)

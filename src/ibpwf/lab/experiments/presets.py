@@ -36,9 +36,9 @@ class Preset:
     def make_settings(self, method: str = "ibpwf", setting: str | None = None) -> FrozenSettings:
         """The method's own kind of settings; one this method does not have is left out."""
         kind = settings_type(method)
-        known = kind.model_fields
-        chosen = self.settings | (self.settings_for.get(setting, {}) if setting else {})
-        return kind().replace(**{name: value for name, value in chosen.items() if name in known})
+        layers = (self.settings, self.settings_for.get(setting, {}) if setting else {})
+        known = [{n: v for n, v in layer.items() if n.partition(".")[0] in kind.model_fields} for layer in layers]
+        return kind(**kind.merged(*known))
 
 
 def _read() -> dict[str, dict[str, Preset]]:

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from ibpwf.errors import InputError
 from ibpwf.parts import FrozenSettings
-from ibpwf.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +67,7 @@ class RunConfig(FrozenSettings):
     def check_settings(self) -> None:
         from ibpwf.device import choose_device
         from ibpwf.lab.experiments.presets import settings_type
+        from ibpwf.settings import Settings
 
         if self.network is not None and settings_type(self.method) is not Settings:
             raise InputError(
@@ -102,16 +102,18 @@ class RunConfig(FrozenSettings):
     def settings(self, setting: str | None = None) -> FrozenSettings:
         """Of the method, and for one setting where that has its own; `changes` hold in both. A backbone is told how
         our scenarios make inputs from pixels."""
+        from ibpwf.settings import Settings
+
         settings = self.chosen().make_settings(self.method, setting).replace(**self.changes)
         if (
             isinstance(settings, Settings)
-            and "backbone" in settings.features.split("+")
-            and settings.image_mean == "auto"
+            and settings.inference.features.reads_pixels
+            and settings.input.scale is None
         ):
             from ibpwf.lab.data.catalog import preprocessing
 
             made = preprocessing(self.scenario)
-            told = {f"image_{name}": made[name] for name in ("mean", "std") if name in made}
+            told = {f"input.{name}": made[name] for name in ("mean", "std") if name in made}
             settings = settings.replace(**told)
         return settings
 
@@ -126,6 +128,8 @@ class RunConfig(FrozenSettings):
 
     def epochs(self, rows: int) -> int:
         """Passes over the rows of a task of that many, all phases together; 1 for a method that counts otherwise."""
+        from ibpwf.settings import Settings
+
         settings = self.settings()
         if isinstance(settings, Settings):
             schedule = settings.schedule_for(rows)

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ibpwf.factors.factorize import factorize
 from ibpwf.factors.prior import ConstantGrowth
+from ibpwf.inference.gaussian import Gaussian
 from ibpwf.lab.methods.dense import DenseSettings, Problem, Widths, seeded
 from ibpwf.method import IBPWF
 from ibpwf.models import mlp
 from ibpwf.parts import Count, Positive, require
 from ibpwf.settings import Settings
 
-SHARED = ("epochs", "batch_size", "learning_rate", "optimizer", "augment", "precision", "heads", "inference", "ridge")
+SHARED = ("epochs", "batch_size", "learning_rate", "optimizer", "augment", "precision", "heads")
 
 
 class ConstWFSettings(DenseSettings):
@@ -59,7 +60,9 @@ class ConstWF(IBPWF):
         with seeded(seed):
             net = mlp(problem.inputs, chosen.hidden, problem.outputs)
         prior = ConstantGrowth(nu=chosen.nu, omega=chosen.omega, strength_std=chosen.strength_std)
-        ours = Settings(prior=prior, finetune_epochs=0, **{name: getattr(chosen, name) for name in SHARED})
+        inference = Gaussian(ridge=chosen.ridge, per="class" if chosen.inference == "class-gaussian" else "task")
+        shared = {name: getattr(chosen, name) for name in SHARED}
+        ours = Settings(prior=prior, finetune_epochs=0, inference=inference, **shared)
         super().__init__(factorize(net, **ours.factorization).to(device), ours)
         self.problem, self.chosen, self.seed = problem, chosen, seed
 

@@ -18,14 +18,13 @@ from ibpwf.errors import InputError
 from ibpwf.images import Images
 from ibpwf.inference import router as ridge
 from ibpwf.inference.base import Context, Features, State
-from ibpwf.inference.features.patches import Patches, Size
+from ibpwf.inference.features.patches import Patches, PatchSizes, Size
 from ibpwf.inference.features.random import Random
 from ibpwf.inference.prediction import Prediction
 from ibpwf.inference.ridge_sums import Precision
 from ibpwf.lab.methods.dense import Problem, class_prediction, total_bytes
 from ibpwf.limits import MOST_FEATURES
-from ibpwf.parts import Auto, Count, FrozenSettings, Positive
-from ibpwf.settings import PatchSizes, Settings
+from ibpwf.parts import Auto, Count, FrozenSettings, Part, Positive
 from ibpwf.storage.tensor_checks import CorruptModelError
 from ibpwf.training.method import Loss, Method, TaskData
 from ibpwf.training.phase import Phase
@@ -33,8 +32,8 @@ from ibpwf.training.phase import Phase
 ROWS_AT_ONCE = 1024
 
 
-def _as_in_ibpwf(name: str) -> Any:
-    field = Settings.model_fields[name]
+def _as_in(part: type[Part], name: str) -> Any:
+    field = part.model_fields[name]
     return Field(field.default, description=field.description)
 
 
@@ -44,16 +43,16 @@ class RouterSettings(FrozenSettings):
         description="an image's likeness to 'patches' of the first task's images, also where square gray images come "
         "as flat rows, or a fixed 'random' layer; 'auto': patches where examples have the shape of images",
     )
-    random_features: Annotated[int, Field(ge=1, le=MOST_FEATURES)] | Auto = _as_in_ibpwf("random_features")
-    patch_filters: Count | Size = _as_in_ibpwf("patch_filters")
-    patch_sizes: PatchSizes = _as_in_ibpwf("patch_sizes")
-    patch_grid: Count | Auto = _as_in_ibpwf("patch_grid")
-    patch_epsilon: Positive = _as_in_ibpwf("patch_epsilon")
+    random_features: Annotated[int, Field(ge=1, le=MOST_FEATURES)] | Auto = _as_in(Random, "width")
+    patch_filters: Count | Size = _as_in(Patches, "filters")
+    patch_sizes: PatchSizes = _as_in(Patches, "sizes")
+    patch_grid: Count | Auto = _as_in(Patches, "grid")
+    patch_epsilon: Positive = _as_in(Patches, "epsilon")
     mirror: bool = Field(
         False, description="patch features learn from every image and its mirror image, and an answer is about both"
     )
-    router_ridge: Positive | Auto = _as_in_ibpwf("router_ridge")
-    router_precision: Precision = _as_in_ibpwf("router_precision")
+    router_ridge: Positive | Auto = _as_in(ridge.Router, "ridge")
+    router_precision: Precision = _as_in(ridge.Router, "precision")
 
 
 class Router(Method):
