@@ -210,12 +210,12 @@ def test_flat_rows_give_the_bits_that_images_do(features: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "features", "words"),
     [
-        ((1, 7, 9), "random", r"image_shape is \[1, 7, 9\], but examples have shape \(64,\)"),
-        ((3, 8, 8), "random", r"image_shape is \[3, 8, 8\], but examples have shape \(64,\)"),
+        ((1, 7, 9), "random", r"shape is \[1, 7, 9\], but examples have shape \(64,\)"),
+        ((3, 8, 8), "random", r"shape is \[3, 8, 8\], but examples have shape \(64,\)"),
         ((1, 4, 16), "random", "turns is 4, which needs square images"),
-        ((3, 8, 8), "patches", "image_shape"),
-        ("auto", "random", "image_shape"),
-        ("auto", "patches", "image_shape"),
+        ((3, 8, 8), "patches", "shape"),
+        ("auto", "random", "shape"),
+        ("auto", "patches", "shape"),
     ],
 )
 def test_a_wrong_image_shape_is_refused_by_name_before_anything_is_learned(

@@ -174,10 +174,10 @@ def test_router_and_turned_experts_answer_together_in_one_graph(to: Any, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [
-        ({"experts": "likely"}, 2),
-        ({"experts": 1}, 2),
-        ({"experts": 5}, 2),
-        ({"experts": 0}, 0),
+        ({"inference.experts": "likely"}, 2),
+        ({"inference.experts": 1}, 2),
+        ({"inference.experts": 5}, 2),
+        ({"inference.experts": 0}, 0),
         ({"inference.expert_weight": 0.3}, 2),
         ({"inference.expert_weight": 0.0}, 0),
     ],
@@ -190,7 +190,7 @@ def test_those_experts_count_for_a_row_that_the_settings_ask(changes: dict[str, 
     expected = by_label(learner)
     for found, own in zip(graph_answers(learner, X), expected, strict=True):
         close(found, own)
-    assert np.abs(expected[0] - everyone).max() > 1e-3 or changes == {"experts": 5}
+    assert np.abs(expected[0] - everyone).max() > 1e-3 or changes == {"inference.experts": 5}
     graph = Source.of(learner).graph(None)
     assert sum(isinstance(module, Expert) for module in graph.modules()) == asked
 
@@ -204,7 +204,9 @@ def test_a_graph_can_leave_out_unlikely_experts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"inference.features": "random", "inference.features.width": 30}, {"features": "layer"}], ids=str
+    "changes",
+    [{"inference.features": "random", "inference.features.width": 30}, {"inference.features": "layer"}],
+    ids=str,
 )
 def test_a_router_on_other_features_is_exported_too(changes: dict[str, Any]) -> None:
     learner = taught(**changes)
@@ -310,17 +312,17 @@ class Brightness(Features):
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("inference", "words"),
     [
-        ({"inference": OwnRouter()}, "OwnRouter.*cannot be put into one graph"),
-        ({"features": Brightness()}, "Brightness.*cannot be put into one graph"),
+        (OwnRouter(), "OwnRouter.*cannot be put into one graph"),
+        (Router(features=Brightness()), "Brightness.*cannot be put into one graph"),
     ],
 )
 def test_a_router_or_features_of_ones_own_are_exported_one_task_at_a_time(
-    parts: dict[str, Any], words: str, tmp_path: Path
+    inference: Router, words: str, tmp_path: Path
 ) -> None:
-    settings = SETTINGS.replace(epochs=1, finetune_epochs=0, validation_fraction=0.0)
-    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), settings, device="cpu", **parts)
+    settings = SETTINGS.replace(epochs=1, finetune_epochs=0, validation_fraction=0.0, inference=inference)
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), settings, device="cpu")
     learner.learn(*rows_of((0, 1)), task="a")
     with pytest.raises(InputError, match=words) as caught:
         ibpwf.export(learner, None, "pt2", tmp_path / "m.pt2")

@@ -134,7 +134,7 @@ def test_a_returning_class_has_a_column_in_both_tasks_whose_sum_is_the_fit_on_la
 @pytest.mark.parametrize("precision", ["float64", "mixed", "float32"])
 def test_saved_and_loaded_it_answers_and_learns_on_to_the_bit(keep: bool, precision: Any) -> None:
     *tasks, later = made_rows((2, 1, 2), 9, 5)
-    options: dict[str, Any] = {"precision": precision, "inference.keep_sums_per_task": keep}
+    options: dict[str, Any] = {"precision": precision, "keep_sums_per_task": keep}
     router, again = learned(tasks, **options), Router(**options)
     state = router.state()
     stored = [router.task_state(task) for task in range(2)]
