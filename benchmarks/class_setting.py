@@ -29,16 +29,15 @@ from ibpwf.lab.experiments.run import Run, run_all
 from ibpwf.lab.experiments.run_config import RunConfig
 from ibpwf.learner import Learner
 from ibpwf.parts import parse_assignment
-from ibpwf.settings import FAST
 from ibpwf.storage.files import read_json
 
 WAYS: dict[str, dict[str, Any]] = {
-    "router alone": {"experts": 0},
-    "likeliest task's expert, plain": {"experts": 1, "views": "plain"},
-    "likely experts, plain (fast)": FAST,
-    "likely experts, all views": {"experts": "likely", "views": "all"},
-    "all experts, plain": {"experts": "all", "views": "plain"},
-    "all experts, all views": {"experts": "all", "views": "all"},
+    "router alone": {"inference.experts": 0},
+    "likeliest task's expert, plain": {"inference.experts": 1, "views": "plain"},
+    "likely experts, plain (fast)": {"inference.experts": "likely", "views": "plain"},
+    "likely experts, all views": {"inference.experts": "likely", "views": "all"},
+    "all experts, plain": {"inference.experts": "all", "views": "plain"},
+    "all experts, all views": {"inference.experts": "all", "views": "all"},
 }
 WEIGHTS = fusion.GRID
 STRANGERS = {"split-mnist": "split-fashion-mnist", "split-fashion-mnist": "split-mnist"}

@@ -94,7 +94,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "epochs=40": {"epochs": 40},
     "init=pretrained": {"settings": {"init": "pretrained"}},
     "random_features=800": {"settings": {"inference.features.width": 800}},
-    "shrinkage=0.5": {"settings": {"shrinkage": 0.5}},
+    "shrinkage=0.5": {"settings": {"inference.shrinkage": 0.5}},
     "a shared covariance": {
         "settings": {"inference": "shared-gaussian", "inference.shrinkage": 0.0, "inference.ridge": 0.2}
     },

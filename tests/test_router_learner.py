@@ -110,9 +110,9 @@ def test_how_much_is_asked_may_change_at_any_time_and_back() -> None:
     learner = taught(validation_fraction=0.2, turns=4)
     before = learner.predict(X, marginal=True).probabilities
     others = (
-        {"experts": 0},
-        {"experts": 1},
-        {"experts": "likely"},
+        {"inference.experts": 0},
+        {"inference.experts": 1},
+        {"inference.experts": "likely"},
         {"views": "plain"},
         {"inference.expert_weight": 3.0},
     )

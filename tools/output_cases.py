@@ -162,9 +162,9 @@ def learner_case(kind: str, heads: str, inference: str) -> Outputs:
         rows, labels = images(task)
         learner.learn(given(kind, rows[:ROWS]), labels[:ROWS], task=f"t{task}")
     yield from state("learned", learner, x)
-    if "held_out" in INFERENCE[inference]:
+    if "validation_fraction" in INFERENCE[inference]:
         yield "learned/novelty", learner.novelty(x)
-    for name, fast in (("accelerate off", {"accelerate": False}), ("fast", {"experts": "likely", "views": "plain"})):
+    for name, fast in (("accelerate off", {"accelerate": False}), ("fast", learner.settings.faster)):
         other = learner.fork()
         other.settings = other.settings.replace(**fast)
         yield from told(name, other, x)

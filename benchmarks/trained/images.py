@@ -42,11 +42,14 @@ SETTINGS = Settings(
     **{
         "inference.experts": "all",
         "inference.features": "patches+backbone+adapted",
-        "inference.features.layers": LATE_STAGES,
-        "inference.features.filters": "large",
-        "inference.features.depths": (5, 6, 7, 8),
-        "inference.features.grid": (3, 3, 3, 1),
-        "inference.features.projection": 32_000,
+        "inference.features.patches.filters": "large",
+        "inference.features.patches.mirror": True,
+        "inference.features.backbone.depths": (5, 6, 7, 8),
+        "inference.features.backbone.grid": (3, 3, 3, 1),
+        "inference.features.backbone.projection": 32_000,
+        "inference.features.backbone.mirror": True,
+        "inference.features.adapted.layers": LATE_STAGES,
+        "inference.features.adapted.mirror": True,
         "inference.ridge": 0.01,
         "inference.precision": "mixed",
         "inference.second_opinion": True,
@@ -61,7 +64,7 @@ def network(settings: Settings, size: int) -> nn.Sequential:
     normalization."""
     assert settings.input.mean != "auto"
     assert settings.input.std != "auto"
-    scale = {"input.mean": settings.input.mean, "input.std": settings.input.std}
+    scale = {"image_mean": settings.input.mean, "image_std": settings.input.std}
     return backbones.image_classifier(backbones.load(BACKBONE), 2, size=size, **scale).requires_grad_(False)
 
 

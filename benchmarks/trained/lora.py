@@ -51,14 +51,7 @@ ACCURACY = images.SETTINGS.replace(
     epochs=1,
     finetune_epochs=5,
     batch_size=256,
-    **{
-        "inference.second_opinion": False,
-        "inference.ridge": "auto",
-        "inference.features": "random",
-        "inference.features.width": 16,
-        "inference.features.filters": "small",
-        "inference.features.projection": 0,
-    },
+    **{"inference.features": "random", "inference.features.width": 16},
 )
 LENGTH, STEPS, ROWS = 128, 60, 500
 Moved = Callable[[Tensor], Tensor]

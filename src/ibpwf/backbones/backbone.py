@@ -132,7 +132,7 @@ class Backbone(nn.Module):
         if most > 1 and not self.net.places:
             raise InputError(
                 f"grid is {most}, and backbone '{self.name}' does not tell where in an image something is; "
-                "set backbone_grid=1, or give a convolutional network of the catalog."
+                "set grid=1, or give a convolutional network of the catalog."
             )
 
     @pinned()

@@ -321,7 +321,7 @@ def novelty(scores: Scores, calibrations: Sequence[Calibration | None], rate: fl
         if one is None or one.limits is None or one.router is None or one.experts is None:
             raise InputError(
                 f"task number {task} was learned without held-out rows, so nobody knows what is usual for it; learn "
-                "with held_out above 0 (0.03, say) to tell what is new."
+                "with validation_fraction above 0 (0.03, say) to tell what is new."
             )
         best = scores.best_of_task(task, one.router, one.experts)
         if scores.distances is None or one.nearness is None:
