@@ -11,12 +11,13 @@ import torch
 from torch.nn import functional as F
 
 import ibpwf
-from ibpwf import Backbone, Joined, Patches, Router, backbones
+from ibpwf import Backbone, Gaussian, Joined, Patches, Router, SharedGaussian, backbones
 from ibpwf.backbones import BACKBONES
 from ibpwf.errors import InputError
 from ibpwf.estimator import ContinualClassifier, recipes
+from ibpwf.estimator.building import RIDGE, make_settings
 from ibpwf.estimator.preparing import BackbonePreparation, PixelPreparation, as_rows, averaging, smaller
-from ibpwf.estimator.recipes import RECIPES, FirstTask, suitable
+from ibpwf.estimator.recipes import RECIPES, FirstTask, Plan, suitable
 from ibpwf.inference.base import Features
 from tiny_backbone import NAME, Shelf, tiny_network
 
@@ -59,6 +60,17 @@ def no_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_data_are_decides(image: Any, cached: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "is_cached", lambda name: cached)
     assert suitable(FirstTask(100, 64, image)) == name
+
+
+@pytest.mark.parametrize("name", ["inference", "inference.kind"])
+def test_naming_the_kind_of_inference_keeps_what_a_recipe_says_of_that_kind(name: str) -> None:
+    recipe = Plan.choose("table", FirstTask(5_000, 10)).settings()
+    alike, other = (make_settings({name: kind}, recipe).inference for kind in ("gaussian", "shared-gaussian"))
+    assert isinstance(alike, Gaussian)
+    assert alike.ridge == recipe["inference"]["ridge"] != RIDGE
+    assert isinstance(other, SharedGaussian)
+    assert other.ridge == RIDGE
+    assert alike.features == other.features == make_settings(None, recipe).inference.features
 
 
 def test_each_recipe_says_its_name_first() -> None:

@@ -66,7 +66,12 @@ def test_other_numbers_for_the_same_moments() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"inference.shrinkage": -0.1}, {"inference.shrinkage": 1.5}, {"inference.shrinkage": 0.2, "inference": "shared-gaussian"}]
+    "changes",
+    [
+        {"inference.shrinkage": -0.1},
+        {"inference.shrinkage": 1.5},
+        {"inference.shrinkage": 0.2, "inference": "shared-gaussian"},
+    ],
 )
 def test_a_share_that_makes_no_sense_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InputError, match="shrinkage"):

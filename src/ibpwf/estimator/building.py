@@ -40,7 +40,7 @@ def make_settings(given: Mapping[str, Any] | None, recipe: Mapping[str, Any], **
     left = {name: value for name, value in own.items() if value == "auto"}
     asked = {name: own[name] for name in own if name not in left}
     lower = Settings.merged(DEFAULTS, left, recipe)
-    kind = {name: value for name, value in chosen.items() if name == "inference"}
+    kind = {name: value for name, value in chosen.items() if name in ("inference", "inference.kind")}
     tree = Settings.merged(lower, asked, kind)
     if "features" not in Settings(inference=tree["inference"]).inference.model_fields_set:
         tree = Settings.merged(tree, {"inference.features": lower["inference"]["features"]})  # of any kind
