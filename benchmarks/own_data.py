@@ -95,9 +95,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "init=pretrained": {"settings": {"init": "pretrained"}},
     "random_features=800": {"settings": {"inference.features.width": 800}},
     "shrinkage=0.5": {"settings": {"inference.shrinkage": 0.5}},
-    "a shared covariance": {
-        "settings": {"inference": "shared-gaussian", "inference.shrinkage": 0.0, "inference.ridge": 0.2}
-    },
+    "a shared covariance": {"settings": {"inference": "shared-gaussian", "inference.ridge": 0.2}},
     "recipe=plain": {"recipe": "plain"},
 }
 

@@ -68,6 +68,8 @@ def parts_of(group: str, prefix: str) -> list[str]:
     lines = []
     for name in kinds(group):
         found = build(group, {"kind": name} if name != "joined" else "inputs+random")
+        if not type(found).__module__.startswith("ibpwf."):  # a user's own, registered in this process
+            continue
         lines += [f"### `{prefix}={name}`", "", *(type(found).__doc__ or "").strip().split("\n\n")[:1], ""]
         own = [field for field in type(found).model_fields if field != "features"]
         lines += [*table(type(found), own, f"{prefix}."), ""] if own else []

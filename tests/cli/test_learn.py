@@ -168,6 +168,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("next.csv", "--epochs", "5"), "epochs is 5"),
     (("next.csv", "--alpha", "5"), "alpha is 5"),
     (("next.csv", "--set", "kappa=0.7"), "kappa is 0.7"),
+    (("next.csv", "--set", "kapa=0.7"), "'kappa'"),
     (("unlabelled.csv",), "'kind'"),
     (("wide.csv",), "'id'"),
     (("narrow.csv",), "'f3'"),

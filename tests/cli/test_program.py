@@ -90,7 +90,6 @@ def test_help_and_mistyped_names_need_nothing_that_takes_long_to_import(
     ("words", "named"),
     [
         (["learn", "model", "nosuch.csv"], "'nosuch.csv'"),
-        (["learn", "model", "here.csv", "--set", "kapa=1"], "'kappa'"),
         (["learn", "model", "here.csv", "--epochs", "3", "--set", "epochs=4"], "--set epochs"),
         (["learn", "model", "here.csv", "--device", "mps"], "'mps'"),
         (["learn", "model", "here.csv", "--recipe", "plain", "--size", "8000x8000"], "--size 8000x8000"),

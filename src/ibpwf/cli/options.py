@@ -176,8 +176,6 @@ class NewModel(Set):
 
     def parameters(self) -> dict[str, Any]:
         """What was asked of a new model, as `ContinualClassifier` takes it."""
-        from ibpwf.settings import Settings
-
         asked = {name: getattr(self, name) for name in ("hidden", "alpha", "epochs", "false_alarm_rate")}
         asked = {name: value for name, value in {**asked, "random_state": self.seed}.items() if value is not None}
         changes = self.changes()
@@ -186,7 +184,11 @@ class NewModel(Set):
                 raise InputError(f"{flag(name)} and --set {name} were both given; choose one.")
         # A wrong one is named before the data are read, but for those of a part whose kind the recipe may choose.
         sure = {name: value for name, value in changes.items() if name.partition(".")[0] in {name, *changes}}
-        Settings(**{name: value for name, value in asked.items() if name in Settings.model_fields}, **sure)
+        sure |= {name: asked[name] for name in ("alpha", "epochs") if name in asked}
+        if sure:
+            from ibpwf.settings import Settings  # imports torch
+
+            Settings(**sure)
         return {**asked, "settings": changes} if changes else asked
 
 

@@ -165,15 +165,10 @@ def _table_settings(first: FirstTask) -> dict[str, Any]:
         return _plain_settings(first)
     return {
         **_plain_settings(first),
-        "inference": {
-            "kind": "gaussian",
-            "per": "class",
-            "shrinkage": 0.2,
-            "ridge": 0.02,
-            "features": {
-                "kind": "quantiles",
-                "width": max(64, min(WIDEST, math.isqrt(first.rows * first.inputs))),
-            },
+        "inference": {"kind": "gaussian", "per": "class", "shrinkage": 0.2, "ridge": 0.02},
+        "inference.features": {
+            "kind": "quantiles",
+            "width": max(64, min(WIDEST, math.isqrt(first.rows * first.inputs))),
         },
         "init": "anew",
     }
