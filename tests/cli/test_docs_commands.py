@@ -143,7 +143,7 @@ def check_python(words: list[str], whole: bool) -> None:
         return
     settings = [value for option, value in pairwise(words) if option == "--set"]
     try:
-        Settings(**dict(parse_assignment(text) for text in settings))
+        Settings(**{"inference": "router", **dict(parse_assignment(text) for text in settings)})
     except IBPWFError as error:
         raise Wrong(str(error)) from None
     if "parse_args" in file.read_text():

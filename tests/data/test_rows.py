@@ -373,7 +373,7 @@ def test_quantile_features_look_at_as_many_rows_however_many_come_at_a_time(monk
     monkeypatch.setattr(quantiles, "MOST_ROWS", 200)
     found = []
     for at_once in (300, 70):
-        features = quantiles.QuantileFeatures(16)
+        features = quantiles.Quantiles(width=16)
         features.fit(zip(torch.split(x, at_once), torch.split(y, at_once), strict=True), 300, seeded(1))
         found.append(features.encoding.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
