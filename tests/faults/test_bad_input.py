@@ -168,7 +168,9 @@ def test_unknown_names_in_settings_and_scenarios_come_with_a_suggestion(net: nn.
         lambda: scenario("split-mnits"), InputError, r"unknown scenario 'split-mnits'\. Did you mean 'split-mnist'"
     )
     layers = Settings(**{"inference.features.layers": ("hiden1",)})
-    refused(lambda: Learner(net, layers), InputError, "unknown inference_layer 'hiden1'. Did you mean 'hidden1'")
+    refused(
+        lambda: Learner(net, layers), InputError, "unknown layer of the features 'hiden1'. Did you mean 'hidden1'"
+    )
 
 
 # Training that goes wrong or is broken off
