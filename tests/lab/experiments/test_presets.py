@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ibpwf.errors import InputError
+from ibpwf.inference.gaussian import Gaussian
 from ibpwf.lab.data.scenarios import scenario_names
 from ibpwf.lab.experiments.paper import target, targets
 from ibpwf.lab.experiments.presets import BY_SCENARIO, NO_PRESET, example_shape, preset, preset_name
@@ -18,8 +19,7 @@ def test_every_preset_makes_settings_and_names_a_network(scenario: str, name: st
     chosen = preset(scenario, name)
     settings = chosen.make_settings()
     assert scenario in scenario_names()
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in chosen.settings.items()}
-    assert {key: getattr(settings, key) for key in plain} == plain
+    assert settings.replace(**chosen.settings) == settings
     assert chosen.network["builder"] in ("mlp", "resnet20", "resnet9")
 
 
@@ -33,7 +33,7 @@ def test_the_papers_experiments_have_the_papers_numbers() -> None:
     assert (one.heads, other.heads) == ("shared", "per-task")
     assert one.learning_rate == other.learning_rate == 1e-3
     assert one.kl_terms == other.kl_terms == 10
-    assert one.inference == other.inference == "gaussian"
+    assert one.inference == other.inference == Gaussian()
 
 
 def test_mistyped_names_are_answered_with_the_nearest() -> None:
