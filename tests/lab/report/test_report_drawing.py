@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ibpwf.lab.report import charts
 from ibpwf.lab.report.charts import accuracy_map, color_range, expectation, outline
 from ibpwf.lab.report.drawing import Chart, Drawing, clean, coordinate, log_ticks, short, tick_names, ticks
 
@@ -83,3 +87,43 @@ def test_a_maps_colors_run_from_its_own_lowest_to_its_highest_value() -> None:
     assert [e.get("style") for e in marks] == ["--v:0.99", "--v:0.99", "--v:0.00"]
     low, high = color_range([[99.81, None], [99.79, 99.83]])  # nearly alike, and not made to look different
     assert high - low >= 2
+
+
+def linear_light(color: str) -> list[float]:
+    """Red, green and blue of a CSS color, as amounts of light."""
+    digits = color.lstrip("#")
+    wide = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
+    parts = [int(wide[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+FIRST, SECOND = (0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566)
+LMS = np.array((FIRST, SECOND, (0.0883024619, 0.2817188376, 0.6299787005)))
+"""OKLab is linear in the cube roots of what this makes of light, so that colors are mixed there."""
+
+
+def luminance(little: str, much: str, share: float) -> float:
+    """Of a color between two in OKLab, as WCAG defines it."""
+    ends = [np.cbrt(LMS @ linear_light(color)) for color in (little, much)]
+    light = np.linalg.solve(LMS, (ends[0] + (ends[1] - ends[0]) * share) ** 3)
+    return float(light.clip(0, 1) @ (0.2126, 0.7152, 0.0722))
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_numbers_can_be_read_on_every_color_of_the_scale(theme: int) -> None:
+    """WCAG asks for a contrast of 4.5; also where the text's color changes."""
+    css = (Path(charts.__file__).parent / "templates" / "page.css").read_text()
+    block = css.split("prefers-color-scheme: dark")[theme]
+    color = dict(re.findall(r"--(\w+): (#\w+)", block)) | {"c1": "#000"}
+    matrix = [[100 * value / 99 for value in range(10 * row, 10 * row + 10)] for row in range(10)]
+    cells = [e for e in svg(accuracy_map(matrix, list("abcdefghij"), "accuracy")).iter() if e.tag in ("rect", "text")]
+    checked = 0
+    for mark, text in itertools.pairwise(cells):
+        if (found := re.search(r"cell (c\d)", str(text.get("class")))) is None:
+            continue
+        share = float(str(mark.get("style")).removeprefix("--v:"))
+        ink = color[found[1]]
+        low, high = sorted((luminance(color["little"], color["much"], share), luminance(ink, ink, 0)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (share, found[1])
+        checked += 1
+    assert checked == 100
