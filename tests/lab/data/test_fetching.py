@@ -128,6 +128,20 @@ def test_an_exception_in_the_progress_callback_comes_through_and_leaves_nothing(
     assert left() == []
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_between_files_leaves_only_whole_files(tiny, left, stop: type[BaseException]) -> None:
+    def third_time(name: str, scratch: Path) -> None:
+        (scratch / "half").write_bytes(b"downloaded so far")
+        if name == FILES[0]:
+            raise stop
+
+    tiny(Shelf(before=third_time))
+    with pytest.raises(stop):
+        fetch(NAME)
+    assert left() == ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
+    assert all(check.ok for check in verify(NAME) if check.found)
+
+
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_an_interrupt_while_writing_leaves_no_part_of_the_file(
     tiny, left, monkeypatch: pytest.MonkeyPatch, step: str
@@ -174,6 +188,19 @@ def test_a_forbidden_folder_is_said_in_a_sentence(tiny, root: Path, monkeypatch:
     monkeypatch.setattr(Path, "mkdir", forbidden)
     with pytest.raises(DataError, match=r"cannot write to .*tiny: permission denied.*IBPWF_DATA"):
         fetch(NAME)
+
+
+def test_a_forbidden_file_is_said_in_a_sentence(tiny, left, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(Shelf())
+
+    def forbidden(*args: object) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", forbidden)
+        with pytest.raises(DataError, match="permission denied"):
+            fetch(NAME)
+    assert left() == []
 
 
 def test_a_cache_path_that_is_a_file_is_said_in_a_sentence(tiny, root: Path) -> None:

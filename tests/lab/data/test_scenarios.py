@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,25 @@ def test_a_random_order_is_a_permutation_that_depends_on_the_seed() -> None:
     ]
     assert sorted(orders[0]) == list(range(10))
     assert orders[0] == orders[1] != orders[2]
+
+
+def test_numbers_and_lists_of_numpy_are_taken() -> None:
+    tasks = scenario("split-digits", order=np.arange(9, -1, -1), seed=np.int64(3), tasks=np.int64(2))
+    assert [task.classes for task in tasks] == [(9, 8), (7, 6)]
+    assert type(tasks.seed) is int
+
+
+def test_tasks_keeps_the_first_few() -> None:
+    assert [task.name for task in scenario("split-digits", tasks=2)] == ["0/1", "2/3"]
+    assert [task.classes for task in scenario("split-digits", classes_per_task=3, tasks=3)][-1] == (6, 7, 8)
+
+
+def test_a_scenario_can_travel_to_another_process() -> None:
+    tasks = scenario("permuted-digits", tasks=2)
+    back = pickle.loads(pickle.dumps(tasks))
+    for own, there in zip(tasks, back, strict=True):
+        assert torch.equal(there.test.x, own.test.x)
+        assert torch.equal(there.train.y, own.train.y)
 
 
 def test_a_scenario_is_a_sequence() -> None:

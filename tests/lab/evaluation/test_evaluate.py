@@ -8,6 +8,8 @@ import torch
 from ibpwf import Learner
 from ibpwf.lab.data.tasks import Scenario
 from ibpwf.lab.evaluation.evaluate import percent, score, zero_shot
+from ibpwf.lab.experiments.run_config import RunConfig
+from ibpwf.lab.experiments.seed_training import new_learner
 
 
 def test_a_score_counts_right_labels_right_tasks_and_both(learned: Learner, digits: Scenario) -> None:
@@ -60,3 +62,21 @@ def test_zero_shot_answers_with_the_latest_task_classes_taken_in_order(learned: 
 def test_zero_shot_needs_as_many_classes(learned: Learner, digits: Scenario) -> None:
     task = digits[2]
     assert zero_shot(learned, (4, 5, 6), task.test.x, task.test.y) is None
+
+
+@pytest.mark.mnist
+def test_split_mnist_is_learned_and_nothing_of_it_forgotten() -> None:
+    """The paper's settings on the first two tasks of the real data, with fewer passes over it."""
+    config = RunConfig(
+        "split-mnist", preset="paper", changes={"epochs": 1, "finetune_epochs": 1}, tasks=2, device="cpu"
+    )
+    stream = config.stream(0)
+    learner = new_learner(config, 0, stream, ("task", "class"))
+    first, second = stream
+    learner.learn(first.train.x, first.train.y, task=first.name)
+    logits = learner.logits(first.test.x, 0)
+    learner.learn(second.train.x, second.train.y, task=second.name)
+    assert torch.equal(learner.logits(first.test.x, 0), logits)
+    after = [score(learner, number, task.test.x, task.test.y) for number, task in enumerate(stream)]
+    assert sum(found.task for found in after) / 2 > 98
+    assert sum(found.task_inference for found in after) / 2 > 90

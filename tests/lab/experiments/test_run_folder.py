@@ -227,6 +227,14 @@ def test_the_same_command_gives_the_same_result_and_the_same_model_files(
     assert model_files(tmp_path / "again") == model_files(finished_run)
 
 
+def test_a_seed_alone_gives_what_it_gives_among_others(
+    finished_run: Path, run_words: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    assert command(*run_words, "--seed", "1", "--out", "one").code == 0
+    among = {name: content for name, content in model_files(finished_run).items() if name.startswith("seed-1/")}
+    assert model_files(tmp_path / "one") == among
+
+
 def test_a_folder_with_a_run_is_neither_reused_nor_replaced_unasked(
     run_words: tuple[str, ...], command: Command, tmp_path: Path
 ) -> None:

@@ -117,14 +117,6 @@ def test_forgetting_a_task_is_rejected(taught: ConstWF) -> None:
         taught.forget(0)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("nu", 0), ("omega", -1), ("ridge", 0.0), ("strength_std", -1.0), ("heads", "own")]
-)
-def test_settings_that_make_no_sense_are_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(InputError, match=field):
-        SMALL.replace(**{field: value})
-
-
 def test_a_task_with_more_classes_than_the_shared_head_is_refused_and_forgotten(digits: Scenario) -> None:
     method = ConstWF(Problem((64,), 1, "class"), SMALL)
     with pytest.raises(InputError, match="heads='per-task'"):

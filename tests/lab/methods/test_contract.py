@@ -1,7 +1,8 @@
-"""What every method owes: it answers, goes on after loading, leaves nothing of an abandoned task behind."""
+"""What every method owes: it learns, answers, goes on after loading, leaves nothing of an abandoned task behind."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,30 @@ SMALL: dict[str, Any] = {
     "latent": 4,
     "samples": 4,
 }
+QUICK: dict[str, dict[str, Any]] = {
+    "vcl": {"epochs": 30, "learning_rate": 3e-3},
+    "vcl-coreset": {"epochs": 30, "learning_rate": 3e-3},
+    "ibnn": {"hidden": (64,), "epochs": 30, "learning_rate": 3e-3, "alpha": 40.0, "likelihood_epochs": 5},
+    "rtf": {"iterations": 200},
+    "separate-turns": {"width": 4, "epochs": 3, "learning_rate": 0.01},
+}
+"""What a method needs, beyond its quick preset, to learn two tasks of digits well and soon."""
+
+_RANGES: list[tuple[str, list[Any]]] = [
+    ("epochs batch_size memory_size coreset_epochs iterations patch_filters", [0, -1, 2.5]),
+    ("latent samples adapter fisher_samples output_samples nu width patch_grid random_features", [0]),
+    ("learning_rate temperature generator_weight sigma alpha patch_epsilon", [0.0, -1.0, math.nan]),
+    ("prior_std damping strength_std ridge router_ridge", [0.0, -1.0]),
+    ("coefficient margin coreset_kl_weight", [-0.1, math.nan]),
+    ("likelihood_epochs omega", [-1]),
+    ("gamma", [-0.5, 1.5]),
+    ("shrinkage", [0.0, 1.5, -0.1]),
+    ("turns", [2]),
+    ("hidden side_hidden patch_sizes", [(50, 0), 50]),
+    ("network optimizer augment precision heads infer_task selection inference features router_precision", ["best"]),
+    ("mirror", [1]),
+]
+WRONG = {field: values for fields, values in _RANGES for field in fields.split()}
 PAIRS = [(name, setting) for name in own_methods() for setting in method_named(name).answers]
 
 
@@ -44,6 +69,7 @@ class Kind:
     stream: Scenario
 
     def config(self) -> RunConfig:
+        """As small as it gets."""
         known = settings_type(self.name).model_fields
         small = {name: value for name, value in SMALL.items() if name in known and _fits(known[name], value)}
         return RunConfig(self.stream.name, method=self.name, preset="quick", changes=small, device="cpu")
@@ -77,6 +103,24 @@ def taught(kind: Kind) -> Learner:
     return kind.taught(2)
 
 
+@pytest.fixture(scope="module")
+def never_stopped(kind: Kind) -> Learner:
+    return kind.taught(3)
+
+
+@pytest.mark.parametrize("name", own_methods())
+def test_it_learns_one_task_after_another_with_the_task_given(name: str) -> None:
+    config = RunConfig(
+        "split-digits", method=name, preset="quick", changes=QUICK.get(name, {}), tasks=2, device="cpu"
+    )
+    stream = config.stream(3)
+    learner = new_learner(config, 3, stream, config.trainings()[0])
+    for number, task in enumerate(stream):
+        learner.learn(task.train.x, task.train.y, task=task.name)
+        right = learner.predict(task.test.x, task=number).labels == task.test.y
+        assert float(right.double().mean()) > 0.9
+
+
 def test_answers_are_labels_it_has_learned_and_probabilities_sum_to_one(kind: Kind, taught: Learner) -> None:
     task = kind.stream[1]
     given = taught.predict(task.test.x, **({"task": 1} if kind.setting == "task" else {}))
@@ -85,26 +129,33 @@ def test_answers_are_labels_it_has_learned_and_probabilities_sum_to_one(kind: Ki
 
 
 def test_stored_and_loaded_it_answers_and_goes_on_with_the_same_bits(
-    kind: Kind, taught: Learner, tmp_path: Path
+    kind: Kind, taught: Learner, never_stopped: Learner, tmp_path: Path
 ) -> None:
     taught.save(tmp_path / "model")
     loaded = load(tmp_path / "model", device="cpu")
     assert isinstance(loaded, Learner)
-    never_stopped, task = kind.taught(3), kind.stream[2]
+    task = kind.stream[2]
     loaded.learn(task.train.x, task.train.y, task=task.name)
     assert same_state(loaded.method, never_stopped.method)
 
 
-def test_a_task_that_is_broken_off_leaves_nothing_behind(kind: Kind, taught: Learner) -> None:
-    learner, task = kind.taught(2), kind.stream[2]
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_task_that_is_broken_off_leaves_nothing_behind(
+    kind: Kind, taught: Learner, never_stopped: Learner, before: int
+) -> None:
+    learner, task = kind.taught(before), kind.stream[before]
     steps = learner.learn_steps(task.train.x, task.train.y, task=task.name)
-    for _ in range(3):
+    for _ in range(5):
         next(steps, None)
-        if len(learner.tasks) == 3:  # learned in closed form, without a step
+        if len(learner.tasks) > before:  # learned in closed form, without a step
             return
     steps.close()
-    assert len(learner.tasks) == 2
-    assert same_state(learner.method, taught.method)
+    assert len(learner.tasks) == before
+    assert same_state(learner.method, (taught if before else kind.learner()).method)
+    rest = kind.stream[before:] if before else kind.stream[:2]
+    for task in rest:
+        learner.learn(task.train.x, task.train.y, task=task.name)
+    assert same_state(learner.method, (never_stopped if before else taught).method)
 
 
 def test_memory_and_numbers_are_counted_and_another_seed_is_another_method(kind: Kind, taught: Learner) -> None:
@@ -114,20 +165,14 @@ def test_memory_and_numbers_are_counted_and_another_seed_is_another_method(kind:
     assert not same_state(kind.taught(1, seed=4).method, kind.taught(1).method)
 
 
-def test_settings_out_of_range_are_rejected_by_name(kind: Kind) -> None:
-    known = settings_type(kind.name).model_fields
-    for name in (
-        "epochs",
-        "batch_size",
-        "learning_rate",
-        "coefficient",
-        "memory_size",
-        "ridge",
-        "temperature",
-        "nu",
-        "latent",
-        "margin",
-    ):
-        if name in known:
-            with pytest.raises(InputError, match=name):
-                settings_type(kind.name)().replace(**{name: -1})
+@pytest.mark.parametrize("name", own_methods())
+def test_settings_out_of_range_are_rejected_by_name(name: str) -> None:
+    for field in WRONG.keys() & settings_type(name).model_fields.keys():
+        for wrong in WRONG[field]:
+            with pytest.raises(InputError, match=field):
+                settings_type(name)().replace(**{field: wrong})
+
+
+def test_every_setting_of_a_baseline_is_tried() -> None:
+    fields = {field for name in own_methods() if name != "ibpwf" for field in settings_type(name).model_fields}
+    assert fields - WRONG.keys() == set()

@@ -154,6 +154,15 @@ def test_any_field_of_the_result_may_be_missing_or_wrong(copied: Copied) -> None
         make_page([folder])
 
 
+def test_both_records_damaged_leaves_the_folder_out(finished: Path, copied: Copied) -> None:
+    folder = copied()
+    (folder / "result.json").write_text("{")
+    (folder / "config.json").write_text("[]")
+    page = make_page([folder, finished])
+    assert len(page.runs) == 1
+    assert str(folder) in page.problems[0]
+
+
 @pytest.mark.parametrize("number", [1e308, -1e308, 10**400])
 @pytest.mark.parametrize("place", ["loss", "new", "mean", "alpha"])
 def test_a_number_that_nothing_measured_has_is_left_out(copied: Copied, place: str, number: float) -> None:
