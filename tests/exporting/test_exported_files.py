@@ -253,7 +253,7 @@ def test_a_whole_learner_answers_as_its_marginal_prediction(
     for pair in ((0, 1), (2, 3, 4)):
         rows = np.isin(NUMBERS, pair)
         learner.learn(x[rows], NUMBERS[rows])
-    if "features" in changes:
+    if "inference.features" in changes:
         learner.forget(0)  # φ is still read under its weights
     done = ibpwf.export(learner, "all", "pt2", tmp_path / "m.pt2")
     assert done.about["preprocessing"]["included"] is False
