@@ -22,7 +22,7 @@ Y = (X[:, 0] > 0).long()
 
 def taught(tasks: int = 4, **settings: object) -> Learner:
     torch.manual_seed(0)
-    small = Settings(alpha=3.0, epochs=1, finetune_epochs=1, batch_size=20, **{"inference.features.width": 8})
+    small = Settings(alpha=3.0, epochs=1, finetune_epochs=1, batch_size=20)
     learner = Learner(mlp(6, [8], 2), small.replace(**settings), seed=0, device="cpu")
     for task in range(tasks):
         learner.learn(X.roll(task, 1) + task, Y)
