@@ -91,7 +91,7 @@ def test_the_whole_model_infers_the_task_in_onnx_runtime(classifier: ContinualCl
     assert about["labels"] == classifier.classes_.tolist()
     found, tasks = session.run(None, {"x": X})
     close(found, classifier.predict_proba(table(X)))
-    close(tasks, classifier._prediction(table(X), None).task_probabilities)
+    close(tasks, classifier.prediction(table(X), novelty=False).task_probabilities)
     clear = tasks.max(1) > 0.6  # the rows of "one" are two tasks' alike
     assert clear.sum() > 300
     assert (np.array(about["tasks"])[tasks.argmax(1)] == classifier.predict_task(table(X)))[clear].all()

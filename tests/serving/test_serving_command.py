@@ -142,11 +142,11 @@ def test_models_passes_and_jobs_are_computed_on_the_device_that_was_chosen(model
 
     sizes = list[int]()
     served = load(models / "things", device="cpu")
-    answers = type(served).answers
+    predict = type(served).prediction
     monkeypatch.setattr(
         type(served),
-        "answers",
-        lambda self, x, *given, **named: sizes.append(len(x)) or answers(self, x, *given, **named),
+        "prediction",
+        lambda self, x, *given, **named: sizes.append(len(x)) or predict(self, x, *given, **named),
     )
     rows = batching.Rows(blobs([0], each=3)[0].astype(np.float32), ["fruit", "trees", None], novelty=False)
     alone = batching.predict(served, [rows])[0]

@@ -51,7 +51,7 @@ def _refused(graph: nn.Module, to: str, error: Exception) -> InputError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0][:200] if lines else type(error).__name__
     expert = getattr(graph, "expert", None)
-    whose = "one of the networks" if expert is None else f"the network ({type(expert.net).__name__})"
+    whose = "one of the networks" if expert is None else f"the network ({expert.network})"
     return InputError(
         f"{whose} cannot be exported to {to}: torch could not trace it ({reason}); export its weights with "
         "--to safetensors, or change its forward pass."

@@ -140,16 +140,16 @@ def prepare(preparation: Preparation | None, layout: Layout | None = None) -> nn
 class Expert(nn.Module):
     """A task's class scores: of one with label augmentation, the mean over all ways in which it looks at an image."""
 
-    def __init__(self, scores: nn.Module) -> None:
+    def __init__(self, scores: nn.Module, network: str) -> None:
         super().__init__()
-        self.scores = scores
+        self.scores, self.network = scores, network  # the name of its class, for messages
 
     @classmethod
     def of(cls, method: IBPWF, task: int) -> Expert:
         """The weights are copies, and can be trained: otherwise attention takes a path that does not trace."""
         model, place = method.model, method.place(task)
         net = model.thawed(copy.deepcopy(model.ready(place)).cpu())
-        return cls(method.views(task).export_module(net, model.tasks[place].classes))
+        return cls(method.views(task).export_module(net, model.tasks[place].classes), type(net).__name__)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.scores(x)

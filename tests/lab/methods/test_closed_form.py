@@ -13,6 +13,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge as SklearnRidge
 from torch import nn
 
+from ibpwf.data.rows import IndexedRows
 from ibpwf.lab.data.tasks import Scenario, Task
 from ibpwf.lab.methods import closed_form
 from ibpwf.lab.methods.closed_form import SLDA, ClosedForm, Ridge, RidgeSettings, SLDASettings
@@ -128,7 +129,8 @@ def test_reading_in_small_pieces_gives_the_same_sums(
     kind: str, digits: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = learn(fresh(kind), digits[:2])
-    monkeypatch.setattr(closed_form, "ROWS_AT_ONCE", 7)
+    in_order = IndexedRows.in_order
+    monkeypatch.setattr(IndexedRows, "in_order", lambda rows, *_: in_order(rows, 7))
     pieces = learn(fresh(kind), digits[:2])
     for name, tensor in whole.kept().items():
         np.testing.assert_allclose(pieces.kept()[name].numpy(), tensor.numpy(), rtol=1e-5, atol=1e-6)
