@@ -87,16 +87,16 @@ def test_questions_in_one_pass_are_answered_as_each_alone(made_models):
 def test_rows_of_several_given_tasks_cost_one_pass(made_models, monkeypatch):
     classifier = ContinualClassifier.load(made_models / "things")
     asked: list[int] = []
-    real = ContinualClassifier.answers
+    real = ContinualClassifier.prediction
     monkeypatch.setattr(
         ContinualClassifier,
-        "answers",
+        "prediction",
         lambda self, x, *words, **how: asked.append(len(x)) or real(self, x, *words, **how),
     )
     tasks = [("fruit", "trees", "pets")[row % 3] for row in range(30)]
     found = predict(classifier, [Rows(X[row : row + 1], [tasks[row]]) for row in range(30)])
     assert asked == [48]
-    assert [one.tasks[0] for one in found] == tasks
+    assert [one.task[0] for one in found] == tasks
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_outputs_that_are_equal_and_not_the_same_to_the_bit_are_different(made_m
     assert _different(replace(one, entropy=zero), replace(one, entropy=negative)) == ["entropy"]
     labels = one.labels[::-1].copy()
     labels[0] = "other"
-    assert _different(one, replace(one, labels=labels)) == ["label"]
+    assert _different(one, replace(one, labels=labels)) == ["label", "probability"], "that of the label"
 
 
 def test_questions_with_too_many_numbers_together_are_refused(made_models):
