@@ -45,10 +45,15 @@ def work() -> Iterator[tuple[str, Callable[[], None]]]:
         causes = torch.randn(count, 40, generator=torch.Generator().manual_seed(1000 * seed + task))
         return torch.sigmoid(causes @ mixing - 1)[:, order], (causes[:, 0] > 0).long()
 
+    def network(inputs: int, hidden: int) -> torch.nn.Module:
+        """The same weights in both checkouts: what a task selects, and so its cost, depends on them."""
+        torch.manual_seed(0)
+        return mlp(inputs, [hidden], 10)
+
     def steps(task: int) -> Callable[[], None]:
         """Sixty-four steps of the ELBO phase."""
         settings = Settings(alpha=200.0, max_factors=400, epochs=3, finetune_epochs=1, batch_size=32, kl_terms=10)
-        learner = Learner(mlp(784, [400], 10), settings, device="cpu")
+        learner = Learner(network(784, 400), settings, device="cpu")
         for earlier in range(task):
             learner.learn(*images(earlier, ROWS // 8, 0))
         trained: list[Any] = []
@@ -65,7 +70,7 @@ def work() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "ELBO step, first task", steps(0)
     yield "ELBO step, third task", steps(2)
     quick = Settings(alpha=200.0, max_factors=400, epochs=1, finetune_epochs=0, batch_size=128, kl_terms=10)
-    learner = Learner(mlp(784, [400], 10), quick, device="cpu")
+    learner = Learner(network(784, 400), quick, device="cpu")
     for task in range(TASKS):
         learner.learn(*images(task, 256, 0))
         if task == 9:
@@ -98,10 +103,10 @@ def work() -> Iterator[tuple[str, Callable[[], None]]]:
     apart = "validation_fraction" if "validation_fraction" in Settings.model_fields else "held_out"
     short = {apart: 0.1, "epochs": 2, "finetune_epochs": 1}
     if "features" in Settings.model_fields:
-        routing = Settings(inference="router", **short, **{"inference.features": "random"})
+        routing = Settings(inference="router", features="random", **short)
     else:
         routing = Settings(inference={"kind": "router", "features": "random"}, **short)
-    routed = Learner(mlp(64, [64], 10), routing, device="cpu")
+    routed = Learner(network(64, 64), routing, device="cpu")
     for low in (0, 3, 6):
         part = (digits >= low) & (digits < low + 3)
         routed.learn(pixels[part].astype("float32"), digits[part])
