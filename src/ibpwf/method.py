@@ -59,7 +59,7 @@ from ibpwf.torch_state import depends_on_default
 from ibpwf.training.method import Counts, Forgotten, Loss, Method, TaskData
 from ibpwf.training.phase import Phase, learn_faster, make_optimizer
 from ibpwf.training.statistics import estimate_statistics, has_batch_norm
-from ibpwf.views import Identity, Rotations, Shape, Views, views_of
+from ibpwf.views import Identity, Shape, Views, views_of
 
 T = TypeVar("T")
 
@@ -512,7 +512,7 @@ class IBPWF(Method):
     @property
     def calibrations(self) -> list[Calibration | None]:
         """Of every task's newest version."""
-        return [one.calibration for one in self.versions.newest]
+        return self.versions.calibrations
 
     def by_number(self, learned: Sequence[T]) -> Sequence[T]:
         if len(learned) != len(self.versions.all):
@@ -563,8 +563,8 @@ class IBPWF(Method):
         """How images are looked at to answer for a task."""
         turns = self.model.tasks[self.place(task)].turns
         if self.settings.views == "plain" or turns == 1:
-            return Identity()
-        return Rotations(mirror=self.settings.mirror).of_images(self.image_shape)
+            return views_of(1)
+        return views_of(turns, mirror=self.settings.mirror).of_images(self.image_shape)
 
     def class_scores(self, x: Tensor, experts: fusion.Experts, *, distances: bool = False) -> fusion.Scores:
         """What router and experts say of every class of every task (see `inference.fusion`), and how far rows lie
@@ -600,7 +600,7 @@ class IBPWF(Method):
         alone = not self.inference.experts_asked or not weight
         if weight != "auto" and not alone:
             return fusion.ROUTER_WEIGHT, weight
-        return fusion.weights(self.calibrations, alone=alone)
+        return fusion.weights(self.calibrations, alone=True) if alone else self.versions.weights
 
     @property
     def has_novelty(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import ClassVar, Self
 
 import torch
@@ -165,6 +166,7 @@ class _Scores(nn.Module):
         return torch.stack(matching).mean(0)
 
 
+@lru_cache
 def views_of(copies: int, *, mirror: bool = False, average: bool = True) -> Views:
     """The views of a task that has so many outputs for each class."""
     if copies == TURNS:

@@ -86,9 +86,17 @@ class Prediction(Generic[A]):
 
     def rows(self, here: Any) -> Prediction[A]:
         """The prediction for some of the inputs, by a slice or their numbers."""
-        parts = {name: getattr(self, name) for name in FIELDS}
-        parts = {name: part if name == "classes" or part is None else part[here] for name, part in parts.items()}
-        return Prediction(**parts)
+        own, spread, novelty = cast(Any, self), cast(Any, self.mutual_information), cast(Any, self.novelty)
+        return Prediction(
+            own.labels[here],
+            own.probabilities[here],
+            self.classes,
+            own.task[here],
+            own.task_probabilities[here],
+            own.entropy[here],
+            None if spread is None else spread[here],
+            None if novelty is None else novelty[here],
+        )
 
     @staticmethod
     def joined(parts: Sequence[Prediction[NDArray[Any]]]) -> Prediction[NDArray[Any]]:

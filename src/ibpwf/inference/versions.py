@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ibpwf.inference.fusion import Calibration
+from ibpwf.inference.fusion import Calibration, weights
 from ibpwf.inference.opinion import Opinion
 
 
@@ -60,6 +60,16 @@ class Versions:
     @cached_property
     def newest(self) -> list[Version]:
         return [self.all[place] for place in self._newest.values()]
+
+    @cached_property
+    def calibrations(self) -> list[Calibration | None]:
+        """Of every task's newest version."""
+        return [one.calibration for one in self.newest]
+
+    @cached_property
+    def weights(self) -> tuple[float, float]:
+        """α of the router and β of the experts, as held-out rows say."""
+        return weights(self.calibrations)
 
     def __getitem__(self, number: int) -> Version:
         return self.all[self.places[number]]

@@ -106,7 +106,7 @@ def _passes(tasks: Sequence[str | None], novelty: NDArray[np.bool_], step: int) 
 def _filled(rows: Sequence[int], step: int) -> list[Places]:
     """Rows as passes may have them; the last one again and again."""
     parts = [np.array(rows[start : start + MOST], dtype=np.intp) for start in range(0, len(rows), MOST)]
-    return [np.pad(part, (0, -len(part) % step), mode="edge") for part in parts]
+    return [np.pad(part, (0, -len(part) % step), mode="edge") if len(part) % step else part for part in parts]
 
 
 def warm(classifier: ContinualClassifier) -> None:
