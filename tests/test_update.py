@@ -350,7 +350,7 @@ def separable(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return x[apart], (margin[apart] > 0).long()
 
 
-ALWAYS_RIGHT = {"epochs": 6, "finetune_epochs": 2, "init": "pretrained", "inference.features.width": 64}
+ALWAYS_RIGHT = {"epochs": 6, "finetune_epochs": 2, "init": "pretrained"}
 
 
 @pytest.fixture(scope="module")

@@ -478,7 +478,7 @@ def test_rows_of_a_question_that_fails_or_is_given_up_do_not_wait_for_good(made_
     service = service_of(made_models, read_only=True)
     version = service.registry["things"].version(None)
     many = Rows(np.tile(X, (100, 1)).astype(np.float32), [None] * len(X) * 100)
-    calls, real = 0, batching._predictions
+    calls, real = 0, batching.predict
 
     def second_fails(*asked: Any) -> list[Prediction[Any]]:
         nonlocal calls
@@ -497,7 +497,7 @@ def test_rows_of_a_question_that_fails_or_is_given_up_do_not_wait_for_good(made_
 
     asyncio.run(cancelled())
     assert service.batcher.waiting == 0
-    monkeypatch.setattr(batching, "_predictions", second_fails)
+    monkeypatch.setattr(batching, "predict", second_fails)
     with pytest.raises(ValueError):
         asyncio.run(service.batcher.ask(version, many))
     assert service.batcher.waiting == 0
