@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +50,8 @@ def present_settings(values: Mapping[str, Any], method: str = "ibpwf") -> dict[s
 
 
 def present_command(command: str) -> str:
-    """A recorded command line whose `--set NAME=VALUE` has today's name and value."""
+    """A recorded command line as it is typed today: names and values of `--set`, and `--json` without a file."""
+    command = re.sub(r"--json -(?!\S)", "--json", command)  # `evaluate` took a file, or - for the screen
     words = shlex.split(command)
     method = words[words.index("--method") + 1] if "--method" in words[:-1] else "ibpwf"
     for place, word in enumerate(words[:-1]):
